@@ -73,6 +73,29 @@ def test_headers_are_limited_in_bytes(server: Served):
     server.health_seconds()
 
 
+def test_requests_that_wait_for_others_of_their_connection_are_limited(server: Served):
+    before = server.resident_bytes
+    with connect(server) as connection:
+        connection.settimeout(5)
+        try:
+            for _ in range(20):  # and no answer is read
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 5000)
+        except (ConnectionError, TimeoutError):
+            pass
+        assert server.health_seconds() < 1
+    assert server.resident_bytes - before < 50e6
+    with connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        connection.settimeout(1)
+        try:
+            answers = b""
+            while part := connection.recv(65536):
+                answers += part
+        except TimeoutError:
+            pass
+        assert answers.count(b"HTTP/1.1 200") == 100
+
+
 @pytest.mark.slow
 def test_headers_and_bodies_are_limited_in_time(server: Served):
     with connect(server) as slow, connect(server) as silent, connect(server) as blank:

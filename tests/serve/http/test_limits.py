@@ -4,19 +4,21 @@ import asyncio
 import json
 import logging
 import re
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from starlette.requests import Request
 from tests.serve.http.client import MODEL, client, events
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
-from meshwright.errors import MeshwrightError, PlanError
+from meshwright.errors import MeshwrightError, PlanError, RequestError
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.client_limits import ClientLimits
-from meshwright.serve.http.limits import Rates
+from meshwright.serve.http.limits import Bodies, Rates
 from meshwright.serve.http.log import JsonFormatter
 
 TEXT = "/v1/completions"
@@ -103,6 +105,39 @@ def test_a_body_too_large_is_refused_by_its_length_alone():
     first, second = answers(limits, ("POST", TEXT, declared), ("POST", TEXT, {"content": b" " * 101}))
     assert (first.status_code, second.status_code) == (413, 413)
     assert first.json()["error"]["message"] == "the body has more than 100 bytes"
+
+
+def test_long_bodies_are_limited_in_all_and_for_each_client():
+    bodies, size = Bodies(100_000), 100_000
+
+    def request(client: str, body: bytes) -> Request:
+        async def receive():
+            return {"type": "http.request", "body": body}
+
+        return Request({"type": "http", "meshwright.client": client}, receive)
+
+    async def main():
+        async with AsyncExitStack() as stack:
+
+            async def hold(client: str, count: int, size: int = size) -> None:
+                for _ in range(count):
+                    await stack.enter_async_context(bodies.whole(request(client, b"x" * size)))
+
+            await hold("a", 16)
+            with pytest.raises(RequestError, match=r"^the server holds too many long bodies"):
+                await hold("a", 1)
+            await hold("a", 100, 60_000)  # short ones do not count
+            await hold("b", 16)
+            with pytest.raises(RequestError) as refused:
+                await hold("c", 1)
+            assert (refused.value.status, refused.value.code) == (429, "queue_full")
+        async with bodies.whole(request("c", b"x" * size)) as body:
+            assert len(body) == size
+        with pytest.raises(RequestError, match=r"^the body has more than 100000 bytes$"):
+            async with bodies.whole(request("c", b"x" * (size + 1))):
+                pass
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("stream", [False, True])

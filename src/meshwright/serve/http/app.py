@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.embeddings import EmbeddingsRequest
 from meshwright.serve.http.error_bodies import on_failure, on_http_exception, on_request_error
 from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
-from meshwright.serve.http.limits import Gate, client_of, whole_request
+from meshwright.serve.http.limits import Bodies, Gate, client_of
 from meshwright.serve.http.log import RequestLog
 from meshwright.serve.http.logprobs import TokenNames
 from meshwright.serve.http.page import page
@@ -155,6 +156,10 @@ class _Api:
     tracing: "Tracing | None" = None
     prefilled: PrefilledElsewhere | None = None
 
+    @cached_property
+    def bodies(self) -> Bodies:
+        return Bodies(self.limits.max_body_bytes)
+
     @property
     def engine(self) -> Engine:
         return self.asking.engine
@@ -165,8 +170,8 @@ class _Api:
 
     async def _read(self, request: Request, method: str) -> Any:
         """The result of a method of the reader for a request's body."""
-        body = await whole_request(request, self.limits.max_body_bytes)
-        return await self.calls.call(client_of(request.scope), method, body)
+        async with self.bodies.whole(request) as body:
+            return await self.calls.call(client_of(request.scope), method, body)
 
     async def completions(self, request: Request) -> Response:
         read: Read[CompletionRequest] = await self._read(request, "completion")

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 logger = logging.getLogger(__name__)
 _HEADER_BYTES = 65_536
 _HEADER_SECONDS = 10.0
+_MOST_PIPELINED = 100  # requests that wait for the answer to an earlier one of their connection
 # A body may take this long, and longer if it arrives at this rate.
 _BODY_SECONDS, _BODY_BYTES_PER_SECOND = 30.0, 16_000
 # Descriptors that connections leave to files, workers and listeners.
@@ -120,6 +121,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers, self._num_header_bytes, self._num_body_bytes = False, 0, 0
         self._start(_BODY_SECONDS)
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self._refuse(429, f"more than {_MOST_PIPELINED} requests wait for earlier answers")
+            raise ValueError("too many requests")  # the parser stops
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -3,7 +3,9 @@
 import hmac
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -18,6 +20,9 @@ from meshwright.serve.http.error_bodies import error_object, headers_of
 OPEN = ("/health", "/ready", "/metrics", "/")
 _MOST_CLIENTS = 10_000
 _CLIENT = "meshwright.client"
+# Bodies up to this size do not count: every connection may have one.
+_SMALL_BYTES = 65_536
+_MOST_BODIES = 32  # of the largest size
 
 
 class Rates:
@@ -104,14 +109,44 @@ def client_of(scope: Scope) -> str:
     return scope.get(_CLIENT, "")
 
 
-async def whole_request(request: Request, max_body_bytes: int) -> bytes:
-    """The request's body, given up once it is longer than it may be: RequestError 413."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_body_bytes:
-            raise _too_large(max_body_bytes)
-    return bytes(body)
+class Bodies:
+    """The bodies of requests that a server holds, each of at most `most_bytes`.
+
+    Long ones have together at most the bytes of `_MOST_BODIES` of the largest, those of a client half of it.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._held = Counter[str]()  # bytes of long bodies, by client
+
+    @asynccontextmanager
+    async def whole(self, request: Request) -> AsyncGenerator[bytes]:
+        """The request's body, which counts until the block ends.
+
+        Raises RequestError 413 as soon as it is too long, 429 if the server holds too many long ones.
+        """
+        body, client, num_counted = bytearray(), client_of(request.scope), 0
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > self._most_bytes:
+                    raise _too_large(self._most_bytes)
+                if len(body) > _SMALL_BYTES:
+                    self._held[client] += len(body) - num_counted
+                    num_counted = len(body)
+                    self._check(client)
+            yield bytes(body)
+        finally:
+            self._held -= Counter({client: num_counted})  # a client with none is forgotten
+
+    def _check(self, client: str) -> None:
+        most_bytes = _MOST_BODIES * self._most_bytes
+        if self._held.total() > most_bytes or self._held[client] > most_bytes // 2:
+            raise RequestError(
+                "the server holds too many long bodies of requests; retry later",
+                status=429,
+                code="queue_full",
+            )
 
 
 def _too_large(max_body_bytes: int) -> RequestError:

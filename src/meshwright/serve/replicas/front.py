@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
@@ -22,7 +23,7 @@ from meshwright.serve.engine.request import EngineError
 from meshwright.serve.http.app import guarded
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.error_bodies import error_object
-from meshwright.serve.http.limits import whole_request
+from meshwright.serve.http.limits import Bodies
 from meshwright.serve.http.log import request_id
 from meshwright.serve.http.page import page
 from meshwright.serve.http.stream import event, unless_disconnected
@@ -49,9 +50,17 @@ class _Front:
     servers: DeploymentHandle
     limits: ClientLimits
 
+    @cached_property
+    def bodies(self) -> Bodies:
+        return Bodies(self.limits.max_body_bytes)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        body = await whole_request(request, self.limits.max_body_bytes)
+        async with self.bodies.whole(request) as body:
+            await self._answer(request, body, send)
+
+    async def _answer(self, request: Request, body: bytes, send: Send) -> None:
+        scope = request.scope
         forwarded = Forwarded(
             uuid.uuid4().hex,
             scope["method"],
