@@ -351,6 +351,40 @@ def _ring() -> Any:
     return jax.jit(run), tuple(array(m, (4096, 128), "context") for _ in range(3))
 
 
+def _two_matmuls(*spec: Any) -> Callable[[], Any]:
+    """Blocks of two matmuls, whose second weight is stored by `spec`."""
+
+    def made() -> Any:
+        m = mesh("tp")
+
+        def run(weights: Any, x: Any) -> Any:
+            for first, second in weights:
+                x += jnp.tanh(x @ first) @ second
+            return x
+
+        first, second = array(m, (512, 2048), None, "tp"), array(m, (2048, 512), *spec)
+        jitted = jax.jit(run, out_shardings=NamedSharding(m, P()))
+        return jitted, ([(first, second)] * 2, array(m, (4096, 512)))
+
+    return made
+
+
+def _constrained_logits(*spec: Any) -> Callable[[], Any]:
+    """The gradient of a loss whose logits are constrained by `spec`, of a head split by its vocabulary."""
+
+    def made() -> Any:
+        m = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("dp", "tp"))
+
+        def loss(w: Any, h: Any, targets: Any) -> Any:
+            shares = jax.nn.log_softmax(constrained(m, h @ w, *spec))
+            return -jnp.take_along_axis(shares, targets[:, None], 1).mean()
+
+        h, targets = array(m, (2048, 256), "dp"), array(m, (2048,), "dp", dtype=jnp.int32)
+        return jax.jit(jax.grad(loss)), (array(m, (256, 16384), None, "tp"), h, targets)
+
+    return made
+
+
 def _of_one(run: Callable[..., Any], *args: Any, out: Any = None) -> Callable[[], Any]:
     """A function of arrays given as (shape, spec)."""
 
@@ -398,6 +432,10 @@ CASES: dict[str, Case] = {
     ),
     "both operands gathered": Case(
         "contraction_gathered", _both_sides(reduced=False), _both_sides(reduced=True)
+    ),
+    "both matmuls by columns": Case("contraction_gathered", _two_matmuls(None, "tp"), _two_matmuls("tp")),
+    "logits constrained to be whole": Case(
+        "computed_repeatedly", _constrained_logits("dp"), _constrained_logits("dp", "tp")
     ),
     "a sum's own slice": Case("summed_whole", _own_slice(scattered=False), _own_slice(scattered=True)),
     "microbatches by reshape": Case(

@@ -25,8 +25,19 @@ from meshwright.audit.facts.shards import device_values
 from meshwright.audit.facts.work import is_attention_kernel
 from meshwright.audit.hlo.op_names import phase_of, primitive_of, scope_of
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
-from meshwright.audit.hlo.trace import CallPath, TracedValue, entered_as, places, readers, sources, value_key
+from meshwright.audit.hlo.trace import (
+    MOVES,
+    CallPath,
+    TracedValue,
+    entered_as,
+    history,
+    places,
+    readers,
+    sources,
+    value_key,
+)
 from meshwright.audit.remarks import Remark
+from meshwright.audit.remarks.accidents import batch_of
 from meshwright.notation.mesh import Mesh
 
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
@@ -214,15 +225,37 @@ def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Rem
     over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in repeated)
     others = f" and {len(repeated) - 1} more" if len(repeated) > 1 else ""
     dtype = narrowest_dtype(program, largest.product.value.operand(0))
+    change = (
+        f"shard an operand over {over} too: constrain the activations to keep their batch sharded "
+        "(with_sharding_constraint), also after a reshape"
+    )
+    if weight := _gathered_weight(repeated, program, prices.mesh):
+        change = (
+            f"`{weight}` is sharded over {over}, and gathered for a result that is whole there: drop the "
+            "constraint on the result, or constrain it to be sharded along the weight's dimension too"
+        )
     return Remark(
         "computed_repeatedly",
         name,
         f"the matmul `{name}`{others}: {largest.copies} devices over {over} compute the same values, "
         f"{excess:.3g} FLOPs per device more than if they shared the work",
         instruction.op_name,
-        f"shard an operand over {over} too: constrain the activations to keep their batch sharded "
-        "(with_sharding_constraint), also after a reshape",
+        change,
         0,
         prices.product_seconds(excess, dtype),
         instruction=instruction.name,
     )
+
+
+def _gathered_weight(repeated: list[Alike], program: Program, mesh: Mesh) -> str | None:
+    """The input that is gathered for repeated products over axes that do not shard the batch."""
+    if set(repeated[0].axes) & batch_of(program, mesh).axes:
+        return None
+    for value in (one.product.value.operand(index) for one in repeated for index in (0, 1)):
+        *_, origin = history(program, value, MOVES)
+        if op_of(origin.instruction) != "all_gather":
+            continue
+        gathered = entered_as(program, origin.operand(0)).instruction
+        if gathered.opcode == "parameter" and gathered.op_name:
+            return gathered.op_name
+    return None
