@@ -5,7 +5,7 @@ latents) in small dimensions, and the options of the layout on up to 32 devices 
 runs on virtual CPU devices in float32. The formulas are plain JAX (reference.py) and plain NumPy
 (reference_update.py):
 
-    training     the loss, every gradient, the weights after two clipped updates, and large logits
+    training     the loss, every gradient, the weights after three clipped updates, and large logits
     inference    prompts of several lengths and ten tokens each, through the engine and its pages
     kernels      both again, with the chips' attention kernel in Pallas's interpreter, if it takes the plan
 

@@ -1,5 +1,6 @@
 """A tiny twin of a plan: the same features and options, in sizes that a laptop runs in seconds."""
 
+import itertools
 from contextlib import suppress
 from dataclasses import fields, replace
 
@@ -26,15 +27,19 @@ def tiny_plan(plan: Plan) -> Plan:
     """The plan with a model, a batch and degrees that a laptop runs in seconds, in float32.
 
     Degrees above one become two, and the first of context, expert, pipe, tensor, fsdp and data that can
-    become four does: on two devices a ring has no direction.
+    become four does: on two devices a ring has no direction. Stages with programs of their own have no ring;
+    with experts there are two, since compiling the programs of four takes minutes.
     """
     degrees = {name: min(2, plan.layout.word(name)) for name in _SHRUNK}
     if plan.layout.degree(EXPERT_NODES.name) > 1:  # two nodes of two devices each
         return _with_degrees(plan, degrees | {FSDP.name: 4, EXPERT.name: 4})
+    has_many_programs = plan.layout.stage_programs and plan.model.moe
     for name in _WIDENED:
-        if plan.layout.word(name) > 2:
-            # Experts are split over devices of the data axes.
-            more = {FSDP.name: 4} if name == EXPERT.name and plan.layout.word(FSDP.name) > 2 else {}
+        if plan.layout.word(name) > 2 and not (name == PIPE.name and has_many_programs):
+            more = {}
+            if name == EXPERT.name:  # experts are split over devices of the data axes
+                wide = (axis for axis in (FSDP.name, DATA.name) if plan.layout.word(axis) > 2)
+                more = dict.fromkeys(itertools.islice(wide, 1), 4)
             with suppress(LayoutError):
                 small = _with_degrees(plan, degrees | {name: 4} | more)
                 if small.layout.mesh.num_devices <= _MOST_DEVICES:
