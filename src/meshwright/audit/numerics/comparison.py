@@ -51,8 +51,8 @@ _NARROW = 0.5
 _NEGLIGIBLE = 1e-6
 # Entries below this share of a gradient's largest may have any sign, by which some optimizers step.
 _UNCERTAIN = 1e-4
-# All updates are clipped and decay, with a denominator that does not hide the gradients' size. Rates are of the
-# warm-up, the peak and the cosine.
+# All updates are clipped and decay, with a denominator that does not hide the gradients' size. Rates are of
+# the warm-up, the peak and the cosine.
 _NUM_UPDATES = 3
 _OPTIMIZER = OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=1, total_steps=4, eps=1e-3, clip_norm=0.25)
 _NUM_TOKENS, _PAGE = 10, 8
