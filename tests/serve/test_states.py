@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from tests.nn import hf_models
 from tests.nn.test_layouts import CONVOLUTION, DELTA, MAMBA, TINY
 from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 
+from meshwright.cost.serving_step import cache_bytes
 from meshwright.errors import ModelError, PlanError
 from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
 from meshwright.layout.moves.attention import token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import state_arrays
 from meshwright.models.files import read_model
 from meshwright.models.transformer import Places
 from meshwright.nn.files.weights import load_hf
@@ -25,6 +28,7 @@ from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import as_read
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
+from meshwright.plan.serve.requests import Requests
 from meshwright.platforms import CPU
 from meshwright.serve.device.runner import JaxRunner, check_serves, check_states
 from meshwright.serve.engine.batch import Batch
@@ -32,6 +36,8 @@ from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.pages import NO_PAGE
 from meshwright.serve.engine.replica import Replica
+from meshwright.serve.engine.sequence import TokenSequence
+from meshwright.serve.engine.speculate import Drafter, Payoff
 
 HYBRID = replace(DELTA, num_layers=2)
 WHOLE = Layout.of(weights_dtype="f32", compute_dtype="f32")
@@ -153,6 +159,48 @@ def test_cached_prefixes_with_their_states(config: ModelConfig, split: Layout) -
         assert starts == [2 * PAGE] * 3 + [3 * PAGE, PAGE]
 
 
+class _Drafts(Drafter):
+    """Drafts of known answers: in turn the first, the second, the third or none of them is wrong."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], count: int) -> None:
+        super().__init__(Payoff(count, lambda _: 0.0))
+        self._answers, self._count = answers, count
+        self.num_right = list[int]()
+
+    def draft(self, sequence: TokenSequence) -> list[int]:
+        answer = self._answers[tuple(sequence.request.prompt)]
+        start = sequence.num_generated
+        drafts = answer[start : start + self._count]
+        wrong = len(self.num_right) % (self._count + 1)
+        return [token if i != wrong else (token + 1) % 64 for i, token in enumerate(drafts)]
+
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        self.num_right.append(num_accepted)
+
+
+@pytest.mark.parametrize(
+    ("config", "split"),
+    [
+        (HYBRID, layout(2)),
+        pytest.param(HYBRID, layout(2).replace(cache="batch"), marks=pytest.mark.slow),
+        pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
+        pytest.param(CONVOLUTION, layout(1), marks=pytest.mark.slow),
+    ],
+    ids=["delta", "delta-cache-batch", "mamba-data", "convolution"],
+)
+def test_states_after_wrong_drafts(config: ModelConfig, split: Layout) -> None:
+    """The next step starts from the states after the last right draft, also of a prompt with a cached prefix."""
+    params, replicas = init_params(config, split, device_mesh(split), seed=0), num_replicas(split, config)
+    runner = runner_of(config, params, split, num_slots=2 * replicas, num_drafts=3, keeps_states=True)
+    prompts = [[*PROMPTS[1], *PROMPTS[2]], [*PROMPTS[1], *PROMPTS[2]], *PROMPTS]
+    requests = [greedy(prompt) for prompt in prompts]
+    answers = generate(runner, *requests)
+    assert_greedy(config, answers, prompts)
+    drafter = _Drafts({tuple(prompt): answer for prompt, answer in zip(prompts, answers, strict=True)}, 3)
+    assert generate(runner, *requests, drafter=drafter) == answers
+    assert set(drafter.num_right) >= {0, 1, 2}
+
+
 def test_pages_of_a_prefix_are_not_kept_without_states() -> None:
     limits = Limits.of_layout(HYBRID, layout(1), CPU, 2, CONTEXT)
     assert limits.has_states and Replica(limits, 0, prefix_cache=True).prefixes is None
@@ -163,13 +211,12 @@ def test_pages_of_a_prefix_are_not_kept_without_states() -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"num_drafts": 3}, "delta: --drafts 3: wrong drafts cannot be taken out of the states of"),
         ({"shares_pages": True}, "hands over pages, not the states of the gated delta rule"),
         ({"host_bytes": 10}, "--host-cache-bytes keeps evicted pages, not the states"),
     ],
 )
 def test_options_that_need_states_in_pages_are_refused(option: dict[str, Any], message: str) -> None:
-    plain = {"num_drafts": 0, "shares_pages": False, "host_bytes": 0}
+    plain = {"shares_pages": False, "host_bytes": 0}
     check_states(TINY, **plain | option)
     check_states(HYBRID, **plain)
     with pytest.raises(PlanError, match=message):
@@ -181,3 +228,26 @@ def test_results_that_do_not_depend_on_others_need_attention() -> None:
         check_serves(HYBRID, layout(1), 2, CONTEXT, batch_invariant=True)
     with pytest.raises(ModelError, match="gated delta rule with positions split over context"):
         check_serves(HYBRID, Layout.of(context=2), 2, CONTEXT)
+
+
+@pytest.mark.parametrize("config", [HYBRID, MAMBA, CONVOLUTION], ids=["delta", "mamba", "convolution"])
+def test_plans_count_the_states_that_a_server_allocates(config: ModelConfig) -> None:
+    """With snapshots of the prefix cache, states after drafts, and the entry of padding rows."""
+    split, requests = layout(2).replace(data=2), Requests(CONTEXT - 8, 8, drafts=3, acceptance=0.5)
+    mesh = device_mesh(split)
+    options = {"num_slots": 4, "context": CONTEXT, "page_size": PAGE, "num_drafts": 3, "keeps_states": True}
+    runner = JaxRunner({}, config, split, mesh, **options)
+    [(num_entries, num_pages)] = {
+        (leaf.shape[0], runner.limits.num_pages * runner.limits.num_replicas)
+        for name, leaves in runner._programs.abstract_pools().items()
+        for leaf in leaves
+        if name in state_arrays(config)
+    }
+    assert num_entries == requests.num_state_entries(4, 2, is_ours=True)
+    assert num_pages * PAGE == 4 * CONTEXT
+    allocated = sum(
+        prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaves in runner._programs.abstract_pools().values()
+        for leaf in leaves
+    )
+    assert cache_bytes(config, split.at("generate"), 4, CONTEXT, num_entries) == allocated

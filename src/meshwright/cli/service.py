@@ -225,7 +225,6 @@ def _runner(
     settings.check_prefix_cache()
     check_states(
         config,
-        num_drafts=settings.num_drafts,
         shares_pages=settings.hands_over,
         host_bytes=settings.host_cache_bytes or 0,
     )

@@ -495,15 +495,22 @@ def _held_by_a_stage(graph: Graph, layout: Layout) -> Any:
     return sum(value.bytes_per_device for value in graph.caches) / layout.pipe
 
 
-def cache_bytes(config: ModelConfig, layout: Layout, num_sequences: Any, context: int) -> Any:
-    """Bytes on one chip of the caches of `num_sequences` sequences of `context` positions."""
+def cache_bytes(
+    config: ModelConfig, layout: Layout, num_sequences: Any, context: int, num_state_entries: Any = None
+) -> Any:
+    """Bytes on one chip of the caches of `num_sequences` sequences of `context` positions.
+
+    num_state_entries: states of all replicas, with copies; None: as many as sequences.
+    """
     ops = _CachedOps(config, layout, Shape(num_sequences, 1, context))
     caches = (
         value.bytes_per_device
         for cache, count in Counter(caches_of(config)).items()
         for value in ops.cached(count, cached_positions(context, cache.window), cache.variant).values()
     )
-    states = (value.bytes_per_device for value in ops.states(num_states(config)).values())
+    entries = num_sequences if num_state_entries is None else num_state_entries
+    of_states = _CachedOps(config, layout, Shape(entries, 1, context))
+    states = (value.bytes_per_device for value in of_states.states(num_states(config)).values())
     return whole((sum(caches) + sum(states)) / layout.pipe)
 
 

@@ -5,6 +5,7 @@ A row is a number of consecutive tokens of one sequence.
 
 from functools import lru_cache
 from math import lcm
+from typing import Any
 
 from meshwright.errors import PlanError
 from meshwright.layout.layout import Layout
@@ -56,6 +57,18 @@ def first_page(position: int, page: int, window: Window | None) -> int:
     (0, 4, 6)
     """
     return 0 if window is None else max(window.first(position), 0) // page
+
+
+def num_state_entries(num_slots: Any, num_snapshots: Any = 0, num_drafts: int = 0) -> Any:
+    """Entries of a replica's states, in this order: slots, padding rows, snapshots, drafts of each slot.
+
+    A slot's own entry holds the state after its last token. A step that verifies drafts keeps the state after
+    each of them too, so that the next step starts from the last right one.
+
+    >>> num_state_entries(4), num_state_entries(4, num_snapshots=4, num_drafts=2)
+    (5, 17)
+    """
+    return num_slots * (1 + num_drafts) + 1 + num_snapshots
 
 
 def compiled_sizes(largest: int) -> list[int]:

@@ -47,7 +47,7 @@ def test_rows_of_several_steps_are_one_sequence() -> None:
 
     @jax.jit
     def step(states: Any, positions: Any, slots: Any, inputs: Inputs, x: Any) -> Any:
-        cache = StateCache(states, positions, slots, ROWS, 1)
+        cache = StateCache(states, positions, slots, ROWS, 1, NO_SLOT)
         out, cache = cache.recurrence(0, "state", inputs)
         y, cache = cache.convolved(0, "conv", x, taps)
         return out, y, cache.states

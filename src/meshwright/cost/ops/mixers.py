@@ -101,9 +101,10 @@ class MixerOps(ProductOps):
         heads, tokens = self._num_heads(), self._tokens_of_heads(v)
         moved = sum(value.bytes_per_device for value in (*inputs, out))
         shape = self.sizes["T"], float(self.sizes["s"]), float(CHUNK)
-        if self.sizes["T"] == 1:
-            state = self.states(1)["state"].bytes_per_device
-            work = Work(mixer.step_flops(d_model) * tokens, moved + 2 * state, shape=shape)
+        if self.sizes["T"] == 1 or self.layout.phase == "generate":
+            # Read once; written after each token, since drafts may be wrong.
+            state = self.states(1)["state"].bytes_per_device * (1 + self.sizes["T"])
+            work = Work(mixer.step_flops(d_model) * tokens, moved + state, shape=shape)
             return self.add(Node(name, "attention", inputs, (out,), inputs, (work,))), cache
         of_state = tokens * heads * self.sizes["s"] * self.sizes["p"] / CHUNK * 4
         states = Value(v.array.replace(name="chunk_states"), "f32", whole(of_state))

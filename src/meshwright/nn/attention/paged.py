@@ -64,10 +64,14 @@ _HIDDEN = -1e30  # of hidden scores: finite, so that a page without visible keys
 
 
 class Rows(NamedTuple):
-    """`num_rows` consecutive rows of a replica's step, each of `length` tokens, the last may be padding."""
+    """`num_rows` consecutive rows of a replica's step, each of `length` tokens, the last may be padding.
+
+    verifies: all tokens after the first are drafts.
+    """
 
     num_rows: int
     length: int
+    verifies: bool = False
 
     @property
     def num_tokens(self) -> int:

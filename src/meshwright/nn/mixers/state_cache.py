@@ -5,8 +5,12 @@
 A sequence has the slot that it generates in. A step has rows of consecutive tokens; a row of one token is
 computed in the recurrent form, a longer row in chunks. Rows of one sequence follow each other, and each
 begins with the state after the row before. A sequence that begins at position 0 begins without a state, so
-a slot needs no clearing, and a preempted sequence is computed again. The last slot of each replica belongs
+a slot needs no clearing, and a preempted sequence is computed again. The slot after a replica's last belongs
 to no sequence: padding rows read and write it.
+
+A row that verifies drafts writes the state after each of its tokens, after the first to its slot and after
+each draft to an entry for that (`layout.paged.num_state_entries`). The next row of the sequence reads the
+entry of the last draft that was right.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +39,9 @@ States = dict[str, list[Array]]
 class StateCache:
     """The states of all layers, and the places of a step's tokens.
 
-    positions i32[N]: of each token in its sequence, negative for padding. slots i32[N]: of the first token of
-    each row. Both are split as the batch. rows: of each replica. num_replicas: of a shard of the batch.
+    positions i32[N]: of each token in its sequence, negative for padding. slots i32[N]: for the first token of
+    each row, the entry that it reads. Both are split as the batch. rows: of each replica. num_replicas: of a
+    shard of the batch. num_slots: of a replica. num_drafts: entries of each slot for states after drafts.
     """
 
     states: Mapping[str, Sequence[Array]]
@@ -44,6 +49,8 @@ class StateCache:
     slots: Array
     rows: tuple[Rows, ...]
     num_replicas: int
+    num_slots: int
+    num_drafts: int = 0
 
     def convolved(self, number: int, memory: str, x: Array, taps: Array) -> tuple[Array, "StateCache"]:
         """y like x[N, ...] by taps[..., c], with the inputs before each row, and the cache after it."""
@@ -72,8 +79,8 @@ class StateCache:
             of_tokens, fixed = blocks[:num_arrays], blocks[num_arrays:]
             results, start = [], 0
             for rows in self.rows:
-                places = Places.of(
-                    self._cut(rows, start, positions), self._cut(rows, start, slots)[:, 0], len(state)
+                places = self._places(
+                    rows, self._cut(rows, start, positions), self._cut(rows, start, slots)[:, 0], len(state)
                 )
                 out, state = of_rows(
                     state, places, *(self._cut(rows, start, block) for block in of_tokens), *fixed
@@ -89,6 +96,32 @@ class StateCache:
         out, layers[number] = each_device(local, specs, (specs[3], specs[0]))(*given)
         return out, replace(self, states={**self.states, name: layers})
 
+    def _places(self, rows: Rows, positions: Array, read: Array, num_entries: int) -> "Places":
+        """The places of rows [R, Q], among the entries of all replicas of a shard."""
+        slots, after_drafts = read, None
+        if self.num_drafts:
+            of_replica = num_entries // self.num_replicas
+            first_draft = of_replica - self.num_slots * self.num_drafts
+            number = read % of_replica
+            slot = jnp.where(number < first_draft, number, (number - first_draft) // self.num_drafts)
+            slots = read - number + slot
+            if rows.verifies:
+                first = slots - slot + first_draft + slot * self.num_drafts
+                entries = first[:, None] + jnp.arange(rows.length - 1, dtype=first.dtype)[None]
+                after_drafts = jnp.where((slot < self.num_slots)[:, None], entries, num_entries)
+        first = positions[:, 0]
+        goes_on = (first[1:] > 0) & (slots[1:] == slots[:-1]) & (first[1:] == positions[:-1, -1] + 1)
+        no = jnp.zeros(1, bool)
+        written = jnp.where(jnp.concatenate([goes_on, no]), num_entries, slots)
+        return Places(
+            positions,
+            read,
+            slots,
+            jnp.concatenate([no, goes_on]),
+            slots if rows.length == 1 else written,
+            after_drafts,
+        )
+
     def _cut(self, rows: Rows, start: int, x: Array) -> Array:
         """The tokens of these rows of every replica, [R, Q, ...] of x[N, ...]."""
         by_replica = jnp.reshape(x, (self.num_replicas, -1, *x.shape[1:]))
@@ -97,31 +130,33 @@ class StateCache:
 
 
 class Places(NamedTuple):
-    """The places of rows: positions i32[R, Q], slots i32[R] read and written.
+    """The places of rows: positions i32[R, Q], the entries i32[R] that they read, and their slots i32[R].
 
-    continues: whether the row goes on with the sequence of the row before. written: the slot, or one out of
-    range if the next row continues this one.
+    continues: whether the row goes on with the sequence of the row before. written: the slot, or a number out
+    of range if the next row continues this one. after_drafts i32[R, Q - 1]: of rows that verify drafts, the
+    entries written after each.
     """
 
     positions: Array
+    read: Array
     slots: Array
     continues: Array
     written: Array
+    after_drafts: Array | None
 
-    @classmethod
-    def of(cls, positions: Array, slots: Array, num_slots: int) -> "Places":
-        first = positions[:, 0]
-        goes_on = (first[1:] > 0) & (slots[1:] == slots[:-1]) & (first[1:] == positions[:-1, -1] + 1)
-        no = jnp.zeros(1, bool)
-        written = jnp.where(jnp.concatenate([goes_on, no]), num_slots, slots)
-        return cls(positions, slots, jnp.concatenate([no, goes_on]), written)
+    def put(self, state: Array, after: Sequence[Array]) -> Array:
+        """The states with those after each token, or after the last token only, of each row."""
+        state = state.at[self.written].set(after[0], mode="drop")
+        if self.after_drafts is None:
+            return state
+        return state.at[self.after_drafts].set(jnp.stack(after[1:], axis=1), mode="drop")
 
 
 def _convolved(state: Array, places: Places, x: Array, taps: Array) -> tuple[Array, Array]:
     """y like x[R, Q, ...], and the last inputs state[slots, ..., t] of each sequence."""
     num_kept, length = state.shape[-1], x.shape[1]
     begun = _along(places.positions[:, 0] > 0, state)
-    before = jnp.moveaxis(jnp.where(begun, state[places.slots], jnp.zeros((), state.dtype)), -1, 1)
+    before = jnp.moveaxis(jnp.where(begun, state[places.read], jnp.zeros((), state.dtype)), -1, 1)
     if length >= num_kept:
         last = jnp.concatenate([x[:1, -num_kept:], x[:-1, -num_kept:]])
         before = jnp.where(_along(places.continues, x), last.astype(before.dtype), before)
@@ -130,10 +165,13 @@ def _convolved(state: Array, places: Places, x: Array, taps: Array) -> tuple[Arr
         inputs[:, tap : tap + length] * taps[..., tap].astype(x.dtype)[None, None]
         for tap in range(taps.shape[-1])
     )
-    counts = jnp.sum(places.positions >= 0, axis=1)
-    kept = jax.vmap(lambda row, count: lax.dynamic_slice_in_dim(row, count, num_kept))(inputs, counts)
-    kept = jnp.moveaxis(kept, 1, -1).astype(state.dtype)
-    return jnp.asarray(y, x.dtype), state.at[places.written].set(kept, mode="drop")
+    if places.after_drafts is None:
+        counts = jnp.sum(places.positions >= 0, axis=1)
+        kept = [jax.vmap(lambda row, count: lax.dynamic_slice_in_dim(row, count, num_kept))(inputs, counts)]
+    else:
+        kept = [inputs[:, end : end + num_kept] for end in range(1, length + 1)]
+    after = [jnp.moveaxis(last, 1, -1).astype(state.dtype) for last in kept]
+    return jnp.asarray(y, x.dtype), places.put(state, after)
 
 
 def _recurrent(
@@ -147,14 +185,18 @@ def _recurrent(
 ) -> tuple[Array, Array]:
     """o like v[R, Q, (g), u, p], and the states[slots, (g), u, s, p]."""
     inputs = Inputs(q, k, v, decay, beta)
-    if v.shape[1] == 1:
-        before = jnp.where(_along(places.positions[:, 0] > 0, state), state[places.slots], 0.0)
-        out, after = _stepped(inputs, before)
-        return out, state.at[places.slots].set(after)
+    if v.shape[1] == 1 or places.after_drafts is not None:
+        after = jnp.where(_along(places.positions[:, 0] > 0, state), state[places.read], 0.0)
+        results, states = list[Array](), list[Array]()
+        for token in range(v.shape[1]):
+            out, after = _stepped(jax.tree.map(lambda x, i=token: x[:, i : i + 1], inputs), after)
+            results.append(out)
+            states.append(after)
+        return jnp.concatenate(results, axis=1), places.put(state, states)
 
-    def row(states: Array, given: tuple[Array, Array, Inputs]) -> tuple[Array, Array]:
-        slot, positions, inputs = given
-        before = jnp.where(positions[0] > 0, states[slot], 0.0)
+    def row(states: Array, given: tuple[Array, Array, Array, Inputs]) -> tuple[Array, Array]:
+        read, slot, positions, inputs = given
+        before = jnp.where(positions[0] > 0, states[read], 0.0)
         is_token = positions >= 0
         # Padding neither decays the state nor adds to it.
         inputs = inputs._replace(
@@ -164,7 +206,7 @@ def _recurrent(
         out, after = chunked(jax.tree.map(lambda x: x[None], inputs), state=before[None])
         return states.at[slot].set(after[0]), out[0]
 
-    state, out = lax.scan(row, state, (places.slots, places.positions, inputs))
+    state, out = lax.scan(row, state, (places.read, places.slots, places.positions, inputs))
     return out, state
 
 

@@ -6,6 +6,7 @@ from math import inf
 from typing import Any
 
 from meshwright.errors import PlanError
+from meshwright.layout.paged import num_state_entries
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,18 @@ class Requests:
     def held_context(self) -> int:
         """Positions of a request that take memory."""
         return self.mean_context if self.paged else self.context
+
+    def num_state_entries(self, num_sequences: Any, num_replicas: int, *, is_ours: bool) -> Any:
+        """States of layers with a state that a server keeps on all replicas; arrays of sequences give arrays.
+
+        States after each draft are kept until it is verified. `mw serve` (is_ours) has as many snapshots of
+        its prefix cache as sequences, and an entry for padding rows; other engines are assumed to have
+        snapshots if prompts are found in a cache.
+        """
+        per_replica = num_sequences / num_replicas
+        snapshots = per_replica if is_ours or self.prefix_hit else 0
+        entries = num_state_entries(per_replica, snapshots, self.drafts)
+        return num_replicas * (entries if is_ours else entries - 1)
 
     @property
     def new_prompt_tokens(self) -> int:

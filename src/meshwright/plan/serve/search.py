@@ -191,7 +191,7 @@ class _Sweep:
         generate, prefill_layout = self._generate(layout, machine), prefilling(layout)
         prefill = self._prompts(prefill_layout, machine)
         head = self._head(layout, machine)
-        batches, memory = generate.batches, self._memory(generate, prefill, head)
+        batches, memory = generate.batches, self._memory(machine, generate, prefill, head)
         self.considered += len(batches)
         code = self._code_bytes(layout, machine, batches)
         if memory.total[0] + code[0] > usable:
@@ -204,7 +204,7 @@ class _Sweep:
                 if self._runnable and not runs_with(self.config, layout, other):
                     continue
                 passes = self._prompts(other, machine)
-                held = self._memory(generate, passes, head)
+                held = self._memory(machine, generate, passes, head)
                 if held.total[0] + code[0] <= usable and passes.seconds(machine)[0] < prompts[0]:
                     prefill_layout, prefill, memory = other, passes, held
                     prompts = passes.seconds(machine)
@@ -271,13 +271,17 @@ class _Sweep:
             self._prefills[key] = passes
         return self._prefills[key]
 
-    def _memory(self, generate: Passes, prefill: PromptPasses, head: Passes | None) -> InferenceMemory:
+    def _memory(
+        self, machine: Hardware, generate: Passes, prefill: PromptPasses, head: Passes | None
+    ) -> InferenceMemory:
         """The memory of a server: weights, the caches of all requests, and the buffers of the larger pass.
 
         A draft head has the model's table and output projection.
         """
         held = generate.layout, generate.batches, self.requests.held_context
-        weights, cache = generate.memory.weights, cache_bytes(self.config, *held)
+        replicas, is_ours = num_replicas(held[0], self.config), machine.software.is_ours
+        entries = self.requests.num_state_entries(generate.batches, replicas, is_ours=is_ours)
+        weights, cache = generate.memory.weights, cache_bytes(self.config, *held, entries)
         if head is not None:
             params = count_params(self.config.head)
             weights += round(head.memory.weights * (1 - params.vocab / params.total))

@@ -27,10 +27,7 @@ from meshwright.layout import Layout
 from meshwright.layout.attention import has_prompt_programs, why_no_paged
 from meshwright.layout.fit import cached_array, check_fits, num_replicas
 from meshwright.layout.moves.attention import single_tokens, token_sharding
-from meshwright.layout.paged import (
-    first_page,
-    page_of,
-)
+from meshwright.layout.paged import first_page, num_state_entries, page_of
 from meshwright.layout.runnable import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer
@@ -101,8 +98,9 @@ class Scores(NamedTuple):
 class InferencePrograms:
     """The steps of one model under one layout, over a cache of pages of `page_size` positions.
 
-    num_slots: sequences a replica. The array `last` holds the last token of each, plus an unused entry, and
-    entries for `num_snapshots`; states of mixers have as many entries.
+    num_slots: sequences a replica. States have `num_state_entries` a replica, with num_snapshots and, after
+    each of num_kept_drafts, a state of each slot. The array `last` has as many, and holds the last token of
+    each slot.
     num_pages: pages a replica. num_window_pages: pages a replica for layers with a window; 0: they use the
     other pages.
     with_native: the programs call native/kernels.py, which must be built. Otherwise they have only XLA's
@@ -122,6 +120,7 @@ class InferencePrograms:
         page_size: int,
         num_window_pages: int = 0,
         num_snapshots: int = 0,
+        num_kept_drafts: int = 0,
         with_native: bool = False,
         batch_invariant: bool = False,
     ) -> None:
@@ -131,7 +130,8 @@ class InferencePrograms:
         self.config, self.layout, self.mesh = config, layout, mesh
         self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
         self.num_replicas = num_replicas(layout, config)
-        self._num_last = self.num_replicas * (num_slots + 1 + num_snapshots)
+        self._num_slots, self._num_kept_drafts = num_slots, num_kept_drafts
+        self._num_last = self.num_replicas * num_state_entries(num_slots, num_snapshots, num_kept_drafts)
         self._num_pages = self.num_replicas * num_pages
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
@@ -389,7 +389,10 @@ class InferencePrograms:
         if not self._abstract_states:
             return None
         states = {name: cast("list[Array]", pools[name]) for name in self._abstract_states}
-        return StateCache(states, positions, slots, step.rows, self.num_replicas // self._num_apart)
+        num_per_shard = self.num_replicas // self._num_apart
+        return StateCache(
+            states, positions, slots, step.rows, num_per_shard, self._num_slots, self._num_kept_drafts
+        )
 
     def _prompts(
         self,

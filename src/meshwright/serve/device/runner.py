@@ -25,6 +25,7 @@ from meshwright.layout.fit import check_fits, num_replicas
 from meshwright.layout.paged import DEFAULT_PAGE, compiled_sizes
 from meshwright.layout.runnable import check_model_runs, check_runs
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import num_states
 from meshwright.native import kernels
 from meshwright.native.processor import put_in_huge_pages
 from meshwright.nn.attention.paged import Rows
@@ -104,7 +105,7 @@ class JaxRunner:
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context, batch_invariant=batch_invariant)
-        check_states(config, num_drafts=num_drafts, shares_pages=shares_pages, host_bytes=host_bytes)
+        check_states(config, shares_pages=shares_pages, host_bytes=host_bytes)
         platform = platform_of(mesh)
         limits = Limits.of_layout(
             config,
@@ -124,7 +125,9 @@ class JaxRunner:
                 f"{config.name}: prompts of a context of {context} tokens fill no block that divides over "
                 f"{over} = {count}; fits: a context of {limits.block * count} or more, or {over} = 1"
             )
-        num_snapshots = limits.slots_per_replica if keeps_states and config.state_mixer else 0
+        if num_states(config):
+            kept = limits.slots_per_replica if keeps_states else 0
+            limits = replace(limits, num_snapshots=kept, num_kept_drafts=num_drafts)
         self.embedding_size = config.d_model
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         if keeps_hidden and layout.num_prompt_shards > 1:
@@ -143,7 +146,8 @@ class JaxRunner:
             num_pages=limits.num_pages,
             page_size=page_size,
             num_window_pages=limits.num_window_pages,
-            num_snapshots=num_snapshots,
+            num_snapshots=limits.num_snapshots,
+            num_kept_drafts=limits.num_kept_drafts,
             with_native=with_native and kernels.runs_on(mesh),
             batch_invariant=batch_invariant,
         )
@@ -151,7 +155,6 @@ class JaxRunner:
         self.limits = replace(
             limits,
             num_host_pages=self._host.num_pages,
-            num_snapshots=num_snapshots,
             multiplies_padding=self._programs.multiplies_padding,
         )
         self._shapes = Shapes(
@@ -305,7 +308,7 @@ class JaxRunner:
         block = self.limits.block
         rows = (
             Rows(shape.generate, 1),
-            Rows(shape.verify, 1 + self._num_drafts),
+            Rows(shape.verify, 1 + self._num_drafts, verifies=True),
             Rows(shape.blocks, block),
             Rows(min(shape.fresh, 1), shape.fresh * block),
         )
@@ -537,16 +540,11 @@ def check_serves(
         _check_batch_invariant(config, layout.at("generate"))
 
 
-def check_states(config: ModelConfig, *, num_drafts: int, shares_pages: bool, host_bytes: int) -> None:
+def check_states(config: ModelConfig, *, shares_pages: bool, host_bytes: int) -> None:
     """Raise PlanError if an option needs the states of layers where only pages are kept."""
-    if config.state_mixer is None:
+    if config.state_mixer is None or not num_states(config):
         return
     title = config.state_mixer.title
-    if num_drafts:
-        raise PlanError(
-            f"{config.name}: --drafts {num_drafts}: wrong drafts cannot be taken out of the states of the "
-            f"{title}; fits: --drafts 0"
-        )
     if shares_pages:
         raise PlanError(
             f"{config.name}: prefill on separate devices hands over pages, not the states of the {title}; "

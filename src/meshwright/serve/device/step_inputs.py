@@ -108,7 +108,9 @@ class StepInputs:
         if self.hidden is not None and work.hidden is not None:
             self.hidden[token : token + count] = work.hidden[begin : begin + count]
         self.positions[place : place + count] = range(start, start + count)
-        self.slots[token] = self._slot_on_shard(work)
+        self.slots[token] = slot_on_shard(
+            self._limits, work.slot, self._num_per_shard, num_right=0 if begin else work.num_right
+        )
         self.tables[row, 0, : len(work.pages)] = work.pages
         if work.window_pages:  # NO_PAGE is never read, so that any number does
             self.tables[row, 1, : len(work.pages)] = np.maximum(work.window_pages, 0)
@@ -150,15 +152,20 @@ class StepInputs:
         return slot_on_shard(self._limits, work.slot, self._num_per_shard)
 
 
-def slot_on_shard(limits: Limits, slot: int, num_per_shard: int, snapshot: int | None = None) -> int:
-    """The number on its shard of the batch of a slot, or of a snapshot of the slot's replica.
+def slot_on_shard(
+    limits: Limits, slot: int, num_per_shard: int, snapshot: int | None = None, num_right: int = 0
+) -> int:
+    """The number on its shard of the batch of a slot's entry, or of an entry that belongs to it.
 
-    Each replica has one unused slot more, and the snapshots after it.
+    snapshot: the entry of this snapshot of the slot's replica. num_right: the entry after this many drafts.
     """
     replica, number = divmod(slot, limits.slots_per_replica)
     if snapshot is not None:
         number = limits.slots_per_replica + 1 + snapshot
-    return replica % num_per_shard * (limits.slots_per_replica + 1 + limits.num_snapshots) + number
+    elif num_right and limits.num_kept_drafts:
+        first = limits.slots_per_replica + 1 + limits.num_snapshots
+        number = first + number * limits.num_kept_drafts + num_right - 1
+    return replica % num_per_shard * limits.num_state_entries + number
 
 
 def _starts(rows: tuple[Rows, ...]) -> Iterator[tuple[int, int]]:

@@ -24,7 +24,8 @@ class SequenceWork(NamedTuple):
     window_pages: of layers with a window, NO_PAGE for pages that no token sees.
     reads: further results, read from the hidden states.
     restored, saved: numbers of snapshots of states, NO_PAGE for none. Before the step the first is copied to
-    the slot, after it the slot's states to the second.
+    the slot, after it the slot's states to the second. num_right: drafts of the sequence's step before that
+    were right, after which the states are read.
     draft_logits: f32[V] that each draft was drawn from, for the ratio test; without them a draft is right if
     the same token is sampled.
     hidden: f32[n, D] that a draft head reads next to its tokens. position: of the first token in the
@@ -45,6 +46,7 @@ class SequenceWork(NamedTuple):
     position: int | None = None
     restored: int = NO_PAGE
     saved: int = NO_PAGE
+    num_right: int = 0
 
     @property
     def drafts(self) -> Sequence[int]:

@@ -9,10 +9,16 @@ from typing import NamedTuple
 from meshwright.errors import PlanError, RequestError
 from meshwright.layout import Layout
 from meshwright.layout.fit import num_replicas
-from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, compiled_sizes, divided_block
+from meshwright.layout.paged import (
+    DEFAULT_PAGE,
+    chunk_of,
+    compiled_sizes,
+    divided_block,
+    num_state_entries,
+)
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig, Window
-from meshwright.models.count import even_context, widest_window
+from meshwright.models.count import even_context, num_states, widest_window
 from meshwright.platforms.platform import PROMPT_ROWS, Platform
 
 _TIMED_TOKENS = 64  # prompt tokens of the timed step
@@ -47,6 +53,7 @@ class Limits:
     takes fewer prompt tokens. multiplies_padding: padding rows of a step take the time of others, except in
     attention. has_states: layers keep a state of each sequence, which its pages do not hold. Cached pages of
     a prefix are then of use only with a snapshot of the states after them, num_snapshots of each replica.
+    num_kept_drafts: drafts of each slot after which a step keeps the states.
     """
 
     num_slots: int
@@ -63,6 +70,7 @@ class Limits:
     multiplies_padding: bool = True
     has_states: bool = False
     num_snapshots: int = 0
+    num_kept_drafts: int = 0
 
     @classmethod
     def of_layout(
@@ -98,7 +106,7 @@ class Limits:
             window=widest_window(config) if keeps_windows else None,
             even_context=even_context(config, context),
         )
-        return replace(limits, has_states=config.state_mixer is not None)
+        return replace(limits, has_states=num_states(config) > 0)
 
     @classmethod
     def of(
@@ -146,6 +154,11 @@ class Limits:
     @property
     def slots_per_replica(self) -> int:
         return self.num_slots // self.num_replicas
+
+    @property
+    def num_state_entries(self) -> int:
+        """Entries of each replica's states."""
+        return num_state_entries(self.slots_per_replica, self.num_snapshots, self.num_kept_drafts)
 
     @property
     def pages_per_context(self) -> int:

@@ -158,7 +158,7 @@ class Replica:
         if self.snapshots is not None:
             self.snapshots.release([*sequence.snapshots.values()])
             sequence.snapshots = {}
-        sequence.slot, sequence.pages, sequence.num_computed = None, Pages(), 0
+        sequence.slot, sequence.pages, sequence.num_computed, sequence.num_right = None, Pages(), 0, 0
 
     def _known(self, sequence: TokenSequence) -> Pages:
         if self.prefixes is None or sequence.reads_every_position:

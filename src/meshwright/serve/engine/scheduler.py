@@ -294,6 +294,7 @@ class Scheduler:
             tokens = [*tokens, *[PENDING] * (num_tokens - len(tokens)), *drafts]
         pages, window_pages = tuple(sequence.pages.whole), tuple(sequence.pages.of_window)
         restored, sequence.pages.snapshot = sequence.pages.snapshot, NO_PAGE
+        num_right, sequence.num_right = sequence.num_right, 0
         step.budget.take(sequence, replica, num_tokens)
         sequence.num_computed += len(tokens)
         sequence.num_pending += samples
@@ -311,6 +312,7 @@ class Scheduler:
                 self._drafter.logits(sequence) if drafts else (),
                 restored=restored,
                 saved=replica.snapshot(sequence) if is_prompt else NO_PAGE,
+                num_right=num_right,
             )
         )
 
@@ -399,6 +401,7 @@ class Scheduler:
         self._drafter.verified(len(drafts), num_right)
         if sequence.slot is not None:
             sequence.num_computed -= len(drafts) - num_right
+            sequence.num_right = num_right
         return sampled[: num_right + 1]
 
     def _replica_of(self, sequence: TokenSequence) -> Replica:

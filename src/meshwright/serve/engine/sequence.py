@@ -71,7 +71,8 @@ class TokenSequence:
     limit: tokens of the answer that this engine generates; max_tokens, unless another generates the rest.
     rank: its place among others, by the policy. num_preempted: times that it lost its pages.
     prompt_scores: read so far, each part by the position before its first token. embedding: as read.
-    snapshots: numbers of states that steps save, by the number of tokens before each.
+    snapshots: numbers of states that steps save, by the number of tokens before each. num_right: right drafts
+    of its last step, if that verified drafts.
     edits: None until its first token is sampled, and for a request without any. new_tokens: makes `tokens`
     of a prompt. shares_tokens: whether other sequences have the same `tokens`, as answers to one prompt do
     until their first token. group: the same of sequences that were submitted together.
@@ -92,6 +93,7 @@ class TokenSequence:
     prompt_scores: dict[int, Sequence[TokenScore]] = field(default_factory=dict)
     embedding: np.ndarray | None = None
     snapshots: dict[int, int] = field(default_factory=dict)
+    num_right: int = 0
     edits: LogitEdits | None = None
     finish_reason: FinishReason | None = None
     lifetime: Lifetime = field(default_factory=Lifetime)
