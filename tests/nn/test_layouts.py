@@ -18,7 +18,7 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import MLA, ModelConfig, MoE
-from meshwright.models.mixers import GatedDelta, ShortConvolution, StateSpace
+from meshwright.models.mixers import GatedDelta, Selective, ShortConvolution, StateSpace
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.nn.attention.blockwise import dealt_positions
 from meshwright.nn.ops.jax_ops import JaxOps
@@ -99,6 +99,13 @@ MAMBA = replace(
     state_space=StateSpace(num_heads=8, head_dim=4, state_dim=6, proj_bias=True),
     mixers=("state", "none", "attention", "both"),
     feed_forwards=("none", "dense", "none", "dense"),
+)
+SELECTIVE = replace(
+    TINY,
+    name="selective",
+    num_layers=2,
+    selective=Selective(16, state_dim=6, step_rank=5, proj_bias=True, norms=True),
+    mixers=("state", "attention"),
 )
 CONVOLUTION = replace(
     TINY,
@@ -440,6 +447,8 @@ def test_experts_and_latents_agree(config: ModelConfig, text: str) -> None:
             MAMBA, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=matmuls", marks=pytest.mark.slow
         ),
         (CONVOLUTION, "fsdp=2,tensor=4,sequence_parallel=true"),
+        (SELECTIVE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        pytest.param(SELECTIVE, "fsdp=2,tensor=4,remat=full", marks=pytest.mark.slow),
         pytest.param(DELTA, "data=2,tensor=4,remat=full", marks=pytest.mark.slow),
         (DELTA_BY_ELEMENT, "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls"),
         pytest.param(MAMBA, "fsdp=4,tensor=2", marks=pytest.mark.slow),

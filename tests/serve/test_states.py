@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from tests.nn import hf_models
-from tests.nn.test_layouts import CONVOLUTION, DELTA, MAMBA, TINY
+from tests.nn.test_layouts import CONVOLUTION, DELTA, MAMBA, SELECTIVE, TINY
 from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 
 from meshwright.cost.serving_step import cache_bytes
@@ -109,7 +109,7 @@ def test_prompts_in_chunks_and_preempted_sequences(config: ModelConfig, split: L
 
 
 KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_latent")
-KINDS += ("bamba", "kimi_linear", "falcon_h1")
+KINDS += ("bamba", "kimi_linear", "falcon_h1", "falcon_mamba", "jamba")
 
 
 @pytest.mark.slow
@@ -185,11 +185,12 @@ class _Drafts(Drafter):
         pytest.param(HYBRID, layout(2).replace(cache="batch"), marks=pytest.mark.slow),
         pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
         pytest.param(CONVOLUTION, layout(1), marks=pytest.mark.slow),
+        pytest.param(SELECTIVE, layout(2), marks=pytest.mark.slow),
     ],
-    ids=["delta", "delta-cache-batch", "mamba-data", "convolution"],
+    ids=["delta", "delta-cache-batch", "mamba-data", "convolution", "selective"],
 )
 def test_states_after_wrong_drafts(config: ModelConfig, split: Layout) -> None:
-    """The next step starts from the states after the last right draft, also of a prompt with a cached prefix."""
+    """The next step starts from the states after the last right draft, also after a cached prefix."""
     params, replicas = init_params(config, split, device_mesh(split), seed=0), num_replicas(split, config)
     runner = runner_of(config, params, split, num_slots=2 * replicas, num_drafts=3, keeps_states=True)
     prompts = [[*PROMPTS[1], *PROMPTS[2]], [*PROMPTS[1], *PROMPTS[2]], *PROMPTS]
@@ -230,7 +231,7 @@ def test_results_that_do_not_depend_on_others_need_attention() -> None:
         check_serves(HYBRID, Layout.of(context=2), 2, CONTEXT)
 
 
-@pytest.mark.parametrize("config", [HYBRID, MAMBA, CONVOLUTION], ids=["delta", "mamba", "convolution"])
+@pytest.mark.parametrize("config", [HYBRID, MAMBA, CONVOLUTION, SELECTIVE], ids=lambda config: config.name)
 def test_plans_count_the_states_that_a_server_allocates(config: ModelConfig) -> None:
     """With snapshots of the prefix cache, states after drafts, and the entry of padding rows."""
     split, requests = layout(2).replace(data=2), Requests(CONTEXT - 8, 8, drafts=3, acceptance=0.5)

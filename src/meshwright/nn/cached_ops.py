@@ -318,14 +318,16 @@ class InferenceOps(JaxOps):
         places: Places,
         cache: CacheOfLayer | None,
         kind: KindInLoop,
+        log_rates: Array | None = None,
     ) -> tuple[Array, Any]:
         if cache is None:
-            return super().recurrence(name, q, k, v, decay, beta, places, None, kind)
+            return super().recurrence(name, q, k, v, decay, beta, places, None, kind, log_rates)
         with jax.named_scope(name):
-            of_beta = None if beta is None else beta[:, 0]
-            inputs = Inputs(q[:, 0], k[:, 0], v[:, 0], decay[:, 0], of_beta)
+            of_rows = self._inputs(q, k, v, decay, beta, log_rates)
+            inputs = Inputs(*(None if x is None else x[:, 0] for x in of_rows[:5]), of_rows.log_rates)
             o, states = cache.cache.of_states.recurrence(cache.state, "state", inputs)
-            return o[:, None], cache._replace(cache=replace(cache.cache, states=states))
+            o = jnp.reshape(o[:, None], v.shape, out_sharding=spec_of(v))
+            return o, cache._replace(cache=replace(cache.cache, states=states))
 
     def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
         """The weight `name` as `spec` reads it, for a product of other operands."""

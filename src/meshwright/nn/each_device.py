@@ -5,7 +5,7 @@ stages, and computes on them (jax 0.10.2, whose rule for explicit axes has None 
 split over `pipe`, as it is for all arrays of stages.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
 from math import prod
@@ -150,13 +150,14 @@ def with_gradient(
     return run
 
 
-def own_copies(x: Array) -> Array:
-    """Copies of x[n, ...] for the devices in its `reduced` axes; each adds to x's cotangent.
+def own_copies(x: Array, axes: Collection[str] | None = None) -> Array:
+    """Copies of x[n, ...] for the devices in `axes`, or its `reduced` ones; each adds to its cotangent.
 
     Within a stage of a pipeline no `shard_map` takes such types (jax 0.10.2).
     """
     spec = spec_of(x)
-    over = tuple(axis for axis in get_abstract_mesh().axis_names if axis in spec.reduced)
+    axes = spec.reduced if axes is None else axes
+    over = tuple(axis for axis in get_abstract_mesh().axis_names if axis in axes)
     num_copies = prod(get_abstract_mesh().shape[axis] for axis in over)
 
     @jax.custom_vjp

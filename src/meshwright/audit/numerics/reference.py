@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from meshwright.models.config import Layer, ModelConfig, MoE, Window
-from meshwright.models.mixers import GatedDelta, ShortConvolution, StateSpace
+from meshwright.models.mixers import GatedDelta, Selective, ShortConvolution, StateSpace
 
 Weights = Mapping[str, Any]
 # (gates[B, T, E]) -> gates: which of the chosen experts have capacity left.
@@ -500,8 +500,33 @@ def _short_convolution(mixer: ShortConvolution, w: Weights, h: Array, eps: float
     return y @ w["state_out"] + w.get("state_out_bias", 0.0)
 
 
+def _selective(mixer: Selective, w: Weights, h: Array, eps: float) -> Array:
+    """Mamba (Gu and Dao, arXiv:2312.00752), position by position."""
+
+    def product(name: str, x: Array) -> Array:
+        return x @ w[name] + w.get(f"{name}_bias", 0.0)
+
+    def normed(name: str, x: Array) -> Array:
+        if name not in w and mixer.plain_norm_eps is None:
+            return x
+        size = jnp.mean(x * x, -1, keepdims=True) + (mixer.plain_norm_eps or eps)
+        return x / jnp.sqrt(size) * w.get(name, 1.0)
+
+    x = _silu(_convolution(product("state_x", h), w["conv_x"], w.get("conv_x_bias", 0.0)))
+    down, b, c = (
+        normed(f"{kind}_norm", x @ w[f"state_{name}"])
+        for kind, name in (("step", "down"), ("b", "b"), ("c", "c"))
+    )
+    step = jax.nn.softplus(down @ w["state_step"] + w["step_bias"])
+    decay = -jnp.exp(w["decay_log"]) * step[..., None]
+    c, b, v, decay = (each[:, :, None] for each in (c, b, (x * step)[..., None], decay))
+    y = (_recurrence(c, b, v, decay)[:, :, 0, :, 0] + x * w["skip"]) * _silu(product("state_gate", h))
+    return product("state_out", y)
+
+
 _MIXERS: dict[Any, Callable[..., Array]] = {
     GatedDelta: _gated_delta,
     StateSpace: _state_space,
+    Selective: _selective,
     ShortConvolution: _short_convolution,
 }

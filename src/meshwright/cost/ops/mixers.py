@@ -90,12 +90,16 @@ class MixerOps(ProductOps):
         places: Places,
         cache: object,
         kind: LayerKind,
+        log_rates: Value | None = None,
     ) -> tuple[Value, object]:
         """The work of `chunk_flops` or `step_flops`; a state in float32 passes between chunks through memory.
 
         The backward pass computes the states and parts of each chunk again (`backward_flops`).
         """
         mixer, d_model = self._state_mixer(), self.config.d_model
+        if log_rates is not None:
+            operation = placed((v.array, log_rates.array), v.array, wanted=True)
+            self.sum_gradient(log_rates.name, log_rates, operation.reshards[1].yielded)
         out = self.value(v.array, v.dtype)
         inputs = (q, k, v, decay, *([beta] if beta else []))
         heads, tokens = self._num_heads(), self._tokens_of_heads(v)
@@ -108,9 +112,9 @@ class MixerOps(ProductOps):
             return self.add(Node(name, "attention", inputs, (out,), inputs, (work,))), cache
         of_state = tokens * heads * self.sizes["s"] * self.sizes["p"] / CHUNK * 4
         states = Value(v.array.replace(name="chunk_states"), "f32", whole(of_state))
-        flops = mixer.chunk_flops(d_model) * tokens
-        forward = Work(flops, moved + 2 * of_state, shape=shape)
-        backward = Work(mixer.backward_flops(d_model) * tokens, 2 * moved + 4 * of_state, shape=shape)
+        flops, written = mixer.chunk_flops(d_model) * tokens, of_state * CHUNK / mixer.written_every
+        forward = Work(flops, moved + 2 * written, shape=shape)
+        backward = Work(mixer.backward_flops(d_model) * tokens, 2 * moved + 4 * written, shape=shape)
         if over := v.array.axes_of("T"):
             inputs += (self._gathered_states(name, inputs[1:], v),)
             sequences = tokens / self.sizes["T"] * self.mesh.size(over)

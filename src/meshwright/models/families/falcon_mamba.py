@@ -1,18 +1,31 @@
-from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Key, Release, ignored, published
-from meshwright.models.families.mamba import BLOCK_KEYS, SELECTIVE_KEYS, read_blocks
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshwright.models.families.family import Family, Key, Release, published
+from meshwright.models.families.mamba import (
+    BLOCK_KEYS,
+    BLOCK_TENSORS,
+    SELECTIVE_KEYS,
+    SelectiveBlocks,
+    read_blocks,
+)
+
+
+def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Blocks whose steps, B and C are normed without scales."""
+    read = read_blocks(given, fields, name)
+    return read | {"selective": replace(read["selective"], plain_norm_eps=given.get("mixer_rms_eps", 1e-6))}
+
 
 FAMILY = Family(
     "falcon_mamba",
     "Falcon Mamba",
     ("FalconMambaForCausalLM",),
-    keys=BLOCK_KEYS
-    | {"tie_word_embeddings": Key("tied_embeddings", True)}
-    | ignored("its norms have no weights", "mixer_rms_eps"),
+    keys=BLOCK_KEYS | {"tie_word_embeddings": Key("tied_embeddings", True)},
     sets={"num_heads": 1},
-    groups=(ByLayer(read_blocks, SELECTIVE_KEYS),),
-    tensors={},
-    is_written=False,
+    groups=(SelectiveBlocks(_read, SELECTIVE_KEYS | {"mixer_rms_eps": ("selective.plain_norm_eps",)}),),
+    tensors=BLOCK_TENSORS,
     releases=(
         Release(
             "TII 2024, https://arxiv.org/abs/2410.05355; config.json of tiiuae/falcon-mamba-7b",

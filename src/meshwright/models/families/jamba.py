@@ -1,9 +1,28 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.common import EXPERTS, LLAMA_KEYS
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, needed, published
+from meshwright.models.families.common import (
+    EXPERTS,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    PROJECTIONS,
+    feed_forward,
+)
+from meshwright.models.families.family import (
+    Family,
+    Key,
+    Release,
+    Tensor,
+    fixed,
+    ignored,
+    needed,
+    published,
+)
+from meshwright.models.families.state_layers import selective_tensors
 from meshwright.models.mixers import Selective
 
 
@@ -30,6 +49,34 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     return read | ({} if has_experts else {"moe": None})
 
 
+@dataclass(frozen=True)
+class _Layers(ByLayer):
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        mixer, d_model = model.selective, model.d_model
+        assert mixer is not None, "every Jamba has states"
+        attends = [layer.kind.attends for layer in model.layers]
+        has_experts = [model.moe is not None and layer.kind.stack in _EXPERT_STACKS for layer in model.layers]
+        return {
+            **_period("attn_layer", attends),
+            **_period("expert_layer", has_experts),
+            "mamba_expand": mixer.width // d_model,
+            "mamba_d_state": mixer.state_dim,
+            "mamba_dt_rank": mixer.step_rank,
+            "mamba_d_conv": mixer.conv_width,
+            "mamba_conv_bias": mixer.conv_bias,
+            "mamba_proj_bias": mixer.proj_bias,
+        } | ({} if model.moe else {"num_experts": 1})
+
+
+def _period(prefix: str, chosen: Sequence[bool]) -> dict[str, Any]:
+    """The keys of layers that repeat from the first chosen one on."""
+    numbers = [number for number, one in enumerate(chosen) if one] or [len(chosen)]
+    every = numbers[1] - numbers[0] if len(numbers) > 1 else len(chosen) + 1
+    return {f"{prefix}_period": every, f"{prefix}_offset": numbers[0]}
+
+
+_EXPERT_STACKS = ("layers", "state_layers")
+_FEED_FORWARD, _MIXER = f"{LAYER}.feed_forward", f"{LAYER}.mamba"
 _KEYS = {key: rule for key, rule in EXPERTS.items() if key != "num_local_experts"}
 
 FAMILY = Family(
@@ -53,7 +100,7 @@ FAMILY = Family(
     sets={"positions": "none", "moe.normalized": False},
     optional=("moe",),
     groups=(
-        ByLayer(
+        _Layers(
             _read,
             {
                 "attn_layer_period": ("mixers",),
@@ -71,8 +118,18 @@ FAMILY = Family(
             },
         ),
     ),
-    tensors={},
-    is_written=False,
+    tensors=LLAMA_TENSORS
+    | selective_tensors(_MIXER)
+    | {
+        "step_norm": Tensor(f"{_MIXER}.dt_layernorm.weight", ("r",)),
+        "b_norm": Tensor(f"{_MIXER}.b_layernorm.weight", ("s",)),
+        "c_norm": Tensor(f"{_MIXER}.c_layernorm.weight", ("s",)),
+        "mlp_norm": Tensor(f"{LAYER}.pre_ff_layernorm.weight", ("D",)),
+        "final_norm": Tensor("model.final_layernorm.weight", ("D",)),
+        "router": Tensor(f"{_FEED_FORWARD}.router.weight", ("E", "D")),
+    }
+    | feed_forward("w", _FEED_FORWARD, "F", PROJECTIONS)
+    | feed_forward("expert", f"{_FEED_FORWARD}.experts.{{}}", "M", PROJECTIONS),
     releases=(
         Release(
             "Jamba Team 2024, https://arxiv.org/abs/2403.19887; config.json of ai21labs/Jamba-v0.1",

@@ -1,9 +1,22 @@
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.common import ACTIVATION
-from meshwright.models.families.family import Family, Fixed, Key, Release, Rule, ignored, needed, published
+from meshwright.models.families.common import ACTIVATION, HEAD
+from meshwright.models.families.family import (
+    Family,
+    Fixed,
+    Key,
+    Release,
+    Rule,
+    Tensor,
+    ignored,
+    needed,
+    published,
+)
+from meshwright.models.families.state_layers import selective_tensors
 from meshwright.models.mixers import Selective
 
 # A state has no heads. These only bound the degree of a tensor axis.
@@ -22,7 +35,7 @@ def read_blocks(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) 
         given.get("use_conv_bias", True),
         given.get("use_bias", False),
     )
-    return {"selective": mixer} | of_blocks(width // _HEAD, _HEAD, width)
+    return {"selective": mixer} | of_blocks(max(1, width // _HEAD), _HEAD, width)
 
 
 def of_blocks(num_heads: int, d_head: int, width: int) -> dict[str, Any]:
@@ -53,6 +66,30 @@ BLOCK_KEYS: dict[str, Rule] = {
     "use_associative_scan", "fused_add_norm", "rms_norm", "ssm_cfg", "pad_vocab_size_multiple", "d_inner",
     "use_falcon_mambapy", "use_falcon_mamba_scan",
 )  # fmt: skip
+# Keys by the field of the mixer.
+_WRITTEN = {
+    "width": "intermediate_size",
+    "state_dim": "state_size",
+    "step_rank": "time_step_rank",
+    "conv_width": "conv_kernel",
+    "conv_bias": "use_conv_bias",
+    "proj_bias": "use_bias",
+    "plain_norm_eps": "mixer_rms_eps",
+}
+
+
+@dataclass(frozen=True)
+class SelectiveBlocks(ByLayer):
+    """The keys of models whose blocks are all selective state spaces."""
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        return {
+            _WRITTEN[field]: getattr(model.selective, field)
+            for (of_mixer,) in self.keys.values()
+            for field in [of_mixer.partition(".")[2]]
+        }
+
+
 SELECTIVE_KEYS = {
     "expand": ("selective.width",),
     "intermediate_size": ("selective.width",),
@@ -62,6 +99,14 @@ SELECTIVE_KEYS = {
     "use_conv_bias": ("selective.conv_bias",),
     "use_bias": ("selective.proj_bias",),
 }
+_LAYER = "backbone.layers.{}"
+BLOCK_TENSORS = {
+    "embed": Tensor("backbone.embeddings.weight", ("V", "D")),
+    "attention_norm": Tensor(f"{_LAYER}.norm.weight", ("D",)),
+    "final_norm": Tensor("backbone.norm_f.weight", ("D",)),
+    **HEAD,
+    **selective_tensors(f"{_LAYER}.mixer"),
+}
 
 FAMILY = Family(
     "mamba",
@@ -69,9 +114,8 @@ FAMILY = Family(
     ("MambaForCausalLM",),
     keys=BLOCK_KEYS | {"tie_word_embeddings": Fixed((True,))},
     sets={"tied_embeddings": True, "num_heads": 1},
-    groups=(ByLayer(read_blocks, SELECTIVE_KEYS),),
-    tensors={},
-    is_written=False,
+    groups=(SelectiveBlocks(read_blocks, SELECTIVE_KEYS),),
+    tensors=BLOCK_TENSORS,
     releases=(
         Release(
             "Gu and Dao 2023, https://arxiv.org/abs/2312.00752; config.json of state-spaces/mamba-*-hf",

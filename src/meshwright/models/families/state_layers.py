@@ -150,3 +150,24 @@ MAMBA_KEYS: dict[str, Rule] = {
     "mamba_conv_bias": Key("state_space.conv_bias", True),
     "mamba_proj_bias": Key("state_space.proj_bias", False),
 }
+
+# Mamba
+
+_READ = ("state_down", "state_b", "state_c")
+
+
+def selective_tensors(module: str) -> dict[str, Tensor]:
+    """The tensors of a Mamba mixer."""
+    return (
+        fused(("state_x", "state_gate"), f"{module}.in_proj", ("u", "u"))
+        | {
+            "conv_x": Tensor(f"{module}.conv1d.weight", ("u", "", "c")),
+            "conv_x_bias": Tensor(f"{module}.conv1d.bias", ("u",)),
+            "state_step": Tensor(f"{module}.dt_proj.weight", ("u", "r")),
+            "step_bias": Tensor(f"{module}.dt_proj.bias", ("u",)),
+            "decay_log": Tensor(f"{module}.A_log", ("u", "s")),
+            "skip": Tensor(f"{module}.D", ("u",)),
+        }
+        | fused(_READ, f"{module}.x_proj", ("r", "s", "s"), "u")
+        | linear("state_out", f"{module}.out_proj", "D", "u")
+    )

@@ -55,6 +55,7 @@ class StateOps(Protocol):
     recurrence: o[B, T, g, u, p] of queries and keys [B, T, g, s], values and log-decays [B, T, g, u]. Per
       head and position, S = exp(decay) S + k v^T and o = q S. With beta [B, T, g, u] the delta rule:
       S = exp(decay) S + k (beta (v - k exp(decay) S))^T. A decay with s more is per element of the key.
+      With log_rates[u, s] and values [B, T, u], the log-decay is -exp(log_rates) times `decay`.
     """
 
     def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
@@ -87,6 +88,7 @@ class StateOps(Protocol):
         places: Any,
         cache: Any,
         kind: Any,
+        log_rates: Any = None,
     ) -> tuple[Any, Any]: ...
 
 
@@ -94,11 +96,13 @@ class StateOps(Protocol):
 class StateMixer:
     """A table of ModelConfig that describes a mixer with a state.
 
-    title: for people. runs: whether `nn/mixers` computes it; otherwise it is only planned.
+    title: for people. runs: whether `nn/mixers` computes it; otherwise it is only planned. written_every:
+    positions between states that a pass writes to memory.
     """
 
     title: ClassVar[str]
     runs: ClassVar[bool] = False
+    written_every: ClassVar[int] = CHUNK
 
     def sizes(self, d_model: int) -> dict[str, int]:
         """The size of each letter of its arrays."""

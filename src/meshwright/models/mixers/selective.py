@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps, biased, with_biases
+from meshwright.models.mixers.mixer import CHUNK, PieceFlops, State, StateMixer, StateOps, biased, with_biases
 from meshwright.models.param import Param
 
 
@@ -20,10 +20,13 @@ class Selective(StateMixer):
     """width channels (u, each a head of one value) with state_dim (s) elements; steps of rank step_rank (r).
 
     conv_width (c) taps. conv_bias, proj_bias: whether the convolution, and the projections, have biases.
-    norms: whether steps, B and C are normed (Jamba).
+    norms: whether steps, B and C are normed (Jamba). plain_norm_eps: the epsilon of such norms without scales
+    (Falcon Mamba).
     """
 
     title: ClassVar[str] = "selective state space (Mamba)"
+    runs: ClassVar[bool] = True
+    written_every: ClassVar[int] = 1
 
     width: int
     state_dim: int
@@ -32,6 +35,7 @@ class Selective(StateMixer):
     conv_bias: bool = True
     proj_bias: bool = False
     norms: bool = False
+    plain_norm_eps: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "selective")
@@ -70,11 +74,19 @@ class Selective(StateMixer):
         return params
 
     def states(self) -> dict[str, State]:
-        return {"state": State("Bus", "f32"), "conv_x": State("But")}
+        return {"state": State("Busp", "f32"), "conv_x": State("But")}
 
     def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
-        """The recurrent form: decays differ by channel and element, so that no chunk is a product."""
-        return self.step_flops(d_model)
+        """2 for each channel and element, of C S: decays differ, so that no other part is a product."""
+        return 2 * self.width * self.state_dim
+
+    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """The product for the gradient of C."""
+        return self.chunk_flops(d_model, chunk)
+
+    def piece_flops(self, d_model: int, chunk: int = CHUNK) -> PieceFlops:
+        """None: scans of pieces have no products."""
+        return PieceFlops(0.0, 0.0, 0.0)
 
     def step_flops(self, d_model: int) -> float:
         """7 operations for each channel and element: decay, its exponential, input and sum."""
@@ -98,10 +110,28 @@ class Selective(StateMixer):
             "conv_x", x, w["conv_x"], w.get("conv_x_bias"), places, cache, kind, memory="conv_x"
         )
         down, b, c = ops.einsums(x, w, state_down="BTu,ur->BTr", state_b="BTu,us->BTs", state_c="BTu,us->BTs")
+        down = self._normed(ops, w, "step_norm", down, "r", norm_eps)
+        b = ops.all_positions("state_b", self._normed(ops, w, "b_norm", b, "s", norm_eps))
+        c = ops.all_positions("state_c", self._normed(ops, w, "c_norm", c, "s", norm_eps))
+        b, c = (ops.for_heads("selective", each) for each in (b, c))
         (step,) = ops.einsums(down, w, state_step="BTr,ru->BTu")
         step = ops.apply("step", "step", "BTu,u->BTu", step, w["step_bias"], least=None)
-        y, cache = ops.recurrence("selective", c, b, x, step, None, places, cache, kind)
+        v = ops.apply("step_x", "times", "BTu,BTu->BTu", x, step)
+        y, cache = ops.recurrence("selective", c, b, v, step, None, places, cache, kind, w["decay_log"])
         y = ops.apply("skip", "skipped", "BTu,BTu,u->BTu", y, x, w["skip"])
         y = ops.apply("gate", "gated", "BTu,BTu->BTu", y, gate)
         (y,) = ops.einsums(y, w, state_out="BTu,uD->BTD")
         return biased(ops, w, "state_out", y), cache
+
+    def _normed(
+        self, ops: StateOps, w: Mapping[str, Any], name: str, x: Any, letter: str, norm_eps: float
+    ) -> Any:
+        """x[B, T, letter], normed if the mixer says so."""
+        spec = f"BT{letter}->BT{letter}"
+        if self.norms:
+            return ops.apply(
+                name, "rms", f"BT{letter},{letter}->BT{letter}", x, w[name], eps=norm_eps, normed=letter
+            )
+        if self.plain_norm_eps is not None:
+            return ops.apply(name, "rms", spec, x, eps=self.plain_norm_eps, normed=letter)
+        return x

@@ -50,6 +50,12 @@ def _gated_and_normed(y: Array, gate: Array, scale: Array, *, eps: float, axes: 
     return (wide * _inverse_size(wide, axes, eps)).astype(y.dtype) * scale.astype(y.dtype)
 
 
+def _rms(x: Array, *scale: Array, eps: float, axes: Sequence[int]) -> Array:
+    wide = x.astype(jnp.float32)
+    normed = (wide * _inverse_size(wide, axes, eps)).astype(x.dtype)
+    return normed * scale[0].astype(x.dtype) if scale else normed
+
+
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     "unit": _unit,
     "decay": _decay,
@@ -59,6 +65,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "times": lambda x, y, axes: (x * y).astype(x.dtype) if x.dtype == y.dtype else _times(x, y),
     "skipped": lambda y, x, skip, axes: y + x * skip.astype(x.dtype),
     "gated": lambda y, gate, axes: y * jax.nn.silu(gate.astype(jnp.float32)).astype(y.dtype),
+    "rms": _rms,
     "normed_by_silu": _normed_and_gated,
     "normed_by_sigmoid": partial(_normed_and_gated, shape=jax.nn.sigmoid),
     "normed_and_gated": _normed_and_gated,

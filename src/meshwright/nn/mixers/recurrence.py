@@ -15,6 +15,10 @@ The products are then computed by blocks of positions. Within a block each exp(c
 keys before the block it is exp(c_i - c_b) exp(c_b - c_j), with b the position before the block, so that both
 factors are at most 1.
 
+With `log_rates` (Mamba) the decay is -exp(log_rates) times `decay`, for each value and element of a key. No
+product sums over such decays. A scan of pairs (exp(decay), k v^T) computes the states of all positions of a
+chunk, and o_i = q_i S_i.
+
 All of it is float32. The backward pass computes each chunk again from the state before it.
 
 Positions split over devices (`over_pieces`): a piece of positions maps the state S before it to A S + R. With
@@ -29,7 +33,7 @@ no more of the other pieces:
 A chain of permutes would send S_i only, [s, p], but in as many dependent steps as there are pieces.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -50,7 +54,8 @@ from meshwright.platforms import PLATFORMS
 class Inputs(NamedTuple):
     """q, k [B, T, (g), s], v [B, T, (g), u, p], decay and beta [B, T, (g), u]; no beta: no delta rule.
 
-    With another dimension s, there is a decay for each element of a key.
+    With another dimension s, there is a decay for each element of a key. log_rates[(g), u, s]: see above; in
+    training with a copy for each device, [n, (g), u, s].
     """
 
     q: Array | None
@@ -58,29 +63,42 @@ class Inputs(NamedTuple):
     v: Array
     decay: Array
     beta: Array | None
+    log_rates: Array | None = None
+
+    @property
+    def present(self) -> dict[str, Array]:
+        """The arrays that are not None, by name."""
+        return {name: array for name, array in self._asdict().items() if array is not None}
+
+
+# Inputs with an entry for each position.
+_OF_POSITIONS = ("q", "k", "v", "decay", "beta")
 
 
 def recurrence(inputs: Inputs, segments: Array | None) -> Array:
     """o like v, on each device's sequences and heads. segments: i32[B, T]; a new one begins without state."""
-    given = [array for array in inputs if array is not None]
-    has_beta = inputs.beta is not None
+    given = inputs.present
 
     def local(*blocks: Array) -> Array:
-        blocks_given = [*blocks[: len(given)]]
-        beta = blocks_given[4] if has_beta else None
-        places = blocks[len(given)] if segments is not None else None
-        out, _ = chunked(
-            Inputs(blocks_given[0], blocks_given[1], blocks_given[2], blocks_given[3], beta), places
-        )
+        out, _ = chunked(_named(given, blocks), *blocks[len(given) :])
         return out
 
-    specs = [spec_of(array) for array in given]
-    arguments = list(given)
+    arguments = list(given.values())
+    specs = [spec_of(array) for array in arguments]
+    of_values = spec_of(inputs.v).partitions
     if segments is not None:
         arguments.append(segments)
-        specs.append(PartitionSpec(specs[2].partitions[0], None))
-    out_spec = PartitionSpec(*specs[2].partitions)
+        specs.append(PartitionSpec(of_values[0], None))
+    out_spec = PartitionSpec(*of_values)
     return with_gradient(jax.checkpoint(local), specs, out_spec, len(given))(*arguments)
+
+
+def _named(names: Iterable[str], blocks: Sequence[Array]) -> Inputs:
+    """Inputs of these names on a device, None for the others."""
+    given = dict(zip(names, blocks, strict=False))
+    if "log_rates" in given:
+        [given["log_rates"]] = given["log_rates"]
+    return Inputs(**dict.fromkeys(_OF_POSITIONS) | given)
 
 
 def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: Reshard) -> Array:
@@ -88,35 +106,35 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
 
     to_all: the gather of R and A.
     """
-    _, k, v, _, beta = inputs
-    size, is_delta = v.shape[-1], beta is not None
-    added = k.shape[-1] if is_delta else 1
+    size, is_delta = inputs.v.shape[-1], inputs.beta is not None
+    added = inputs.k.shape[-1] if is_delta else 1
 
-    def cut(
-        blocks: Sequence[Array], whole: Sequence[Array]
-    ) -> tuple[list[Array], Array | None, Array | None]:
-        """Arrays [B m, L, ...] of a device's pieces, with their segments and the segment before each."""
-        made = [x.reshape(-1, pieces.length, *x.shape[2:]) for x in blocks]
-        if not whole:
-            return made, None, None
-        own, before = pieces.segments_local(whole[0], 1)
-        return made, own.reshape(-1, pieces.length), before.reshape(-1)
+    def cut(names: Sequence[str], blocks: Sequence[Array]) -> tuple[Inputs, Array | None, Array | None]:
+        """Inputs [B m, L, ...] of a device's pieces, with their segments and the segment before each."""
+        made = [
+            x.reshape(-1, pieces.length, *x.shape[2:]) if name in _OF_POSITIONS else x
+            for name, x in zip(names, blocks, strict=False)
+        ]
+        if len(blocks) == len(names):
+            return _named(names, made), None, None
+        own, before = pieces.segments_local(blocks[-1], 1)
+        return _named(names, made), own.reshape(-1, pieces.length), before.reshape(-1)
+
+    of_keys = inputs._replace(q=None).present
 
     def summary(*blocks: Array) -> Array:
         """(R, A) of each piece, [B, m, (g), u, s, p + added]."""
-        num = 4 if is_delta else 3
-        (k, v, decay, *rest), own, before = cut(blocks[:num], blocks[num:])
-        start = jnp.eye(added) if is_delta else jnp.ones((k.shape[-1], 1))
+        inputs, own, before = cut([*of_keys], blocks)
+        v = inputs.v
+        start = jnp.eye(added) if is_delta else jnp.ones((inputs.k.shape[-1], 1))
         start = jnp.pad(start.astype(jnp.float32), ((0, 0), (size, 0)))
         wide = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, added)])
         start = jnp.broadcast_to(start, (len(v), *v.shape[2:-1], *start.shape))
-        of_delta = rest[0] if is_delta else None
-        _, after = _over_chunks(Inputs(None, k, wide, decay, of_delta), own, start, before)
+        _, after = _over_chunks(inputs._replace(v=wide), own, start, before)
         return after.reshape(-1, pieces.num_local, *after.shape[1:])
 
-    def results(q: Array, k: Array, v: Array, decay: Array, gathered: Array, *blocks: Array) -> Array:
-        num = 1 if is_delta else 0
-        (q, k, v, decay, *rest), own, before = cut((q, k, v, decay, *blocks[:num]), blocks[num:])
+    def results(gathered: Array, *blocks: Array) -> Array:
+        inputs, own, before = cut([*inputs_given], blocks)
         of_pieces = jnp.moveaxis(pieces.in_order(gathered), 1, 0)
 
         def after(state: Array, piece: Array) -> tuple[Array, Array]:
@@ -125,19 +143,18 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
 
         _, states = lax.scan(after, jnp.zeros_like(of_pieces[0, ..., :size]), of_pieces)
         mine = jnp.moveaxis(jnp.take(states, pieces.numbers_local(), axis=0), 0, 1)
-        of_delta = rest[0] if is_delta else None
         start = mine.reshape(-1, *mine.shape[2:])
-        out, _ = chunked(Inputs(q, k, v, decay, of_delta), own, start, before)
+        out, _ = chunked(inputs, own, start, before)
         return out.reshape(-1, pieces.num_local * pieces.length, *out.shape[2:])
 
-    of_keys = [x for x in inputs[1:] if x is not None]
-    specs, of_values = [spec_of(x) for x in of_keys], spec_of(v).partitions
+    inputs_given = inputs.present
+    specs, of_values = [spec_of(x) for x in of_keys.values()], spec_of(inputs.v).partitions
     places = [] if segments is None else [segments]
     of_places = [PartitionSpec(of_values[0], None)] * len(places)
     made = PartitionSpec(*of_values[:-1], None, None)
     scan = with_gradient(jax.checkpoint(summary), [*specs, *of_places], made, len(specs))
-    gathered = _gathered(checkpoint_name(scan(*of_keys, *places), KEPT), pieces, to_all)
-    given = [*inputs[:4], gathered, *([] if beta is None else [beta])]
+    gathered = _gathered(checkpoint_name(scan(*of_keys.values(), *places), KEPT), pieces, to_all)
+    given = [gathered, *inputs_given.values()]
     specs = [spec_of(x) for x in given]
     out_spec = PartitionSpec(*of_values)
     scan = with_gradient(jax.checkpoint(results), [*specs, *of_places], out_spec, len(given))
@@ -181,12 +198,13 @@ def _over_chunks(
     inputs: Inputs, segments: Array | None, state: Array | None, before: Array | None
 ) -> tuple[Array | None, Array]:
     """`chunked`, with None for o if there are no queries."""
-    q, k, v, decay, beta = inputs
+    q, k, v, decay, beta, log_rates = inputs
     grouped = v.ndim == 5
     if not grouped:
         k, v, decay = k[:, :, None], v[:, :, None], decay[:, :, None]
         q = None if q is None else q[:, :, None]
         beta = None if beta is None else beta[:, :, None]
+        log_rates = None if log_rates is None else log_rates[None]
     batch, length = v.shape[:2]
     size = min(CHUNK, length)
     if decay.ndim == v.ndim:
@@ -202,12 +220,39 @@ def _over_chunks(
     if state is not None:
         first = state if grouped else state[:, None]
     start = (first, segments[:, 0] if before is None else before)
-    (after, _), out = lax.scan(jax.checkpoint(_chunk), start, (*wide, places))
+    of_chunk = _chunk if log_rates is None else partial(_chunk_of_rates, rates_of(log_rates))
+    (after, _), out = lax.scan(jax.checkpoint(of_chunk), start, (*wide, places))
     after = after if grouped else after[:, 0]
     if out is None:
         return None, after
     out = jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :length].astype(v.dtype)
     return (out if grouped else out[:, :, 0]), after
+
+
+def rates_of(log_rates: Array) -> Array:
+    """The rates that steps multiply, to the logarithms of decays."""
+    return -jnp.exp(log_rates.astype(jnp.float32))
+
+
+def _chunk_of_rates(
+    rates: Array,
+    carry: tuple[Array, Array],
+    chunk: tuple[Array | None, Array, Array, Array, None, Array],
+) -> tuple[tuple[Array, Array], Array | None]:
+    """`_chunk` with a decay of each value and element of a key, decay[B, C, g, u] times rates[g, u, s]."""
+    (state, before), (q, k, v, steps, _, places) = carry, chunk
+    earlier = jnp.concatenate([before[:, None], places[:, :-1]], axis=1)
+    continues = (places == earlier)[:, :, None, None, None]
+    kept = jnp.where(continues, jnp.exp(steps[..., None] * rates[None, None]), 0.0)[..., None]
+    added = k[:, :, :, None, :, None] * v[..., None, :]
+    added = added.at[:, 0].add(kept[:, 0] * state)
+
+    def after(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+        return first[0] * second[0], first[1] * second[0] + second[1]
+
+    _, states = lax.associative_scan(after, (kept, added), axis=1)
+    out = None if q is None else jnp.einsum("bigs,bigusp->bigup", q, states)
+    return (states[:, -1], places[:, -1]), out
 
 
 def _solved(system: Array, wanted: Array) -> Array:

@@ -15,6 +15,7 @@ entry of the last draft that was right.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,7 @@ from meshwright.models.parameters import dimensions
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.paged import Rows
 from meshwright.nn.each_device import each_device, spec_of
-from meshwright.nn.mixers.recurrence import Inputs, chunked
+from meshwright.nn.mixers.recurrence import Inputs, chunked, rates_of
 from meshwright.nn.start.device_mesh import array_type
 
 States = dict[str, list[Array]]
@@ -39,9 +40,9 @@ States = dict[str, list[Array]]
 class StateCache:
     """The states of all layers, and the places of a step's tokens.
 
-    positions i32[N]: of each token in its sequence, negative for padding. slots i32[N]: for the first token of
-    each row, the entry that it reads. Both are split as the batch. rows: of each replica. num_replicas: of a
-    shard of the batch. num_slots: of a replica. num_drafts: entries of each slot for states after drafts.
+    positions i32[N]: of each token in its sequence, negative for padding. slots i32[N]: for the first token
+    of each row, the entry that it reads. Both are split as the batch. rows: of each replica. num_replicas: of
+    a shard of the batch. num_slots: of a replica. num_drafts: entries of each slot for states after drafts.
     """
 
     states: Mapping[str, Sequence[Array]]
@@ -58,10 +59,10 @@ class StateCache:
 
     def recurrence(self, number: int, name: str, inputs: Inputs) -> tuple[Array, "StateCache"]:
         """o[N, ...] like v of inputs [N, ...], and the cache after them."""
-        q, k, v, decay, beta = inputs
-        assert q is not None, "a step has queries"
-        given = v, q, k, decay, *([] if beta is None else [beta])
-        return self._updated(number, name, _recurrent, *given)
+        of_tokens, rates = inputs._replace(v=None, log_rates=None).present, inputs.log_rates
+        of_rows = partial(_recurrent, ("v", *of_tokens))
+        constants = [] if rates is None else [rates]
+        return self._updated(number, name, of_rows, inputs.v, *of_tokens.values(), constants=constants)
 
     def _updated(
         self,
@@ -174,22 +175,19 @@ def _convolved(state: Array, places: Places, x: Array, taps: Array) -> tuple[Arr
     return jnp.asarray(y, x.dtype), places.put(state, after)
 
 
-def _recurrent(
-    state: Array,
-    places: Places,
-    v: Array,
-    q: Array,
-    k: Array,
-    decay: Array,
-    beta: Array | None = None,
-) -> tuple[Array, Array]:
-    """o like v[R, Q, (g), u, p], and the states[slots, (g), u, s, p]."""
-    inputs = Inputs(q, k, v, decay, beta)
-    if v.shape[1] == 1 or places.after_drafts is not None:
+def _recurrent(names: Sequence[str], state: Array, places: Places, *arrays: Array) -> tuple[Array, Array]:
+    """o like v[R, Q, (g), u, p], and the states[entries, (g), u, s, p].
+
+    arrays: the Inputs of these names, and perhaps log_rates.
+    """
+    inputs = Inputs(**{"q": None, "beta": None} | dict(zip((*names, "log_rates"), arrays, strict=False)))
+    log_rates, inputs, length = inputs.log_rates, inputs._replace(log_rates=None), inputs.v.shape[1]
+    if length == 1 or places.after_drafts is not None:
         after = jnp.where(_along(places.positions[:, 0] > 0, state), state[places.read], 0.0)
         results, states = list[Array](), list[Array]()
-        for token in range(v.shape[1]):
-            out, after = _stepped(jax.tree.map(lambda x, i=token: x[:, i : i + 1], inputs), after)
+        for token in range(length):
+            of_token = jax.tree.map(lambda x, i=token: x[:, i : i + 1], inputs)
+            out, after = _stepped(of_token._replace(log_rates=log_rates), after)
             results.append(out)
             states.append(after)
         return jnp.concatenate(results, axis=1), places.put(state, states)
@@ -203,7 +201,8 @@ def _recurrent(
             k=jnp.where(_along(is_token, inputs.k), inputs.k, jnp.zeros((), inputs.k.dtype)),
             decay=jnp.where(_along(is_token, inputs.decay), inputs.decay, jnp.zeros((), inputs.decay.dtype)),
         )
-        out, after = chunked(jax.tree.map(lambda x: x[None], inputs), state=before[None])
+        inputs = jax.tree.map(lambda x: x[None], inputs)._replace(log_rates=log_rates)
+        out, after = chunked(inputs, state=before[None])
         return states.at[slot].set(after[0]), out[0]
 
     state, out = lax.scan(row, state, (places.read, places.slots, places.positions, inputs))
@@ -212,10 +211,12 @@ def _recurrent(
 
 def _stepped(inputs: Inputs, state: Array) -> tuple[Array, Array]:
     """(o like v[R, 1, (g), u, p], the states after it) of one token a row."""
-    wide = [None if x is None else x[:, 0].astype(jnp.float32) for x in inputs]
+    wide = [None if x is None else x[:, 0].astype(jnp.float32) for x in inputs[:5]]
     q, k, v, decay, beta = wide
     assert q is not None and k is not None and v is not None and decay is not None, "only beta may be None"
     spec = "...s,...usp->...up"
+    if inputs.log_rates is not None:
+        decay = decay[..., None] * rates_of(inputs.log_rates)[None]
     state = state * jnp.exp(decay if decay.ndim == state.ndim - 1 else decay[..., None])[..., None]
     if beta is not None:
         v = beta[..., None] * (v - jnp.einsum(spec, k, state))

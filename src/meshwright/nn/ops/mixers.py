@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
@@ -10,7 +11,7 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.layout.moves.attention import shared_by_heads, token_sharding
 from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.transformer import Places
-from meshwright.nn.each_device import KEPT
+from meshwright.nn.each_device import KEPT, axes_of, own_copies, spec_of
 from meshwright.nn.mixers.convolution import convolved, convolved_pieces
 from meshwright.nn.mixers.elementwise import apply
 from meshwright.nn.mixers.pieces import Pieces
@@ -95,14 +96,34 @@ class MixerOps(ProductOps):
         places: Places,
         cache: Any,
         kind: KindInLoop,
+        log_rates: Array | None = None,
     ) -> tuple[Array, Any]:
         with jax.named_scope(name):
-            inputs, segments = Inputs(q, k, v, decay, beta), self._segments(places)
+            inputs, segments = self._inputs(q, k, v, decay, beta, log_rates), self._segments(places)
+        if inputs.log_rates is not None:
+            # Each device adds to the cotangent, which is then summed once, also if two scans read the rates.
+            over = [axis for entry in spec_of(v).partitions[:2] for axis in axes_of(entry)]
+            with jax.named_scope("decay_log"):
+                inputs = inputs._replace(log_rates=own_copies(inputs.log_rates, over))
+        with jax.named_scope(name):
             pieces = Pieces.of(self.layout, v)
             if pieces is None:
-                return checkpoint_name(recurrence(inputs, segments), KEPT), None
-            to_all = gathered_states(self.layout, name, "BTgusp" if v.ndim == 5 else "BTusp")
-            return checkpoint_name(over_pieces(inputs, segments, pieces, to_all), KEPT), None
+                o = recurrence(inputs, segments)
+            else:
+                to_all = gathered_states(self.layout, name, "BTgusp" if v.ndim == 5 else "BTusp")
+                o = over_pieces(inputs, segments, pieces, to_all)
+            return checkpoint_name(jnp.reshape(o, v.shape, out_sharding=spec_of(v)), KEPT), None
+
+    def _inputs(
+        self, q: Array, k: Array, v: Array, decay: Array, beta: Array | None, log_rates: Array | None
+    ) -> Inputs:
+        """Inputs of arrays [B, T, ...]; values v[B, T, u] get a dimension p = 1, and rates are split as v."""
+        if log_rates is None:
+            return Inputs(q, k, v, decay, beta)
+        heads = spec_of(v).partitions[2]
+        reduced = jax.typeof(log_rates).sharding.spec.reduced
+        log_rates = reshard(log_rates, PartitionSpec(heads, None, reduced=reduced))
+        return Inputs(q, k, v[..., None], decay, beta, log_rates)
 
     def _segments(self, places: Places) -> Array | None:
         """The segments of all positions of a device's sequences, also if it has only some of them."""
