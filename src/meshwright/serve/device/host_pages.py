@@ -21,7 +21,8 @@ class HostPages:
     def __init__(self, page: Any, num_replicas: int, num_bytes: int, page_size: int) -> None:
         leaves = jax.tree.leaves(page)
         page_bytes = sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-        self.num_pages = num_bytes // page_bytes
+        # Pages of a model without attention hold nothing.
+        self.num_pages = num_bytes // page_bytes if num_bytes else 0
         if num_bytes and not self.num_pages:
             raise PlanError(
                 f"a host cache of {num_bytes:,} bytes holds no page of {page_size} positions"

@@ -168,7 +168,10 @@ class InferencePrograms:
 
     def jitted_step(self, step: StepShape) -> tuple[Any, tuple[Any, ...]]:
         """The step before it is compiled, and the types of its arguments."""
-        by_token, tables = (step.num_tokens,), (step.num_rows, max(self._groups) + 1, step.pages_of_row)
+        by_token, tables = (
+            (step.num_tokens,),
+            (step.num_rows, max(self._groups, default=0) + 1, step.pages_of_row),
+        )
         shapes = by_token, by_token, by_token, tables, (step.num_heads,)
         of_replicas = [(self.num_replicas * first, *rest) for first, *rest in shapes]
         columns = [self._split(*shape) for shape in of_replicas]
