@@ -323,8 +323,8 @@ class InferenceOps(JaxOps):
         if cache is None:
             return super().recurrence(name, q, k, v, decay, beta, places, None, kind, log_rates)
         with jax.named_scope(name):
-            of_rows = self._inputs(q, k, v, decay, beta, log_rates)
-            inputs = Inputs(*(None if x is None else x[:, 0] for x in of_rows[:5]), of_rows.log_rates)
+            given = self._inputs(q, k, v, decay, beta, log_rates).present
+            inputs = Inputs.of({kind: x if kind == "log_rates" else x[:, 0] for kind, x in given.items()})
             o, states = cache.cache.of_states.recurrence(cache.state, "state", inputs)
             o = jnp.reshape(o[:, None], v.shape, out_sharding=spec_of(v))
             return o, cache._replace(cache=replace(cache.cache, states=states))

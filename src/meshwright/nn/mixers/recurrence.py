@@ -33,7 +33,7 @@ no more of the other pieces:
 A chain of permutes would send S_i only, [s, p], but in as many dependent steps as there are pieces.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -65,6 +65,12 @@ class Inputs(NamedTuple):
     beta: Array | None
     log_rates: Array | None = None
 
+    @classmethod
+    def of(cls, given: Mapping[str, Array]) -> "Inputs":
+        """Inputs of arrays by name, None for the others."""
+        queries, beta, log_rates = (given.get(name) for name in ("q", "beta", "log_rates"))
+        return cls(queries, given["k"], given["v"], given["decay"], beta, log_rates)
+
     @property
     def present(self) -> dict[str, Array]:
         """The arrays that are not None, by name."""
@@ -94,11 +100,11 @@ def recurrence(inputs: Inputs, segments: Array | None) -> Array:
 
 
 def _named(names: Iterable[str], blocks: Sequence[Array]) -> Inputs:
-    """Inputs of these names on a device, None for the others."""
+    """Inputs of these names on one device, each of which has a copy of log_rates."""
     given = dict(zip(names, blocks, strict=False))
     if "log_rates" in given:
         [given["log_rates"]] = given["log_rates"]
-    return Inputs(**dict.fromkeys(_OF_POSITIONS) | given)
+    return Inputs.of(given)
 
 
 def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: Reshard) -> Array:

@@ -59,10 +59,12 @@ class StateCache:
 
     def recurrence(self, number: int, name: str, inputs: Inputs) -> tuple[Array, "StateCache"]:
         """o[N, ...] like v of inputs [N, ...], and the cache after them."""
-        of_tokens, rates = inputs._replace(v=None, log_rates=None).present, inputs.log_rates
-        of_rows = partial(_recurrent, ("v", *of_tokens))
-        constants = [] if rates is None else [rates]
-        return self._updated(number, name, of_rows, inputs.v, *of_tokens.values(), constants=constants)
+        given = inputs.present
+        rates = given.pop("log_rates", None)
+        # The result is like the first array.
+        names = sorted(given, key=lambda kind: kind != "v")
+        arrays, constants = [given[kind] for kind in names], [] if rates is None else [rates]
+        return self._updated(number, name, partial(_recurrent, names), *arrays, constants=constants)
 
     def _updated(
         self,
@@ -180,7 +182,7 @@ def _recurrent(names: Sequence[str], state: Array, places: Places, *arrays: Arra
 
     arrays: the Inputs of these names, and perhaps log_rates.
     """
-    inputs = Inputs(**{"q": None, "beta": None} | dict(zip((*names, "log_rates"), arrays, strict=False)))
+    inputs = Inputs.of(dict(zip((*names, "log_rates"), arrays, strict=False)))
     log_rates, inputs, length = inputs.log_rates, inputs._replace(log_rates=None), inputs.v.shape[1]
     if length == 1 or places.after_drafts is not None:
         after = jnp.where(_along(places.positions[:, 0] > 0, state), state[places.read], 0.0)

@@ -120,7 +120,7 @@ class MixerOps(ProductOps):
         """Inputs of arrays [B, T, ...]; values v[B, T, u] get a dimension p = 1, and rates are split as v."""
         if log_rates is None:
             return Inputs(q, k, v, decay, beta)
-        heads = spec_of(v).partitions[2]
+        heads = jax.typeof(v).sharding.spec.partitions[2]
         reduced = jax.typeof(log_rates).sharding.spec.reduced
         log_rates = reshard(log_rates, PartitionSpec(heads, None, reduced=reduced))
         return Inputs(q, k, v[..., None], decay, beta, log_rates)
