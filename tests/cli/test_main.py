@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from typer.main import get_command
 
 from meshwright import __version__
+from meshwright.__main__ import run as entry_point
 from meshwright.cli import common
 from meshwright.cli import main as front_door
 from meshwright.cli.main import COMMANDS, main
@@ -109,6 +111,20 @@ def test_failures_of_the_system(error: BaseException, code: int, message: str, c
     monkeypatch.setattr(front_door, "import_module", raising(error))
     assert main(["model", "tiny"]) == code
     assert capsys.readouterr().err == message
+
+
+def test_ctrl_c_ends_the_imports_quietly(monkeypatch):
+    handlers = []
+
+    class Main:
+        @property
+        def run(self):
+            handlers.append(signal.getsignal(signal.SIGINT))
+            return lambda: handlers.append(signal.getsignal(signal.SIGINT))
+
+    monkeypatch.setitem(sys.modules, "meshwright.cli.main", Main())
+    entry_point()
+    assert handlers == [signal.SIG_DFL, signal.default_int_handler]
 
 
 def test_a_terminal_shows_what_is_waited_for(monkeypatch, capsys):

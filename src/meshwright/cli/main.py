@@ -188,8 +188,13 @@ def main(args: Sequence[str]) -> int:
 
 
 def run() -> None:
-    """The entry point of `mw` and `meshwright`."""
+    """Run the command line of this process, and exit."""
     code = main(sys.argv[1:])
+    if code == INTERRUPTED:
+        # Threads of compilers may still run, and an orderly exit beneath them can crash.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     if code == BAD_INPUT:
         from meshwright.nn.start.processes import COORDINATOR  # here, so that help need not import it
 

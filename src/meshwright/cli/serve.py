@@ -89,22 +89,27 @@ def serve(
 
 
 def _serve(server: Server, host: str, ports: tuple[int, int | None], as_json: bool) -> None:
-    from meshwright.serve.http.connections import Connections
-    from meshwright.serve.http.server import address, bind, run
-
-    if server.engine.plan is not None:
-        load_hardware(server.engine.plan.hardware)  # for its warnings
-    server.engine.use_devices()
-    from meshwright.cli.service import open_app
-
-    limits = server.limits
-    connections = Connections(limits.max_connections, limits.max_connections_per_address, limits.proxies)
     with ExitStack() as stack:
-        # First, since loading may take minutes.
-        listener, probes = [None if port is None else stack.enter_context(bind(host, port)) for port in ports]
-        assert listener is not None
-        with ends_at_once(), progress() as report:
-            api, name = stack.enter_context(open_app(server, report))
+        with ends_at_once():
+            from meshwright.serve.http.connections import Connections
+            from meshwright.serve.http.server import address, bind, run
+
+            if server.engine.plan is not None:
+                load_hardware(server.engine.plan.hardware)  # for its warnings
+            server.engine.use_devices()
+            from meshwright.cli.service import open_app
+
+            limits = server.limits
+            connections = Connections(
+                limits.max_connections, limits.max_connections_per_address, limits.proxies
+            )
+            # First, since loading may take minutes.
+            listener, probes = [
+                None if port is None else stack.enter_context(bind(host, port)) for port in ports
+            ]
+            assert listener is not None
+            with progress() as report:
+                api, name = stack.enter_context(open_app(server, report))
         if probes is not None:
             note(f"/health on {address(probes)}")
         run(api, listener, lambda url: _announce(url, name, as_json), connections, probes)
