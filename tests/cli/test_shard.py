@@ -285,3 +285,29 @@ def test_one_array_is_counted(capsys):
     assert "\n  X=1, Y=0: A[2:4, 0:3]\n" in capsys.readouterr().out
     assert main(["shard", "A[I_XY, J]", *where, "--backward"]) == 2
     assert "takes a product or a reshard, not one array" in capsys.readouterr().err
+
+
+def test_an_array_without_sizes_is_counted_in_letters(capsys):
+    """How to Scale Your Model, "Sharded Matrices": A[I_XY, J] has local shape (I/(|X| |Y|), J)."""
+    assert main(["shard", "A[I_XY, J]", "--mesh", "X=4,Y=8"]) == 0
+    assert capsys.readouterr().out == (
+        "A[I_XY, J] on X=4, Y=8\n"
+        "each of 32 devices holds a block [I/32, J], 1/32 of the elements; 1 device holds each block\n"
+        "all devices together hold A once\n"
+        "for bytes and the time to read a block, give --dims I=4096,J=4096\n"
+    )
+    copied = document(capsys, "shard", "A[I_X, J, K]", "--mesh", "X=4,Y=8,Z=2")
+    assert (copied["block"], copied["copies"], copied["arrays_of_all_devices"]) == (["I/4", "J", "K"], 16, 16)
+    partial = document(capsys, "shard", "[I_X, J]{U_Y}", "--mesh", "X=4,Y=8")
+    assert (partial["block"], partial["copies"], partial["arrays_of_all_devices"]) == (["I/4", "J"], 1, 8)
+
+
+@pytest.mark.parametrize(
+    "written", ["A[I_X, J] -> A[I, J]", "A[I_X, J] . B[J, K]", "A[I_X] . B[I_X] -> h; h[J] = exp(h)"]
+)
+def test_a_price_needs_sizes(written, capsys):
+    assert main(["shard", written, "--mesh", "X=4"]) == 2
+    error = capsys.readouterr().err
+    assert "the price needs the sizes of the dimensions; give --dims I=512" in error
+    assert main(["shard", "A[I_X]", "--mesh", "X=4", "--run"]) == 2
+    assert "--run: needs --dims" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """A Layout: which mesh axes split what, the text that names it, and what does not divide."""
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -262,13 +263,18 @@ class TestWideLayouts:
             ("interleave=2", "layout: interleave = 2 chunks a stage with pipe = 1; fits: pipe above 1"),
             (
                 "data=4,expert=3",
-                "layout: expert = 3 does not divide the data ranks data·fsdp = 4·1 = 4; "
-                "fits: expert in {1, 2, 4}",
+                "layout: expert = 3 divides neither data = 4 nor fsdp = 1; "
+                "fits: expert in {1, 2, 4}, or data=12,expert=3 on 12 devices",
             ),
             (
                 "tensor=8,expert=16",
-                "layout: expert = 16 does not divide the data ranks data·fsdp = 1·1 = 1; "
-                "fits: expert in {1}, or data=16,expert=16",
+                "layout: expert = 16 divides neither data = 1 nor fsdp = 1; "
+                "fits: expert in {1, 8}, or data=16,tensor=8,expert=16 on 128 devices",
+            ),
+            (
+                "data=2,fsdp=2,expert=4",
+                "layout: expert = 4 divides neither data = 2 nor fsdp = 2; "
+                "fits: expert in {1, 2}, or data=2,fsdp=4,expert=4 on 8 devices",
             ),
             ("schedule=1f1", "layout: schedule = '1f1'; did you mean 1f1b?"),
         ],
@@ -277,6 +283,31 @@ class TestWideLayouts:
         with pytest.raises(LayoutError) as caught:
             Layout.parse(text)
         assert str(caught.value) == message
+
+    @pytest.mark.parametrize(
+        ("model", "text"),
+        [
+            ("llama-3-70b", "fsdp=4,tensor=10"),
+            ("llama-3-8b", "tensor=64"),
+            ("llama-3-8b", "fsdp=2,tensor=16"),
+            ("gemma-3-27b", "tensor=32"),
+            ("qwen3-30b-a3b", "tensor=16"),
+            ("mixtral-8x7b", "fsdp=2,context=2,expert=8"),
+            ("mixtral-8x7b", "data=2,tensor=2,expert=8"),
+        ],
+    )
+    def test_what_an_error_names_fits(self, model: str, text: str) -> None:
+        """Every degree and every layout after `fits:` is free of this error, for all arrays of the model."""
+        config = load_model(model)
+        with pytest.raises(LayoutError) as caught:
+            check_fits(Layout.parse(text), config)
+        named = re.search(r"fits: (\w+) in \{([^}]+)\}(?:, or ([\w=,]+=\d+))?", str(caught.value))
+        assert named
+        axis, listed, whole = named.groups()
+        for degree in listed.split(", "):
+            check_fits(Layout.parse(re.sub(rf"\b{axis}=\d+", f"{axis}={degree}", text)), config)
+        if whole:
+            check_fits(Layout.parse(whole), config)
 
     def test_more_chunks_than_layers(self) -> None:
         with pytest.raises(LayoutError) as caught:

@@ -30,7 +30,7 @@ from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
 from meshwright.notation.resharding import cheapest_reshard
 from meshwright.notation.roles import case_of
-from meshwright.notation.written import is_chain, parse_written
+from meshwright.notation.written import is_chain, parse_written, written_dims
 from meshwright.options import REQUIRED, option, parse_dtype
 from meshwright.report.pictures.derivation import contraction_svg, reshard_svg
 from meshwright.report.terminal.board import (
@@ -61,7 +61,9 @@ def shard(
         str, typer.Argument(metavar="EXPRESSION", help="A[I_X, J] . B[J_X, K] -> C[I_X, K], quoted.")
     ],
     mesh: str = option(REQUIRED, help="Mesh axes and their sizes: X=4,Y=2."),
-    dims: str = option(REQUIRED, help="Sizes of the dimensions: I=1024,J=4k,K=4k."),
+    dims: str | None = option(
+        None, help="Sizes of the dimensions: I=1024,J=4k,K=4k.", unset="for one array, letters"
+    ),
     hardware: str | None = option(
         None, help="v5e:4x2, h100:8, machine.toml.", unset="v5p with a torus of the mesh's shape"
     ),
@@ -83,13 +85,15 @@ def shard(
     """Derive and price every way to multiply sharded arrays.
 
     Without `-> C[...]`, letters in both operands are summed and the output may have any sharding. `{U_X}` in
-    the output leaves its partial sums over X unreduced. One array is counted, or with `->` resharded. Several
+    the output leaves its partial sums over X unreduced. One array is counted, or with `->` resharded;
+    without --dims its blocks are counted in letters. Several
     statements form a chain: the command prints the steps that its shardings imply, with --backward those of
     the gradients too. --search tries every sharding of the named arrays.
 
     \b
     mw shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096
     mw shard "x[B_X, D] . w[D, F_Y]" --mesh X=4,Y=4 --dims B=8k,D=4k,F=16k --hardware v5e:4x4
+    mw shard "A[I_XY, J]" --mesh X=4,Y=2
     mw shard "A[I_XY, J]" --mesh X=4,Y=2 --dims I=1024,J=4096
     mw shard "A[I_X, J] -> A[I, J_X]" --mesh X=8 --dims I=1024,J=4096 --hardware h100:8
     mw shard "x[B_X, D] . w[D_X, F] -> h[B_X, F]; h . v[F, D_X] -> y[B_X, D]" --backward \\
@@ -101,7 +105,12 @@ def shard(
         check_writable(svg)
     if run:
         require("run")
-    parsed_mesh, sizes = parse_mesh(mesh), parse_sizes(dims)
+    parsed_mesh = parse_mesh(mesh)
+    if dims is None:
+        _refuse({"--svg": svg, "--run": run, "--backward": backward, "--search": search}, "needs --dims")
+        _in_letters(written, parsed_mesh, as_json=as_json)
+        return
+    sizes = parse_sizes(dims)
     machine = _rated(catalog.load(hardware)) if hardware else default_hardware(parsed_mesh)
     if is_chain(written) or search:
         _refuse({"--svg": svg, "--run": run}, "takes one product or reshard, not a chain")
@@ -176,17 +185,46 @@ def _array(
     if as_json:
         emit(document)
         return
-    held = format_number_of(copies, "device")
     blocks = _block_indices(array, mesh, sizes) if 1 < mesh.num_devices <= _MOST_BLOCKS else {}
     print(
         f"{array} in {dtype}: {format_bytes(document['bytes'])}",
         f"each of {format_number_of(mesh.num_devices, 'device')} holds a block {list(block)}, "
-        f"{format_bytes(each)}; {held} {'holds' if copies == 1 else 'hold'} each block",
+        f"{format_bytes(each)}; {_holders(copies)} each block",
         f"all devices together hold {format_bytes(document['bytes_of_all_devices'])}",
         f"a device of {machine.spec} reads its block in {format_seconds(document['seconds_read'])}",
         *(f"  {device}: {indices}" for device, indices in blocks.items()),
         sep="\n",
     )
+
+
+def _in_letters(written: str, mesh: Mesh, *, as_json: bool) -> None:
+    """Print the block of an array without sizes. Raises NotationError for what only sizes can answer."""
+    size = 128 * mesh.num_devices
+    example = f"--dims {','.join(f'{dim}={size}' for dim in written_dims(written))}"
+    if is_chain(written) or len(operands := parse_shard(written)[0]) > 1 or "->" in written:
+        raise NotationError(f"{written!r}: the price needs the sizes of the dimensions; give {example}")
+    array = operands[0]
+    shards = {dim: mesh.size(axes) for dim, axes in zip(array.dims, array.axes, strict=True)}
+    block = [dim if number == 1 else f"{dim}/{number}" for dim, number in shards.items()]
+    copies = array.replicas(mesh)
+    arrays = mesh.num_devices // prod(shards.values())
+    if as_json:
+        document = {"array": str(array), "mesh": dict(mesh.sizes), "block": block, "copies": copies}
+        emit(document | {"arrays_of_all_devices": arrays})
+        return
+    part = f"1/{prod(shards.values())} of the" if mesh.size(array.sharded_axes) > 1 else "all"
+    print(
+        f"{array} on {', '.join(f'{axis}={size}' for axis, size in mesh.sizes.items())}",
+        f"each of {format_number_of(mesh.num_devices, 'device')} holds a block [{', '.join(block)}], "
+        f"{part} elements; {_holders(copies)} each block",
+        f"all devices together hold {array.name} {'once' if arrays == 1 else f'{arrays} times'}",
+        f"for bytes and the time to read a block, give {example}",
+        sep="\n",
+    )
+
+
+def _holders(copies: int) -> str:
+    return f"{format_number_of(copies, 'device')} {'holds' if copies == 1 else 'hold'}"
 
 
 def _block_indices(array: ShardedArray, mesh: Mesh, sizes: Mapping[str, int]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import inf
+from math import gcd, inf
 
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError, PlanError
@@ -67,10 +67,16 @@ def check_stacks(layout: Layout, config: ModelConfig) -> None:
 
 
 def _check_divides(layout: Layout, config: ModelConfig, tables: tuple[str, ...], *, padded: bool) -> None:
-    for (dim, axes, _), (array, size) in _splits(layout.rules, config, tables).items():
+    splits = _splits(layout.rules, config, tables)
+    for (dim, axes, _), (array, size) in splits.items():
         padding = -size % layout.mesh.size(axes)
         if padding > (_MOST_PADDING.get(dim, 0.0) * size if padded else 0):
-            raise LayoutError(_does_not_divide(array, dim, axes, size, layout.mesh))
+            others = {
+                letter: other
+                for letter, over, other in splits
+                if over == axes and not (padded and letter in _MOST_PADDING)
+            }
+            raise LayoutError(_does_not_divide(array, dim, axes, size, layout.mesh, others))
 
 
 @lru_cache(maxsize=512)
@@ -255,17 +261,30 @@ _LETTER_NAMES = {
 }
 
 
-def _does_not_divide(array: ShardedArray, dim: str, axes: tuple[str, ...], size: int, mesh: Mesh) -> str:
-    axis = "·".join(axes)
+def _does_not_divide(
+    array: ShardedArray,
+    dim: str,
+    axes: tuple[str, ...],
+    size: int,
+    mesh: Mesh,
+    others: Mapping[str, int],
+) -> str:
+    """The message for a dimension that does not divide.
+
+    others: the sizes of all dimensions over these axes, so that each degree that is named fits all of them.
+    """
+    axis, degree = "·".join(axes), mesh.size(axes)
     whole = array.replace(axes={dim: ()})
-    fits = ", ".join(map(str, dividing_degrees(size, size)))
-    wider, rest = divmod(mesh.size(axes), size)
+    common = gcd(size, *others.values())
+    fits = ", ".join(map(str, dividing_degrees(common, common)))
+    is_shared = dim == "K" and axes == (TENSOR.name,)
+    shares_heads = is_shared and all(other % degree == 0 for letter, other in others.items() if letter != "K")
     copies = (
-        f", or {axis}={size},{KV_REPLICAS.name}={wider}"
-        if dim == "K" and axes == (TENSOR.name,) and not rest
+        f", or {axis}={size},{KV_REPLICAS.name}={degree // size}"
+        if shares_heads and degree % size == 0
         else ""
     )
     return (
-        f"{array}: {size} {_LETTER_NAMES[dim]} ({dim}) do not divide over {axis} = {mesh.size(axes)}; "
+        f"{array}: {size} {_LETTER_NAMES[dim]} ({dim}) do not divide over {axis} = {degree}; "
         f"fits: {axis} in {{{fits}}}{copies}, or replicate: {whole}"
     )

@@ -45,6 +45,16 @@ def is_chain(text: str) -> bool:
     return bool(re.search(r"[;=\n]", text))
 
 
+def written_dims(text: str) -> list[str]:
+    """The dimensions of all arrays of a text, each once, in order.
+
+    >>> written_dims("x[B_X, D] . w[D, F_Y]")
+    ['B', 'D', 'F']
+    """
+    arrays = (parse_array(match[0]) for match in re.finditer(r"\w*\[[^\]]*\]", text))
+    return list(dict.fromkeys(dim for array in arrays for dim in array.dims))
+
+
 def _lines(text: str, written: dict[str, ShardedArray]) -> Iterator[str]:
     """The statements as lines of a chain; their shardings are added to `written`."""
 

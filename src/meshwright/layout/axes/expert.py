@@ -1,7 +1,7 @@
 """Expert parallelism: devices have different experts of a mixture, and tokens travel to them."""
 
 from collections.abc import Iterable, Iterator, MutableMapping
-from math import gcd, prod
+from math import gcd, lcm, prod
 from typing import Any
 
 from meshwright.errors import LayoutError
@@ -16,6 +16,8 @@ from meshwright.notation.mesh import Mesh
 # Axes that E takes besides data ranks, in the order of attempts; folded groups take as many as they can.
 _WIDER: tuple[tuple[str, ...], ...] = ((), ("tensor",), ("context",), ("tensor", "context"))
 _FOLDED = (_WIDER[3], *_WIDER[1:3], ())
+# The axes whose degrees multiply to the devices: an expert group is cut out of them.
+_MULTIPLIED = ("pipe", "data", "fsdp", "context", "tensor2", "tensor", "kv_replicas")
 _LARGEST = 5  # degrees that a search tries, above 1
 
 
@@ -181,14 +183,22 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
     """
     cut = _cut(form["expert"], form, _orders(form))
     if cut is None:
-        ranks = form["data"] * form["fsdp"]
-        fits = ", ".join(map(str, dividing_degrees(ranks, ranks)))
-        owners = "" if ranks > 1 else f", or data={form['expert']},expert={form['expert']}"
-        raise LayoutError(
-            f"layout: expert = {form['expert']} does not divide the data ranks data·fsdp = {form['data']}·"
-            f"{form['fsdp']} = {ranks}; fits: expert in {{{fits}}}{owners}"
-        )
+        raise LayoutError(_no_owner(form))
     return cut
+
+
+def _no_owner(form: ShortForm) -> str:
+    """The message for experts over more devices than either data axis gives."""
+    expert, degrees = form["expert"], {axis: form[axis] for axis in _MULTIPLIED}
+    fits = [degree for degree in divisors(prod(degrees.values())) if _cut(degree, form, _orders(form))]
+    owner = "fsdp" if form["fsdp"] > 1 else "data"
+    degrees[owner] = lcm(degrees[owner], expert)
+    words = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
+    return (
+        f"layout: expert = {expert} divides neither data = {form['data']} nor fsdp = {form['fsdp']}; "
+        f"fits: expert in {{{', '.join(map(str, fits))}}}, or {words},expert={expert} on "
+        f"{prod(degrees.values()):,} devices"
+    )
 
 
 def experts_over(form: ShortForm) -> tuple[str, ...]:
