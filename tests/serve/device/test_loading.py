@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,14 +11,18 @@ import pytest
 from tests.nn.saving import save
 from tests.serve.mock import byte_tokenizer
 
-from meshwright.errors import CheckpointError, LayoutError, ModelError
+from meshwright.errors import CheckpointError, LayoutError, ModelError, PlanError
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.hf import to_hf
+from meshwright.models.parameters import parameters
 from meshwright.nn.files.weights import save_hf
-from meshwright.nn.params import abstract_params, init_params
+from meshwright.nn.params import abstract_params, flatten, init_params
 from meshwright.nn.start.device_mesh import device_mesh
-from meshwright.serve.device.loading import ModelFolder, load_model_folder
+from meshwright.plan_file import Plan, save_plan
+from meshwright.serve.device import loading
+from meshwright.serve.device.loading import ModelFolder, draft_head_of, load_model_folder
 
 CONFIG = ModelConfig("run", 2, 16, 24, 4, 2, 8, 300, 32)
 TRAINED = Layout.of(fsdp=2, weights_dtype="f32")
@@ -119,3 +124,32 @@ def test_a_folder_without_a_tokenizer_still_gives_its_weights(folders, tmp_path)
     assert load(folder).load_params(SERVED, device_mesh(SERVED))["embed"].shape == (300, 16)
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
         load(folder).tokenizer()
+
+
+def test_a_draft_head_is_restored_without_the_model(tmp_path, monkeypatch):
+    """Its arrays are the trained ones, with table and head of the vocabulary; no other array is read."""
+    config = replace(CONFIG, draft_head="joint")
+    weights = init_params(config, TRAINED, device_mesh(TRAINED), seed=4)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(to_hf(CONFIG)))
+    save(run / "checkpoints", 7, {"params": weights, "opt_state": {}}, {})
+    with pytest.raises(PlanError, match="has no draft head"):
+        draft_head_of(load(run))
+    save_plan(Plan(config, "cpu:2", Workload(16, 32), TRAINED), run / "plan.toml")
+    asked: list[set[str]] = []
+    restore = loading.restore_params
+
+    def noted(directory, wanted):
+        asked.append({*flatten(wanted)})
+        return restore(directory, wanted)
+
+    monkeypatch.setattr(loading, "restore_params", noted)
+    folder = draft_head_of(load(run))
+    params = flatten(folder.load_params(SERVED, device_mesh(SERVED)))
+    assert asked == [{*parameters(config.head)}] == [{*params}]
+    assert {"embed", "unembed"} < {*params} and not any(path.startswith("layers/") for path in params)
+    for path, array in params.items():
+        np.testing.assert_array_equal(
+            np.asarray(array), np.asarray(flatten(weights)[path]).astype(array.dtype)
+        )

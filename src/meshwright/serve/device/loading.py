@@ -18,6 +18,7 @@ from meshwright.layout import Layout
 from meshwright.layout.fit import check_fits
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import read_model
+from meshwright.models.parameters import parameters
 from meshwright.nn.adapters import merged
 from meshwright.nn.files.checkpoint import restore_params
 from meshwright.nn.files.checkpoint_files import CHECKPOINTS
@@ -91,7 +92,8 @@ def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Para
 def _restore_head(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
     check_fits(layout, config)
     trained, stored = _as_trained(run, config, layout)
-    flat = flatten(restore_params(run / CHECKPOINTS, abstract_params(trained, stored, mesh)))
+    of_head = abstract_params(trained, stored, mesh, only=parameters(trained.head))
+    flat = flatten(restore_params(run / CHECKPOINTS, of_head))
     return build(trained.head, lambda path, _: flat[path])
 
 
