@@ -181,11 +181,15 @@ def pages_of_slot(limits: Limits, slot: int) -> tuple[int, ...]:
 
 
 def without_edits(sequence: TokenSequence) -> TokenSequence:
-    """A sequence of the same request, without penalties and constraints, to draw guesses for."""
+    """A sequence of the same request, without penalties and constraints, to draw guesses for.
+
+    It has no tokens: a runner reads those of the work, and a copy of the prompt for each guess would cost
+    more than the guess.
+    """
     of = sequence.request.sampling
     sampling = SamplingParams(of.temperature, of.top_p, of.top_k, of.seed, min_p=of.min_p)
     request = replace(sequence.request, sampling=sampling)
-    return TokenSequence(request, len(sequence.tokens), 0, lambda _: None)
+    return TokenSequence(request, len(sequence.tokens), 0, lambda _: None, new_tokens=lambda _: [])
 
 
 @dataclass
