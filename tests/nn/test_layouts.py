@@ -268,7 +268,9 @@ class Step:
             *(jax.device_put(x[:, order], sharding) for x in (tokens[:, :-1], tokens[:, 1:])),
             places,
         ]
-        self.run = jax.jit(jax.value_and_grad(lambda w, *batch: transformer.loss(config, ops, w, *batch)))
+        self.run = jax.jit(
+            jax.value_and_grad(lambda w, *batch: transformer.losses(config, ops, w, *batch)[0])
+        )
 
     def __call__(self) -> tuple[float, Arrays]:
         with jax.set_mesh(self.mesh):

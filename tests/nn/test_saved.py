@@ -212,7 +212,7 @@ def _residual_bytes(config: ModelConfig, layout: Layout) -> int:
     stored = {(one.shape, one.dtype) for one in jax.tree.leaves(step.params)}
 
     def forward(w: Any, *batch: Any) -> None:
-        _, pull_back = jax.vjp(lambda w: transformer.loss(config, ops, w, *batch), w)
+        _, pull_back = jax.vjp(lambda w: transformer.losses(config, ops, w, *batch)[0], w)
         for one in jax.tree.leaves(pull_back):
             if (one.shape, one.dtype) not in stored:
                 of_device = jax.typeof(one).sharding.shard_shape(one.shape)

@@ -27,7 +27,7 @@ def record_loss(
     ops = SymbolicOps(config, layout, shape, lowering, many)
     weights = symbolic_weights(config, ops)
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
-    transformer.loss(config, ops, weights, tokens, tokens, places, Ahead(tokens, tokens))
+    transformer.losses(config, ops, weights, tokens, tokens, places, Ahead(tokens, tokens))
     return ops.graph()
 
 

@@ -9,9 +9,13 @@ from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, compiled_sizes, divi
 from meshwright.models.config import ModelConfig
 from meshwright.platforms import Compiler, Platform
 
-# Programs that choose tokens (serve/device/sampling.py): for each combination of random draws, filters and
-# alternatives, or one for all of them; with and without edits of logits.
-_SAMPLERS, _SAMPLERS_OF_ONE = 12, 2
+# Whether a sampler draws at random, filters what it draws from, and reports alternatives.
+SAMPLERS = tuple(
+    (draws, filters, top)
+    for draws, filters in ((False, False), (True, False), (True, True))
+    for top in (False, True)
+)
+_WITH_EDITS = 2  # each sampler is compiled with and without edits of logits
 
 
 class ServerPrograms(NamedTuple):
@@ -55,7 +59,7 @@ def server_programs(
     )
     blocks = compiled_sizes(min(-(-chunk // block), -(-context // block)))
     heads = len({1, slots})
-    samplers = heads * (_SAMPLERS_OF_ONE if platform.one_sampler else _SAMPLERS)
+    samplers = heads * _WITH_EDITS * (1 if platform.one_sampler else len(SAMPLERS))
     return ServerPrograms(
         len(compiled_sizes(slots)) * len(widths),
         len(blocks) * (1 + has_prompt_programs(platform, layout)),

@@ -670,19 +670,6 @@ def logits(
     return leave(config, ops, w, x, indices), cache
 
 
-def loss(
-    config: ModelConfig,
-    ops: Ops,
-    w: Mapping[str, Any],
-    tokens: Any,
-    targets: Any,
-    places: Places,
-    ahead: Ahead | None = None,
-) -> Any:
-    """The mean cross-entropy of targets[B, T], in nats per token."""
-    return losses(config, ops, w, tokens, targets, places, ahead)[0]
-
-
 def losses(
     config: ModelConfig,
     ops: Ops,

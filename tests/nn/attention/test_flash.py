@@ -237,7 +237,7 @@ def test_what_a_kernel_keeps_is_not_computed_again(
     tokens = array_type(token_sharding(layout, "tokens"), mesh, {"B": 2, "T": seq_len}, "int32")
 
     def loss(params: dict, tokens: Array) -> Array:
-        return transformer.loss(config, ops, params, tokens, tokens, transformer.Places(tokens))
+        return transformer.losses(config, ops, params, tokens, tokens, transformer.Places(tokens))[0]
 
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.make_jaxpr(jax.grad(loss))(params, tokens).jaxpr

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from meshwright.layout.server_programs import SAMPLERS
 from meshwright.serve.engine.logit_edits import LogitEdits
 from meshwright.serve.engine.request import NUM_TOP, SamplingParams
 
@@ -51,8 +52,7 @@ class Needs(NamedTuple):
     @classmethod
     def all(cls) -> "list[Needs]":
         """Every combination that `of` finds."""
-        drawn = (False, False), (True, False), (True, True)
-        return [cls(*how, top) for how in drawn for top in (False, True)]
+        return [cls(*needs) for needs in SAMPLERS]
 
 
 class Edits(NamedTuple):
