@@ -19,6 +19,7 @@ _SEEING = [
         "gemma3",
         "gemma4",
         "glm4v",
+        "glm5_next",
         "glm_ocr",
         "idefics3",
         "internvl",

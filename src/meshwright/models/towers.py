@@ -164,7 +164,7 @@ def _qwen3(t: Table) -> int:
 
 
 def _glm(t: Table, *, ocr: bool = False) -> int:
-    """A convolution merges patches; the gated merger is as wide as the file's intermediate_size."""
+    """A convolution merges patches, and a gated merger follows."""
     width, out = t.width, t.size("out_hidden_size")
     inner = t.size("intermediate_size")
     has_bias = t.has("attention_bias", default=ocr)
@@ -177,7 +177,7 @@ def _glm(t: Table, *, ocr: bool = False) -> int:
         of_a_layer=heads,
         inner=inner if ocr else out,
     )
-    merger_inner = out * 3 if ocr else inner
+    merger_inner = t.size("projection_intermediate_size", 3 * out if ocr else inner)
     merger = linear(out, out, bias=False) + 2 * out + 3 * out * merger_inner
     downsample = linear(width * t.merged(), out)
     rest = linear(t.patch(t.size("temporal_patch_size", 2)), width) + width
@@ -265,10 +265,15 @@ def _gemma4_audio(t: Table) -> int:
     """A conformer after two convolutions, whose results are projected twice."""
     width, out = t.width, t.size("output_proj_dims")
     first, second = t.given["subsampling_conv_channels"]
-    convolutions = 9 * first + first + 9 * first * second + second + 32 * second * width
-    taps = t.size("conv_kernel_size")
-    head = width // t.size("num_attention_heads")
-    layer = 24 * width**2 + (4 + taps + 2 + 3) * width + head
+    scales = first + second
+    # Each convolution of 3 x 3 halves the bands, as many as its channels.
+    convolutions = 9 * first + 9 * first * second + scales + first // 4 * second * width
+    feed_forward = two_layers(width, 4 * width, width, bias=False) + 2 * width
+    # Keys of positions have a matrix of their own.
+    attention = 5 * linear(width, width, bias=False) + width // t.size("num_attention_heads")
+    taps = t.size("conv_kernel_size") * width
+    convolution = linear(width, 2 * width, bias=False) + taps + linear(width, width, bias=False) + 2 * width
+    layer = 2 * feed_forward + attention + convolution + 3 * width
     return convolutions + t.size("num_hidden_layers") * layer + linear(width, out) + out * t.text_width
 
 
@@ -293,6 +298,12 @@ def _sizes(width: int, inner: int, layers: int, patch: int, **more: Any) -> dict
 
 _QWEN_DEFAULTS = {"depth": 32, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 _GLM_DEFAULTS = {"depth": 24, "num_heads": 12, "image_size": 336, "patch_size": 14, "hidden_size": 1536}
+_GLM_OCR_DEFAULTS = _GLM_DEFAULTS | {
+    "hidden_size": 1024,
+    "num_heads": 16,
+    "out_hidden_size": 1536,
+    "intermediate_size": 4096,
+}
 TOWERS: tuple[Tower, ...] = (
     Tower(("siglip_vision_model", "siglip"), _siglip, _sizes(768, 3072, 12, 16, image_size=224)),
     Tower(("siglip2_vision_model",), _siglip, _sizes(768, 3072, 12, 16, num_patches=256)),
@@ -355,8 +366,13 @@ TOWERS: tuple[Tower, ...] = (
     Tower(
         ("glm_ocr_vision", "glm_ocr"),
         lambda table: _glm(table, ocr=True),
-        _GLM_DEFAULTS
-        | {"hidden_size": 1024, "num_heads": 16, "out_hidden_size": 1536, "intermediate_size": 4096},
+        _GLM_OCR_DEFAULTS,
+        merges=True,
+    ),
+    Tower(
+        ("glm5_next_vision", "glm5_next"),
+        lambda table: _glm(table, ocr=True),
+        _GLM_OCR_DEFAULTS | {"projection_intermediate_size": 10_240},
         merges=True,
     ),
     Tower(
