@@ -44,6 +44,8 @@ DRAFT_LAYERS: Stack = "draft_layers"
 # joint: trained with the model; frozen: only the head is trained; alone: the head without the model, as a
 # server runs it.
 DraftHead = Literal["joint", "frozen", "alone"]
+# Of the loss of a head that is trained with the model, by default (DeepSeek-V3, 2024, section 4.2).
+DRAFT_WEIGHT = 0.3
 
 
 @dataclass(frozen=True)

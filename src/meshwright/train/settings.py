@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from meshwright.errors import DataError, MeshwrightError, nearest
 from meshwright.files import parse_json, read_text, write_whole
-from meshwright.models.config import ModelConfig
+from meshwright.models.config import DRAFT_WEIGHT, ModelConfig
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.options import REQUIRED, check_options, flag_of, option
 from meshwright.train.documents import BadData
@@ -59,7 +59,7 @@ class Settings:
     z_loss: float = option(0.0, least=0, help="Weight of log(sum exp(logits))^2 in the loss.")
     balance_loss: float = option(0.0, least=0, help="Weight of the load-balancing loss of each router.")
     router_z_loss: float = option(0.0, least=0, help="Weight of the z-loss of each router.")
-    draft_weight: float = option(0.3, least=0, help="Weight of the loss of --draft-head joint.")
+    draft_weight: float = option(DRAFT_WEIGHT, least=0, help="Weight of the loss of --draft-head joint.")
     seed: int = option(
         0, least=0, most=2**32 - 1, help="Seed of the parameters and of the order of the data."
     )

@@ -16,13 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from meshwright.models.config import Layer, ModelConfig, MoE, Window
+from meshwright.models.config import DRAFT_WEIGHT, Layer, ModelConfig, MoE, Window
 from meshwright.models.mixers import GatedDelta, Selective, ShortConvolution, StateSpace
 
 Weights = Mapping[str, Any]
 # (gates[B, T, E]) -> gates: which of the chosen experts have capacity left.
 Capacity = Callable[[Array], Array]
-DRAFT_WEIGHT = 0.3  # of a draft head's loss (DeepSeek-V3, 2024, section 4.2)
 
 
 def mean_loss(config: ModelConfig, w: Weights, rows: Any, capacity: Capacity | None = None) -> Array:

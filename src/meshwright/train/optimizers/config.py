@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.errors import MeshwrightError
+from meshwright.models.config import DRAFT_WEIGHT
 from meshwright.train.settings import ScheduleName
 
 
@@ -19,8 +20,8 @@ class OptimizerConfig:
     total_steps: with "cosine" along a cosine, with "wsd" linearly over the last decay_fraction of the steps,
     and with "constant" not at all. clip_norm: bound of the gradients' global norm. z_loss: see `JaxOps`.
     balance_loss, router_z_loss: weights of the losses of each layer's router (nn/experts/). draft_weight: of
-    the loss of a draft head that is trained with the model; 0.3 as at first in DeepSeek-V3 (2024, section
-    4.2). b1, b2, eps: AdamW's; Lion has the decay rates of its paper. optimizer: a name in `OPTIMIZERS`.
+    the loss of a draft head that is trained with the model. b1, b2, eps: AdamW's; Lion has the decay rates of
+    its paper. optimizer: a name in `OPTIMIZERS`.
     """
 
     peak_learning_rate: float
@@ -35,7 +36,7 @@ class OptimizerConfig:
     z_loss: float = 0.0
     balance_loss: float = 0.0
     router_z_loss: float = 0.0
-    draft_weight: float = 0.3
+    draft_weight: float = DRAFT_WEIGHT
     optimizer: str = "adamw"
     schedule: ScheduleName = "cosine"
     decay_fraction: float = 0.2
