@@ -29,6 +29,8 @@ class _Head:
         return [
             WorkOutput(
                 [TokenScore(token + 1, 0.0, ()) for token in work.tokens],
+                # Of each sampled token, as a runner that keeps logits returns them.
+                logits=[np.full(3, token + 1, np.float32) for token in work.tokens],
                 hidden=-np.asarray(work.tokens, np.float32)[:, None],
             )
             for work in self.steps[-1]
@@ -99,3 +101,15 @@ def test_a_long_prompt_is_computed_in_chunks_and_a_cached_prefix_is_left_out() -
     [first] = head.steps[0]
     assert (first.start, first.position) == (0, 1)
     assert drafter.draft(one) == [26, 27]
+
+
+def test_each_guess_has_the_logits_that_it_was_drawn_from() -> None:
+    """For the ratio test; none without it."""
+    one = _sequence([10, 11, 12, 13], 0)
+    for by_ratio in (True, False):
+        drafter = HeadDrafter(_Head(), 3, lambda _: 0.5, by_ratio=by_ratio)  # pyright: ignore[reportArgumentType]
+        _computed(drafter, one, 0, 3)
+        drafter.prepare([one])
+        guesses = drafter.draft(one)
+        assert guesses == [14, 15, 16]
+        assert [each[0] for each in drafter.logits(one)] == (guesses if by_ratio else [])
