@@ -243,7 +243,8 @@ class Extra:
     letters: of its dimensions; sizes: of its letters that the model does not have, in pairs. fan_in: the
     letters over which a token is multiplied with it; "" for a table or a vector. in_layers: whether each
     layer has it. A name that begins with table_, w_ or router_, or contains norm, is counted as vocabulary,
-    feed-forward, router or norm, others as attention; one that begins with unused_ is active for no token.
+    feed-forward, router or norm, others as attention. After unused_, a name is counted in the same way, and
+    the weight is active for no token.
     """
 
     name: str

@@ -101,7 +101,10 @@ def component(name: str) -> str:
 
     >>> component("wq"), component("expert_in_bias"), component("attention_post_norm")
     ('attention', 'mlp', 'norms')
+    >>> component("unused_expert_in")
+    'mlp'
     """
+    name = name.removeprefix("unused_")
     if name in ("embed", "positions", "unembed") or name.startswith("table_"):
         return "vocab"
     if name.startswith(("w_", "expert_", "shared_", "latent_w_")) or name == DRAFT_IN:
