@@ -179,14 +179,15 @@ class Segment:
 class StoredWeights(NamedTuple):
     """The weights of one part of the model on one device, in elements.
 
-    Figures are for all of its layers together. layers: layers with these weights; empty outside the layers.
-    stored, stored_bytes: between steps, scales included. accumulated: gradients while microbatches add to
-    them. updated: in the optimizer's sharding, which summed gradients also have. optimizer, optimizer_blocks:
-    its state, and the blocks of it. update_flops: of an update. exchanged: an update's collectives for all
-    layers. summed: collectives for the gradient of a tied table's second use, if that is not added to the
-    first use's before.
+    Figures are for all of its layers together. name: of a stack, or of an array outside stacks. layers:
+    layers with these weights; empty outside the layers. stored, stored_bytes: between steps, scales included.
+    accumulated: gradients while microbatches add to them. updated: in the optimizer's sharding, which summed
+    gradients also have. optimizer, optimizer_blocks: its state, and the blocks of it. update_flops: of an
+    update. exchanged: an update's collectives for all layers. summed: collectives for the gradient of a tied
+    table's second use, if that is not added to the first use's before.
     """
 
+    name: str
     place: WeightsPlace
     layers: frozenset[int] = frozenset()
     stored: Any = 0

@@ -210,9 +210,10 @@ class Recorder:
             )
             for exchange in optimizer.exchanges(shard)
         )
-        before = self._stored.get(stack or name)
-        before = before or StoredWeights(self._place(stack, name), self._layers(stack))
-        self._stored[stack or name] = before._replace(
+        part = stack or name
+        before = self._stored.get(part)
+        before = before or StoredWeights(part, self._place(stack, name), self._layers(stack))
+        self._stored[part] = before._replace(
             stored=before.stored + self._whole_elements(stored),
             stored_bytes=before.stored_bytes + self._whole_elements(stored) * bytes_each,
             accumulated=before.accumulated
@@ -233,7 +234,7 @@ class Recorder:
     def store_tower(self, num_params: int) -> None:
         """Weights of the parts that see or hear: whole on each device of the first stage, not trained."""
         num_bytes = num_params * dtype_bytes(self.layout.precision.weights_dtype)
-        self._stored["tower"] = StoredWeights("first", stored=num_params, stored_bytes=num_bytes)
+        self._stored["tower"] = StoredWeights("tower", "first", stored=num_params, stored_bytes=num_bytes)
 
     def _place(self, stack: str, name: str) -> WeightsPlace:
         if stack:

@@ -29,7 +29,7 @@ from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.prefill import PromptPasses, by_position, prefilling, runs_with
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.smallest import sizes
-from meshwright.units import format_bytes, format_seconds
+from meshwright.units import format_bytes, format_seconds, whole
 
 # For a kind of chip that is named without a topology.
 MOST_CHIPS = 256
@@ -276,15 +276,17 @@ class _Sweep:
     ) -> InferenceMemory:
         """The memory of a server: weights, the caches of all requests, and the buffers of the larger pass.
 
-        A draft head has the model's table and output projection.
+        A draft head reads the model's table and output projection.
         """
         held = generate.layout, generate.batches, self.requests.held_context
         replicas, is_ours = num_replicas(held[0], self.config), machine.software.is_ours
         entries = self.requests.num_state_entries(generate.batches, replicas, is_ours=is_ours)
         weights, cache = generate.memory.weights, cache_bytes(self.config, *held, entries)
         if head is not None:
-            params = count_params(self.config.head)
-            weights += round(head.memory.weights * (1 - params.vocab / params.total))
+            of_model = {part.name for part in generate.graph.weights}
+            weights += whole(
+                sum(part.stored_bytes for part in head.graph.weights if part.name not in of_model)
+            )
             cache += cache_bytes(self.config.head, *held)
         buffers = np.maximum(generate.memory.buffers, prefill.buffers[0])
         return InferenceMemory(weights, cache, buffers)
