@@ -5,7 +5,6 @@ the state between them; in a step of generation the state is read, changed and w
 """
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from meshwright.cost.graph import Node, Transfer, Value, Work
@@ -15,7 +14,7 @@ from meshwright.layout.moves.attention import attention_layout, shared_by_heads,
 from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.config import LayerKind
 from meshwright.models.count import state_arrays
-from meshwright.models.mixers.mixer import CHUNK, WIDE_FUNCTIONS, StateMixer
+from meshwright.models.mixers.mixer import CHUNK, HEADS, WIDE_FUNCTIONS, StateMixer
 from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed
@@ -102,7 +101,7 @@ class MixerOps(ProductOps):
             self.sum_gradient(log_rates.name, log_rates, operation.reshards[1].yielded)
         out = self.value(v.array, v.dtype)
         inputs = (q, k, v, decay, *([beta] if beta else []))
-        heads, tokens = self._num_heads(), self._tokens_of_heads(v)
+        heads, tokens = mixer.total_heads(d_model), self._tokens_of_heads(v)
         moved = sum(value.bytes_per_device for value in (*inputs, out))
         shape = self.sizes["T"], float(self.sizes["s"]), float(CHUNK)
         if self.sizes["T"] == 1 or self.layout.phase == "generate":
@@ -116,7 +115,10 @@ class MixerOps(ProductOps):
         forward = Work(flops, moved + 2 * written, shape=shape)
         backward = Work(mixer.backward_flops(d_model) * tokens, 2 * moved + 4 * written, shape=shape)
         if over := v.array.axes_of("T"):
-            inputs += (self._gathered_states(name, inputs[1:], v),)
+            # The delta rule changes a state by a product with an array [s, s], which is gathered too; other
+            # rules have one decay a row.
+            columns = self.sizes["p"] + (1 if beta is None else self.sizes["s"])
+            inputs += (self._gathered_states(name, inputs[1:], v, columns),)
             sequences = tokens / self.sizes["T"] * self.mesh.size(over)
             num_pieces = self.mesh.size(over) * self._pieces_of_device(v.array)
             added = mixer.piece_flops(d_model).added * sequences * num_pieces
@@ -126,22 +128,22 @@ class MixerOps(ProductOps):
             Node(name, "attention", inputs, (out, states), (*inputs, states), (forward,), (backward,))
         ), cache
 
-    def _gathered_states(self, name: str, scanned: tuple[Value, ...], v: Value) -> Value:
+    def _gathered_states(self, name: str, scanned: tuple[Value, ...], v: Value, columns: int) -> Value:
         """The states and decays of all pieces of a sequence whose positions are split, on each device.
 
-        scanned: k, v, decay, and beta of the delta rule. That changes a state by a product with an array
-        [s, s], which is gathered too.
+        scanned: k, v, decay, and beta of the delta rule. columns: of the array [s, columns] of each head that
+        a piece adds.
         """
-        mixer, tokens = self._state_mixer(), self._tokens_of_heads(v)
-        sizes, columns = self.sizes, self.sizes["p"] + (self.sizes["s"] if len(scanned) == 4 else 1)
+        mixer, tokens, sizes = self._state_mixer(), self._tokens_of_heads(v), self.sizes
         flops = mixer.piece_flops(self.config.d_model)
         read = sum(value.bytes_per_device for value in scanned)
-        chunk_states = 4 * tokens * self._num_heads() * sizes["s"] * columns / CHUNK
+        num_heads = mixer.total_heads(self.config.d_model)
+        chunk_states = 4 * tokens * num_heads * sizes["s"] * columns / CHUNK
         shape = sizes["T"], float(sizes["s"]), float(CHUNK)
         forward = Work(flops.forward * tokens, read + 2 * chunk_states, shape=shape)
         backward = Work(flops.backward * tokens, 2 * read + 4 * chunk_states, shape=shape)
-        heads = "".join(dim for dim in v.array.dims if dim in "gu")
-        gather = gathered_states(self.layout, name, f"BT{heads}sp")
+        heads = (dim for dim in v.array.dims if dim in HEADS)
+        gather = gathered_states(self.layout, name, "".join(("B", "T", *heads, "s", "p")))
         num_pieces = self._pieces_of_device(v.array) * self.mesh.size(v.array.axes_of("T"))
         self.sizes = sizes | {"T": num_pieces, "p": columns}
         summary = self.value(gather.given, "f32")
@@ -175,13 +177,9 @@ class MixerOps(ProductOps):
         assert mixer is not None, "a recurrence is of a mixer with a state"
         return mixer
 
-    def _num_heads(self) -> int:
-        sizes = self._state_mixer().sizes(self.config.d_model)
-        return prod(sizes.get(letter, 1) for letter in "gu")
-
     def _tokens_of_heads(self, v: Value) -> Any:
         """Tokens times the share of the heads that one device has."""
-        return self.elements(v.array) / self.sizes["p"] / self._num_heads()
+        return self.elements(v.array) / self.sizes["p"] / self._state_mixer().total_heads(self.config.d_model)
 
     def states(self, num_layers: int) -> dict[str, Value]:
         """The arrays that `num_layers` layers keep of the sequences."""

@@ -12,12 +12,14 @@ read in place of a token (models/config.py, MoE) is split as D is.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from meshwright.models.param import Param
 
+HEADS = "gu"  # letters of heads; arrays of mixers with one group have no g
 # The letters that take the place of a letter of the rules in arrays of mixers, the first that an array has.
-LIKE_LETTERS: Mapping[str, str] = {"N": "gu", "F": "i", "D": "m"}
+LIKE_LETTERS: Mapping[str, str] = {"N": HEADS, "F": "i", "D": "m"}
 # Functions of `apply` whose results stay in float32, since they are exponents or small shares.
 WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "slope", "step")
 # Positions that the chunked form computes at once.
@@ -108,6 +110,11 @@ class StateMixer:
         """The size of each letter of its arrays."""
         raise NotImplementedError
 
+    def total_heads(self, d_model: int) -> int:
+        """Heads of all groups."""
+        sizes = self.sizes(d_model)
+        return prod(sizes.get(letter, 1) for letter in HEADS)
+
     def params(self) -> dict[str, Param]:
         """Its weights by name, without the norm before it."""
         raise NotImplementedError
@@ -131,7 +138,7 @@ class StateMixer:
         """
         sizes = self.sizes(d_model)
         s, p = sizes["s"], sizes["p"]
-        forward = 2 * sizes.get("g", 1) * sizes["u"] * s * (p + 1)
+        forward = 2 * self.total_heads(d_model) * s * (p + 1)
         return PieceFlops(forward, 3 * forward, 0.0)
 
     def step_flops(self, d_model: int) -> float:
