@@ -18,6 +18,7 @@ _COLOURS = {
     "states from the host": "exposed",
     "states to the host": "exposed",
 }
+_OTHER = "rest"  # the colour of phases without one of their own
 _ROW, _GAP = 26, 12
 
 
@@ -35,7 +36,7 @@ def _panel(form: dict[str, Any], width: float) -> Panel:
     left = max(text_width(row, bold=True) for row in rows) + 12 if width > PHONE else 4
     x = Scale(0, form["step_seconds"], left, width - 16)
     shown = dict.fromkeys(phase["what"] for phase in phases)
-    drawn, top = key([(_COLOURS[what], what) for what in shown], width, 12)
+    drawn, top = key([(_COLOURS.get(what, _OTHER), what) for what in shown], width, 12)
     pitch = _ROW + _GAP + (0 if width > PHONE else 14)
     bottom = top + 8 + len(rows) * pitch
     parts = [drawn, level_axis(x, bottom, format_seconds)]
@@ -47,6 +48,6 @@ def _panel(form: dict[str, Any], width: float) -> Panel:
                 start = x.place(phase["start_seconds"])
                 end = x.place(phase["start_seconds"] + phase["seconds"])
                 title = f"{phase['what']}: {format_seconds(phase['seconds'])}"
-                colour = _COLOURS[phase["what"]]
+                colour = _COLOURS.get(phase["what"], _OTHER)
                 parts.append(bar(start, y, max(end - start, 0.6), _ROW, colour, title=title))
     return Panel(width, bottom + 26, Markup().join(parts))
