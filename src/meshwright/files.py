@@ -16,6 +16,8 @@ from meshwright.errors import MeshwrightError, OutputError, in_a_line
 
 # Maximum size of a text that a command reads: the HLO of a large program has some hundred megabytes.
 _MOST_BYTES = 2**30
+# Errors of code that is given a value of another type, or one out of range.
+_OF_VALUES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def cache_folder() -> Path:
@@ -50,12 +52,13 @@ def well_formed(what: str, kind: type[MeshwrightError]) -> Iterator[None]:
     """Within, values that code does not expect are an error of this kind, in one line.
 
     For files that others wrote, whose values can have any type. what: the file, and the form it should have.
+    Failed assertions and other errors that no value explains stay what they are.
     """
     try:
         yield
-    except (MeshwrightError, OSError):
-        raise
-    except Exception as error:
+    except _OF_VALUES as error:
+        if isinstance(error, MeshwrightError):
+            raise
         why = f"{type(error).__name__}: {in_a_line(error)[:200]}"
         raise kind(f"{what}: a value has the wrong form ({why})") from error
 

@@ -225,14 +225,14 @@ def search(
     pool, runs = scout.pool(workload, runnable, batch_within)
     if not pool:
         reason = scout.why_not if runnable else None
-        if launcher and (first := next(iter(_all(scout, workload, given)), None)):
+        if launcher and (first := next(iter(_all(scout, workload, batch_within[-1], given)), None)):
             raise PlanError(
                 f"{config.name} on {hardware.spec}: nothing that is asked for is run by {launcher.name} "
                 f"({scout.why_not(first)}); leave out --for, or a part of --given"
             )
         raise nothing_found(config, hardware, workload, scout.spaces, given, reason)
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
-    others = _of_other_batches(pool, workload, planned) if explained else []
+    others = _of_other_batches(pool, workload, planned, scout.within) if explained else []
     scout.narrow(pool, workload, planned, runs=runs)
     priced = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
@@ -265,9 +265,12 @@ def search(
     )
 
 
-def _of_other_batches(pool: Fastest, asked: Workload, planned: Workload) -> list[tuple[float, Considered]]:
+def _of_other_batches(
+    pool: Fastest, asked: Workload, planned: Workload, within: float
+) -> list[tuple[float, Considered]]:
     """Layouts of other batches, plainest first, each with the seconds that its step may take.
 
+    within: the share by which the pool's batches differ from the requested one at most.
     A step of that time processes the tokens per second of the fastest planned layout, within TIE. The lower
     bounds of these layouts allow it; the steps of some take longer.
     """
@@ -279,7 +282,7 @@ def _of_other_batches(pool: Fastest, asked: Workload, planned: Workload) -> list
     same = (pair for pair in pool if pair[1].num_sequences == planned.num_sequences)
     seconds = next((seconds for seconds, _ in same), 0.0)
     limit = (1 + TIE) * seconds / priced_sequences(planned.num_sequences)
-    largest = round((1 + BATCH_WITHIN[0]) * asked.num_sequences)
+    largest = round((1 + within) * asked.num_sequences)
     others = [
         (limit * priced_sequences(choice.num_sequences), choice)
         for choice in pool.within(limit * largest)
@@ -288,8 +291,10 @@ def _of_other_batches(pool: Fastest, asked: Workload, planned: Workload) -> list
     return sorted(others, key=lambda other: plainness(other[1].layout))
 
 
-def _all(scout: "_Scout", workload: Workload, given: Sequence[Condition]) -> Iterator[Considered]:
-    for space in scout.spaces(workload, BATCH_WITHIN[-1], given):
+def _all(
+    scout: "_Scout", workload: Workload, within: float, given: Sequence[Condition]
+) -> Iterator[Considered]:
+    for space in scout.spaces(workload, within, given):
         yield from space.choices(space.meshes())
 
 
@@ -317,17 +322,22 @@ class _Scout:
         self._reasons: dict[tuple, tuple[Layout, str | None]] = {}
         # The groups of the pool, and the groups that `narrow` added.
         self._pooled: list[Group] = []
+        self.within = 0.0
         self._few: list[Group] = []
         self.considered = 0
 
     def pool(
         self, workload: Workload, runnable: bool | None, batch_within: Sequence[float]
     ) -> tuple[Fastest, bool]:
-        """The layouts considered for every batch, and whether they are limited to runnable ones."""
+        """The layouts considered for every batch, and whether they are limited to runnable ones.
+
+        `within` is then the share by which their batches may differ from the workload's.
+        """
         asked, fastest = workload.num_sequences, Fastest([])
         some_run = bool(self._launcher) or why_not(self._config, self._bases[0]) is None
         for runs in [True] * (runnable is not False and some_run) + [False] * (runnable is not True):
             for within in batch_within:
+                self.within = within
                 self._pooled = list(self._groups(workload, within, runs=runs or None))
                 if fastest := self._fastest(self._pooled, asked, runs=runs):
                     return fastest, runs
