@@ -115,12 +115,19 @@ def test_updates_are_compared_by_what_they_compute_and_reduce(
 
 
 def test_weights_that_no_norm_has_a_part_in_are_told() -> None:
-    """Above the norm of g is told and not used; below the rate of the update is over it."""
+    """The norm of g is only a metric at first; then the rate of the update is over it, or over its sum."""
     assert [one.tensor for one in norm_findings(parse_hlo(TRAINED))] == ["grad_norm"]
     over = 'rate = f32[4,8] broadcast(size), dimensions={}, metadata={op_name="jit(step)/update/div"}'
     clipped = TRAINED.replace("rate = f32[4,8] constant({...})", f"size = f32[] parameter(2)\n  {over}")
     clipped = clipped.replace("fusion(w, g)", "fusion(w, g, norm)")
     assert norm_findings(parse_hlo(clipped)) == []
+    # XLA combines the norm's sum over devices with the loss's.
+    name = "jit(step)/(update/reduce_sum:jvp(loss)/reduce_sum)"
+    sent = "all = f32[] all-reduce(norm), replica_groups={{0,1}}, to_apply=sum"
+    combined = f'{sent}, metadata={{op_name="{name}"}}\n'
+    summed = clipped.replace("fusion(w, g, norm)", "fusion(w, g, all)")
+    summed = summed.replace("  new =", f"  {combined}  new =")
+    assert norm_findings(parse_hlo(summed)) == []
 
 
 @pytest.mark.parametrize(
