@@ -1,4 +1,7 @@
-"""NF4, 4-bit NormalFloat: base weights of QLoRA. Dettmers et al., arXiv:2305.14314, appendix E."""
+"""NF4, 4-bit NormalFloat: base weights of QLoRA, with a float32 scale for each 64 (no double quantisation).
+
+Source: Dettmers et al., arXiv:2305.14314, appendix E.
+"""
 
 from meshwright.dtypes.number_type import NumberType, Scales
 
