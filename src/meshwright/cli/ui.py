@@ -45,7 +45,8 @@ def ui(
     """
     from urllib.parse import urlencode
 
-    from meshwright.report.pages.ui import Planner, Server
+    from meshwright.report.pages.ui import Planner
+    from meshwright.report.pages.ui_server import Server
 
     if model:
         _model(model)
