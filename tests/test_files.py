@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.errors import OutputError
-from meshwright.files import held, write_whole
+from meshwright.errors import OutputError, PlanError
+from meshwright.files import held, well_formed, write_whole
 
 
 def _names(folder: Path) -> list[str]:
@@ -76,3 +76,16 @@ def test_a_folder_is_held_by_one_process(tmp_path: Path):
         other.wait()
     with held(folder):  # a process that is killed holds nothing
         pass
+
+
+def test_values_of_another_form_are_a_user_s_mistake_and_failed_assertions_are_not() -> None:
+    for value in (None, "x", {}):
+        with (
+            pytest.raises(PlanError, match=r"f\.json: a value has the wrong form"),
+            well_formed("f.json", PlanError),
+        ):
+            _ = 1 + value  # pyright: ignore[reportOperatorIssue]
+    with pytest.raises(PlanError, match="too long"), well_formed("f.json", PlanError):
+        raise PlanError("too long")
+    with pytest.raises(AssertionError), well_formed("f.json", PlanError):
+        raise AssertionError("ours")

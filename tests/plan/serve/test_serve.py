@@ -21,6 +21,7 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.attention import uses_ring
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig, MoE
+from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.explain import explain_serving
 from meshwright.plan.serve.layouts import serving_layouts
@@ -254,6 +255,18 @@ def test_prices_choose_the_cheapest_token_and_a_budget_bounds_the_chips():
     prefill, generate = best.chip_seconds
     assert best.price_per_million_tokens == pytest.approx(1.0 / 3600 * (prefill + generate) / 256 * 1e6)
     assert best.prefill_to_generate_ratio == pytest.approx(prefill / generate)
+
+
+def test_a_draft_head_adds_its_own_arrays_to_the_memory():
+    """Its layer, its projection [2D, D] and norms; the table and the output projection are the model's."""
+    config, machine = PRESETS["llama-3-8b"], [load("h100:1")]
+    requests = {"prompt_tokens": 4096, "output_tokens": 256, "drafts": 2, "acceptance": 0.7}
+    plain, headed = (
+        search_serving(config, machine, Requests(**requests, draft_head=head), precisions=[BF16]).best
+        for head in (False, True)
+    )
+    own = count_params(config.head).total - count_params(config).vocab
+    assert headed.memory.weights - plain.memory.weights == pytest.approx(2 * own, rel=1e-3)
 
 
 def test_a_prefix_and_drafts_save_what_they_do():
