@@ -187,10 +187,12 @@ def _tell(plot: "Plot", output: Path | None, *, as_json: bool) -> None:
     from meshwright.report.terminal.tables import rich_table
 
     if output:
+        if output.suffix not in (".svg", ".html"):
+            raise typer.BadParameter(f"{output} ends in neither .svg nor .html", param_hint="--output")
         check_writable(output)
         figure = curves_figure(plot)
-        shown = figure.first_frame() if output.suffix == ".svg" else figure
-        write_whole(output, shown.standalone())
+        is_page = output.suffix == ".html"
+        write_whole(output, figure.page() if is_page else figure.first_frame().standalone())
         note(f"wrote {output}")
     if as_json:
         emit(plot.to_dict())

@@ -4,7 +4,8 @@ A `Plot` has a frame for each position of its slider. A frame has panels, and a 
 values of x. Symbols as in `explain/thresholds.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -102,6 +103,16 @@ def _powers(low: float, high: float, factor: float = 2.0) -> tuple[float, ...]:
     return tuple(values)
 
 
+def _least(holds: Callable[[int], bool], low: float, high: float) -> int:
+    """The least whole number above `low` for which `holds`; it holds from there up to `high`.
+
+    >>> _least(lambda number: number**2 >= 50, 1, 16)
+    8
+    """
+    numbers = range(round(low), round(high) + 1)
+    return numbers[bisect_left(numbers, True, key=holds)]
+
+
 def bandwidth(hardware: Hardware, low: float = 1024, high: float = 2**30) -> Plot:
     """Bytes a second that each collective reaches over one dimension of a machine, by V.
 
@@ -114,7 +125,7 @@ def bandwidth(hardware: Hardware, low: float = 1024, high: float = 2**30) -> Plo
         return size / collective_seconds(op, size, axis, placement).seconds
 
     curves: Values = {name: [rate(size, op) for size in sizes] for name, op in OPS.items()}
-    half = next(size for size in sizes if 2 * rate(size) >= rate(sizes[-1]))
+    half = _least(lambda size: 2 * rate(size) >= rate(sizes[-1]), sizes[0], sizes[-1])
     return Plot(
         "bandwidth",
         f"Bandwidth of collectives on {hardware.spec}",
@@ -124,7 +135,7 @@ def bandwidth(hardware: Hardware, low: float = 1024, high: float = 2**30) -> Plo
         "bytes",
         sizes,
         (CurveFrame("", (CurvePanel("V over time", "bytes/s", curves),)),),
-        remarks=(f"An AllGather reaches half of its bandwidth from {half:,.0f} bytes.",),
+        remarks=(f"An AllGather reaches half of its bandwidth from {half:,} bytes.",),
     )
 
 
@@ -197,10 +208,15 @@ def attention_share(config: ModelConfig, low: int = 1024, high: int = 2**20) -> 
         "scores, values": [c.scores for c in counts],
     }
     shares: Values = {"scores, values": [c.scores / c.total for c in counts]}
-    equal = next((t for t, c in zip(lengths, counts, strict=True) if c.scores >= c.mlp), None)
-    words = (
-        f"Scores cost as much as the feed-forward layers from about {equal:,.0f} positions." if equal else ""
-    )
+
+    def passes(length: int) -> bool:
+        flops = forward_flops(config, length)
+        return flops.scores >= flops.mlp
+
+    words = ""
+    if passes(high):
+        equal = _least(passes, low, high)
+        words = f"Scores cost as much as the feed-forward layers from {equal:,} positions."
     return Plot(
         "attention",
         f"Attention of {config.name} over the context",

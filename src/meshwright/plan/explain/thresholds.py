@@ -230,7 +230,8 @@ def _communication(
     yield _form("tensor_degree", "Y < M_Y F / alpha", limit, degree, "chips", holds, reach=reach)
     best = mixed_batch_shards(tokens, round(d_ff * copies), chips, ideal.axes_ratio)
     shards = layout.num_batch_shards * layout.context
-    figures = {"chips": chips, "tensor": nearest_tensor_degree(config, min(chips, reach), chips / best)}
+    tensor = nearest_tensor_degree(config, min(chips, reach), chips / best)
+    figures = {"fsdp": chips // tensor, "tensor": tensor, "sequences": workload.num_sequences}
     formula = f"X = sqrt(B / {'F' if copies == 1 else '(F E / k)'} * M_X / M_Y * N)"
     yield _form("fsdp_with_tensor_degree", formula, best, shards, "shards of the batch", None, **figures)
     for overlapped in (True, False):

@@ -91,10 +91,14 @@ class Figure:
         """The name of its file."""
         return f"{self.name}.{'html' if self.is_interactive else 'svg'}"
 
+    def page(self) -> str:
+        """The text of an HTML file, whose panels wrap on narrow screens."""
+        return render("figure.html.jinja", figure=self)
+
     def standalone(self) -> str:
         """The text of its file."""
         if self.is_interactive:
-            return render("figure.html.jinja", figure=self)
+            return self.page()
         panels = self.frames[self.first].panels
         width = 2 * _MARGIN + sum(panel.width for panel in panels) + _GAP * (len(panels) - 1)
         lines = wrap(self.caption, int((width - 2 * _MARGIN) / 6.1))

@@ -6,6 +6,7 @@ from functools import partial
 from meshwright.plan.curves import CurvePanel, Plot, Unit
 from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
 from meshwright.report.draw.figure import HALF, PHONE, TABLET, Figure, Frame, Panel, at_widths
+from meshwright.report.draw.marks import text_width
 from meshwright.report.palette import CURVES
 from meshwright.report.table import Table
 from meshwright.units import format_bytes, format_count, format_seconds
@@ -18,10 +19,10 @@ TEXT: dict[Unit, Callable[[float], str]] = {
     "count": "{:,.0f}".format,
     "share": "{:.1%}".format,
     "tokens/s": lambda value: f"{value:,.5g}",
-    "ratio": "{:.3g}".format,
+    "ratio": lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.3g}",
 }
 _LINEAR: tuple[Unit, ...] = ("share", "ratio")
-_RIGHT = 104  # pixels for the names of curves
+_BEFORE_NAMES = 28  # pixels between a curve's end and the edge, without its name
 
 
 def curves_figure(plot: Plot) -> Figure:
@@ -34,6 +35,9 @@ def curves_figure(plot: Plot) -> Figure:
 
 
 def _drawn(plot: Plot, number: int, panel: CurvePanel) -> Panel:
+    # A curve has one colour in all panels.
+    names = dict.fromkeys(name for each in plot.frames[0].panels for name in each.curves)
+    colours = dict(zip(names, CURVES * 4, strict=False))
     values = [
         value
         for frame in plot.frames
@@ -50,7 +54,7 @@ def _drawn(plot: Plot, number: int, panel: CurvePanel) -> Panel:
     curves = [
         Curve(
             name,
-            colour,
+            colours[name],
             [
                 Point(at, value, f"{name}, {TEXT[plot.x_unit](at)}: {TEXT[panel.unit](value)}")
                 for at, value in zip(plot.x, curve, strict=True)
@@ -58,14 +62,15 @@ def _drawn(plot: Plot, number: int, panel: CurvePanel) -> Panel:
             ],
             dashes="5 4" if name in ("step", "closed form") else "",
         )
-        for (name, curve), colour in zip(panel.curves.items(), CURVES * 4, strict=False)
+        for name, curve in panel.curves.items()
     ]
     widths = (TABLET, PHONE) if len(plot.frames[0].panels) == 1 else (HALF, PHONE)
     return at_widths(partial(_panel, panel.title, x, y, curves), *widths)
 
 
 def _panel(title: str, x: Axis, y: Axis, curves: list[Curve], width: float) -> Panel:
-    chart = Chart(x, y, width, left=64, right=_RIGHT)
+    names = max(text_width(curve.name) for curve in curves)
+    chart = Chart(x, y, width, left=64, right=names + _BEFORE_NAMES)
     return chart.panel(title, draw_curves(chart, curves))
 
 
