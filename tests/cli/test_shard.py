@@ -259,6 +259,15 @@ def test_a_product_is_searched_as_a_chain(capsys):
     assert found["forward"]["seconds_critical"] == 0
 
 
+def test_a_chain_that_fits_nowhere_names_the_fewest_bytes(capsys):
+    """Question 7 with 100 MB: both matrices, split into four parts, have 268 MB a device."""
+    written = "x[B, D] . w[D, F] -> h; h . v[F, D] -> y[B, D]"
+    where = ["--mesh", "X=4", "--dims", "B=128,D=8192,F=32768", "--hardware", "v5e:2x2"]
+    assert main(["shard", written, "--search", "w,v", "--memory-limit", "100M", *where, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits"] and 2**28 <= found["bytes_per_device"] < 2**28 + 2**23
+
+
 def test_a_reshard_has_no_gradient(capsys):
     assert main(["shard", "A[I_X] -> A[I]", "--mesh", "X=4", "--dims", "I=8", "--backward"]) == 2
     assert "--backward: takes a product or a chain, not a reshard" in capsys.readouterr().err

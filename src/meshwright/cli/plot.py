@@ -1,6 +1,7 @@
 """mw plot: curves of the textbook, as a table, an SVG or a page with a slider."""
 
 from dataclasses import replace
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,8 @@ from meshwright.options import REQUIRED, option, parse_dtype
 from meshwright.units import parse_count, parse_length
 
 if TYPE_CHECKING:
+    from meshwright.layout import Layout
+    from meshwright.models.config import ModelConfig
     from meshwright.plan.curves import Plot
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -123,7 +126,11 @@ def decode(
     model: str = _MODEL,
     hardware: str = HARDWARE,
     context: int = option(REQUIRED, parser=parse_length, least=1, help="Positions of each sequence's cache."),
-    layout: str | None = option(None, help="Layout, for example tensor=8.", unset="tensor over all chips"),
+    layout: str | None = option(
+        None,
+        help="Layout, for example tensor=8.",
+        unset="all chips split the heads",
+    ),
     batches: str = option("1,8,16,32,64,240", help="Numbers of sequences."),
     weights_dtype: str = option("bf16", parser=parse_dtype, help="Dtype of the weights."),
     kv_dtype: str = option("bf16", parser=parse_dtype, help="Dtype of the cache."),
@@ -137,10 +144,12 @@ def decode(
     mw plot decode --model llama-2-13b --hardware v5e:8 --context 8192
     """
     from meshwright.layout import Layout
+    from meshwright.layout.fit import check_weights
     from meshwright.plan import curves
 
     config, machine = load_model_with(model, changes), catalog.load(hardware)
-    chosen = Layout.parse(layout or f"tensor={machine.num_chips}")
+    chosen = Layout.parse(layout) if layout else _over_heads(config, machine.num_chips)
+    check_weights(chosen.at("generate"), config, padded=True)
     if chosen.mesh.num_devices != machine.num_chips:
         raise LayoutError(
             f"layout: {layout} has {chosen.mesh.num_devices} devices and {machine.spec} has "
@@ -150,6 +159,18 @@ def decode(
     counts = [parse_count(text) for text in batches.split(",")]
     chosen = replace(chosen, precision=precision)
     _tell(curves.decode_batch(config, machine, context, chosen, counts), output, as_json=as_json)
+
+
+def _over_heads(config: "ModelConfig", num_chips: int) -> "Layout":
+    """The layout whose devices split the heads: KV heads first, then their queries, and replicas last."""
+    from meshwright.layout import Layout
+    from meshwright.layout.axes.tensor import cached_heads
+
+    heads = cached_heads(config)
+    tensor = gcd(heads, num_chips)
+    copies = gcd(config.num_heads // heads, num_chips // tensor) if tensor == heads else 1
+    words = {"kv_replicas": copies, "cache": "sequence"} if copies > 1 else {}
+    return Layout.of(data=num_chips // (tensor * copies), tensor=tensor, **words)
 
 
 @command(app)

@@ -38,3 +38,34 @@ def test_a_plot_without_a_slider_is_a_page_or_a_picture(name, begin, tmp_path) -
 def test_a_plot_is_written_in_no_other_form(tmp_path, capsys) -> None:
     assert main(["plot", "lookahead", "--acceptance", "0.5", "-o", str(tmp_path / "f.png")]) == 2
     assert "ends in neither .svg nor .html" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "layout"),
+    [
+        ("llama-2-13b", "v5e:8", "tensor=8,"),
+        ("llama-3-70b", "v5e:16", "tensor=8,kv_replicas=2,cache=sequence,"),
+        ("gemma-3-1b", "h100:8", "data=2,kv_replicas=4,cache=sequence,"),
+    ],
+)
+def test_a_generate_step_is_drawn_for_a_layout_that_splits_the_heads(model, hardware, layout, capsys) -> None:
+    asked = [
+        "plot",
+        "decode",
+        "--model",
+        model,
+        "--hardware",
+        hardware,
+        "--context",
+        "4096",
+        "--batches",
+        "8",
+    ]
+    assert main(asked) == 0
+    assert f"bf16 cache, {layout}remat=none." in capsys.readouterr().out
+
+
+def test_a_layout_that_does_not_divide_is_not_drawn(capsys) -> None:
+    where = ["--model", "llama-3-70b", "--hardware", "v5e:16", "--context", "4096", "--layout", "tensor=16"]
+    assert main(["plot", "decode", *where]) == 2
+    assert "8 KV heads (K) do not divide over tensor = 16" in capsys.readouterr().err
