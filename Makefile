@@ -34,7 +34,7 @@ help:
 	@echo 'make test-audit  audits by the TPU compiler, which needs no TPU, in an environment of their own'
 	@echo 'make test-audit-gpu  the same by the GPU compiler, which needs no GPU but a 5 GB download'
 	@echo 'make test-next  the tests on the newest JAX and the newest Python here, in an environment of their own'
-	@echo 'make nightly   make test, slow tests too, on random examples; a share of the longest lists (SEED=all: all)'
+	@echo 'make nightly   make test, slow tests and their types too, on random examples; a share of the longest lists (SEED=all: all)'
 	@echo 'make fuzz      generated requests and files, thousands of each, in half an hour; part of make nightly'
 	@echo 'make bench     what users wait for, in some five minutes; fails if a row is 10% slower than recorded'
 	@echo 'make observatory  twelve audits over the last three releases of JAX, by the compilers for TPUs and GPUs; environments and'
@@ -87,7 +87,7 @@ TODAY := $(shell date +%Y%m%d)
 SEED ?= $(TODAY)
 nightly: $(DEV)/.installed
 	@echo "== slow tests that are sampled: of SEED=$(SEED)"
-	@HYPOTHESIS_PROFILE=random NIGHTLY_SEED=$(SEED) $(MAKE) --no-print-directory check SELECT=
+	@HYPOTHESIS_PROFILE=random NIGHTLY_SEED=$(SEED) $(MAKE) --no-print-directory check SELECT= TYPED=
 	@$(MAKE) --no-print-directory fuzz
 
 # Each kind of input has its limits of time and memory in its test; a failing example is printed, and kept in .hypothesis.
@@ -114,8 +114,10 @@ words:
 lint:
 	@echo '== ruff check, ruff format' && $(DEV)/bin/ruff check --quiet . && $(DEV)/bin/ruff format --check --quiet .
 
+# The types of tests take as long again, and are part of make nightly (TYPED=: all that pyproject.toml includes).
+TYPED ?= src
 types:
-	@echo '== basedpyright' && $(DEV)/bin/basedpyright --pythonpath $(DEV)/bin/python
+	@echo '== basedpyright $(TYPED)' && $(DEV)/bin/basedpyright --pythonpath $(DEV)/bin/python $(TYPED)
 
 imports:
 	@echo '== import contracts' && $(DEV)/bin/lint-imports --no-cache --no-logo

@@ -17,6 +17,7 @@ def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path, "cpu:8", "fsdp=4,tensor=2")
 
 
+@pytest.mark.slow
 def test_training_computes_the_numbers_of_the_tests(runs: Runs, tmp_path: Path):
     """mw train, once with the flags of a user and once with those of the tests."""
     losses = {}

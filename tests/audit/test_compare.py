@@ -438,7 +438,7 @@ def test_a_pipeline_of_lanes_is_compiled_as_it_is_planned() -> None:
     assert audit["flops"]["planned"] == audit["flops"]["compiled"]
 
 
-@pytest.mark.parametrize("method", ["allgather", "ulysses"])
+@pytest.mark.parametrize("method", [pytest.param("allgather", marks=pytest.mark.slow), "ulysses"])
 def test_context_is_compiled_as_it_is_planned(method: str) -> None:
     """Heads exchanged for positions are AllToAlls; XLA:CPU sums a loss over one axis and then the other."""
     audit = _audit(_layout(fsdp=2, context=2, tensor=2, context_method=method))
@@ -566,19 +566,15 @@ def test_moments_in_eight_bits_are_as_planned(layout: Layout) -> None:
     assert 0 <= memory["compiled_by_cause"]["arguments"] - state - tokens < 64
 
 
+@pytest.mark.slow  # `make test` compiles a step of mxfp8 in tests/dtypes
 @pytest.mark.parametrize(
     "layout",
     [
         _layout(fsdp=4, tensor=2, matmul_dtype="fp4"),
-        *(
-            pytest.param(layout, marks=pytest.mark.slow)
-            for layout in (
-                _layout(fsdp=4, tensor=2, matmul_dtype="fp8"),
-                _layout(data=2, fsdp=2, tensor=2, sequence_parallel=True, remat="full", matmul_dtype="fp4"),
-                _layout(fsdp=4, tensor=2, compute_dtype="bf16", matmul_dtype="fp4"),
-                _layout(fsdp=8, matmul_dtype="fp8", saved_dtype="fp8", remat="matmuls"),
-            )
-        ),
+        _layout(fsdp=4, tensor=2, matmul_dtype="fp8"),
+        _layout(data=2, fsdp=2, tensor=2, sequence_parallel=True, remat="full", matmul_dtype="fp4"),
+        _layout(fsdp=4, tensor=2, compute_dtype="bf16", matmul_dtype="fp4"),
+        _layout(fsdp=8, matmul_dtype="fp8", saved_dtype="fp8", remat="matmuls"),
     ],
     ids=str,
 )

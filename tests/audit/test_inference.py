@@ -247,7 +247,7 @@ def test_another_phase_is_refused() -> None:
     assert str(error.value) == "tiny: the plan is of phase 'prefill'; training takes 'train'"
 
 
-@pytest.mark.parametrize("phase", ["generate", "prefill"])
+@pytest.mark.parametrize("phase", ["generate", pytest.param("prefill", marks=pytest.mark.slow)])
 def test_sequences_that_fill_no_page_are_audited_in_whole_ones(phase: Phase):
     """Pages and rows of blocks have room for more than 75 positions, which the plan does not count."""
     config = replace(TINY, max_seq_len=512)

@@ -43,7 +43,7 @@ def assert_as_planned(config: ModelConfig, layout: Layout) -> None:
     ("config", "text"),
     [
         # XLA:CPU sums the squares of large gradients by windows first.
-        (TINY, "data=4,fsdp=2,microbatches=2"),
+        pytest.param(TINY, "data=4,fsdp=2,microbatches=2", marks=SLOW),
         # Queries, and keys and values, have other ways back to one input that is gathered once.
         pytest.param(TINY, "tensor=4,kv_replicas=2,sequence_parallel=true", marks=SLOW),
         pytest.param(TINY, "data=8,zero=2,microbatches=2", marks=SLOW),

@@ -108,6 +108,7 @@ def test_train_says_where_the_time_of_traced_steps_went(run: Path, capsys):
     assert list((run / "profile").rglob("*.xplane.pb"))
 
 
+@pytest.mark.slow
 def test_a_trace_of_a_pipeline_counts_the_programs_of_all_stages(
     corpus: Path, plan: Path, tmp_path: Path, capsys
 ) -> None:

@@ -105,6 +105,7 @@ def test_extreme_numbers_stay_finite(extreme: float) -> None:
     np.testing.assert_allclose(np.asarray(y)[0, 0], extreme, rtol=2**-4, atol=1e-30)
 
 
+@pytest.mark.slow
 def test_a_model_trains_as_in_bfloat16() -> None:
     """Losses within 2% at every step: gradients keep 95% of their direction, as in fp8 with a scale a row."""
     tokens = np.random.default_rng(0).integers(0, TINY.vocab_size, (16, 17))

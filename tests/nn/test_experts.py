@@ -149,7 +149,7 @@ def by_the_book(
         ("data=2,fsdp=4,expert=4", False),
         ("data=4,expert=2,tensor=2,sequence_parallel=true", True),
         ("data=2,fsdp=4,expert=4,expert_nodes=2,dispatch=once", False),
-        ("data=8,expert=8,expert_nodes=4,dispatch=once", True),
+        pytest.param("data=8,expert=8,expert_nodes=4,dispatch=once", True, marks=pytest.mark.slow),
         *(
             pytest.param(text, is_ragged, marks=pytest.mark.slow)
             for text, is_ragged in [

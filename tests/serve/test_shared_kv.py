@@ -57,7 +57,7 @@ def _runner(config: ModelConfig, split: Layout, *, chunk: int | None = 8) -> Jax
     params = init_params(config, split, mesh, seed=0)
     sizes = {"num_slots": NUM_SLOTS, "context": CONTEXT, "page_size": PAGE, "chunk": chunk, "block": 8}
     runner = JaxRunner(params, config, split, mesh, **sizes)
-    runner.warm_up()
+    runner.warm_up(only_greedy=True)
     return runner
 
 

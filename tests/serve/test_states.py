@@ -47,7 +47,7 @@ def runner_of(config: ModelConfig, params: Any, split: Layout, **options: Any) -
     """Chunks of two blocks, so that a prompt takes several rows of a step, and several steps."""
     options = {"num_slots": 2, "chunk": 16, "block": 8} | options
     runner = JaxRunner(params, config, split, device_mesh(split), context=CONTEXT, page_size=PAGE, **options)
-    runner.warm_up()
+    runner.warm_up(only_greedy=True)
     return runner
 
 

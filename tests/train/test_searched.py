@@ -40,6 +40,7 @@ def _found(config: ModelConfig) -> list[str]:
     return list(texts)
 
 
+@pytest.mark.slow
 def test_a_sample_agrees_with_one_device() -> None:
     [text] = random.Random(SEED).sample(_found(TINY), 1)
     assert_agrees(TINY, text)

@@ -12,6 +12,7 @@ programs compiled with different builds differ, on disk as well.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
@@ -175,7 +176,14 @@ def _target(name: str) -> str:
 def _library(path: Path) -> Any:
     """The library at `path`, built if it is missing or incomplete: an incomplete one ends the process."""
     if not _is_whole(path):
-        _build(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # processes that start together compile it once
+            if not _is_whole(path):
+                _build(path)
+        finally:
+            os.close(folder)
     return ctypes.CDLL(str(path))
 
 
@@ -193,7 +201,6 @@ def _build(path: Path) -> None:
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if not compiler:
         raise _NotAvailable("there is no C++ compiler: install g++ or clang++, or name one in CXX")
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     command = [compiler, *_flags(), f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(partial)]
     try:

@@ -120,7 +120,9 @@ def _head(sizes: dict[str, Any], name: str) -> tuple[ModelConfig, ModelConfig]:
     return config, replace(config, draft_head="alone")
 
 
-@pytest.mark.parametrize("model", FILES)
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=pytest.mark.slow) if model == "qwen" else model for model in FILES]
+)
 def test_a_head_is_read_from_the_names_of_its_files(model: str, tmp_path: Path) -> None:
     sizes, layer, norms, proj, norm, *_ = FILES[model]
     config, head = _head(sizes, model)

@@ -39,9 +39,9 @@ def _one_device(config: ModelConfig) -> tuple[float, Arrays]:
     ("config", "text"),
     [
         (TWO_DELTAS, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
-        (CONVOLUTION, "context=2,tensor=2,data=2,context_method=ulysses"),
         (SELECTIVE, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
         pytest.param(SELECTIVE, "context=4,data=2,remat=matmuls", marks=pytest.mark.slow),
+        pytest.param(CONVOLUTION, "context=2,tensor=2,data=2,context_method=ulysses", marks=pytest.mark.slow),
         pytest.param(
             DELTA_BY_ELEMENT, "context=4,tensor=2,context_method=ring,remat=matmuls", marks=pytest.mark.slow
         ),

@@ -157,13 +157,19 @@ def test_devices_with_other_shares_round_to_the_same_fp4() -> None:
 
 
 @pytest.mark.parametrize(
-    ("narrow", "bound"),
+    ("narrow", "scales", "bound"),
     # Half a step of int8 is 1/254 of the largest of a line, about 3 deviations: 0.7% of each operand. fp8
     # has 3 bits of mantissa: at most 6%, 2.6% on average of each.
     # fp4 has 1 bit: 11% of the root mean square of each.
-    [("int8", 0.02), ("fp8", 0.05), ("fp4", 0.18)],
+    [
+        ("int8", "tiles", 0.02),
+        ("fp8", "rows", 0.05),
+        pytest.param("int8", "rows", 0.02, marks=pytest.mark.slow),
+        pytest.param("fp8", "tiles", 0.05, marks=pytest.mark.slow),
+        ("fp4", "tiles", 0.18),
+        pytest.param("fp4", "rows", 0.18, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("scales", ["rows", "tiles"])
 def test_blocks_of_experts_are_multiplied_narrow_forward_and_backward(
     narrow: str, scales: str, bound: float
 ) -> None:

@@ -122,8 +122,15 @@ def _by_hand(x: np.ndarray, weight: Quantised, dtype: str) -> np.ndarray:
     return scales * values.astype(np.float64) @ wide.T
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp8"])
-@pytest.mark.parametrize("compute_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "compute_dtype"),
+    [
+        ("int8", "bf16"),
+        ("fp8", "f32"),
+        pytest.param("int8", "f32", marks=pytest.mark.slow),
+        pytest.param("fp8", "bf16", marks=pytest.mark.slow),
+    ],
+)
 def test_activations_are_cast_to_the_type_of_the_weights(dtype: str, compute_dtype: str) -> None:
     """Each device's share of a row has a scale of its own where a sum is split."""
     x = RANDOM.normal(size=(3, 1, 64)).astype(jax_dtype(compute_dtype))

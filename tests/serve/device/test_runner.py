@@ -213,7 +213,8 @@ def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypa
     assert {(shape.generate, shape.pages) for shape in used if not shape.blocks} >= {(1, 2), (2, 0)}
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("f32", marks=pytest.mark.slow), "int8"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
 def test_weights_of_one_input_may_lie_as_one(reference, monkeypatch, dtype):
     """As on GPUs, which also choose tokens by a program for what their rows need."""
     drawn = SamplingParams(temperature=1.0, top_p=0.9, seed=1, top_logprobs=2)
@@ -255,21 +256,17 @@ def test_replicas_share_the_requests(reference, answers):
     np.testing.assert_allclose(found, expected[np.arange(15), PROMPTS[1][1:]], atol=10 * TOLERANCE)
 
 
+@pytest.mark.slow  # test_programs prefills by position, step by step
 @pytest.mark.parametrize(
     ("tensor", "words"),
     [
         (2, {"context": 2}),
-        *(
-            pytest.param(tensor, {"context": 2, **more}, marks=pytest.mark.slow)
-            for tensor, more in (
-                (1, {}),
-                (1, {"context": 4}),
-                (2, {"context_method": "ring"}),
-                (1, {"context_method": "ulysses"}),
-                (1, {"data": 2}),
-                (1, {"fsdp": 2}),
-            )
-        ),
+        (1, {"context": 2}),
+        (1, {"context": 4}),
+        (2, {"context": 2, "context_method": "ring"}),
+        (1, {"context": 2, "context_method": "ulysses"}),
+        (1, {"context": 2, "data": 2}),
+        (1, {"context": 2, "fsdp": 2}),
     ],
     ids=str,
 )
