@@ -1,6 +1,7 @@
 """Hardware by name: the figures of the catalog, the grammar of a spec, and its errors."""
 
 import os
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -461,3 +462,19 @@ def test_a_faulty_rate_names_its_points(tmp_path: Path) -> None:
         HardwareError, match=r"matmul_rates\.f32 has \[1000000\.0, -1\.0\]: both are above 0$"
     ):
         load(path)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_price_has_its_seller_and_its_year(name: str) -> None:
+    priced = chip(name)
+    source = priced.sources.get("price_per_chip_hour", "")
+    assert (priced.price_per_chip_hour is None) == (not source)
+    assert not source or re.search(r": \S.* 20\d\d$", source)
+
+
+def test_prices_are_those_of_whole_machines_divided() -> None:
+    """SkyPilot's catalog: price of a machine over its chips."""
+    machines = {"v3": (8, 4), "v4p": (12.88, 4), "inferentia2": (12.98127, 12)}
+    machines |= {"mi355x": (68.8, 8), "gb300-nvl72": (72, 4)}
+    for name, (price, count) in machines.items():
+        assert chip(name).price_per_chip_hour == pytest.approx(price / count, rel=1e-3)
