@@ -24,7 +24,7 @@ from typer.main import get_command as to_command
 
 from meshwright import __version__
 from meshwright.cli.extras import bringing
-from meshwright.cli.other_words import command_here, option_here, subcommand_here
+from meshwright.cli.other_words import answer_here, command_here, option_here, subcommand_here
 from meshwright.errors import MeshwrightError, nearest, shorten
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -214,6 +214,8 @@ def _usage_fault(error: typer.TyperException) -> str:
     # Typer exports no classes for these errors.
     if context and (given := getattr(error, "option_name", "")) and type(error).__name__ == "NoSuchOption":
         options = [name for param in context.command.params for name in param.opts]
+        if answer := answer_here(given, context.command_path):
+            return answer
         if ours := option_here(given, options):
             return f"{given} is {ours} here"
         arguments = {p.name: p for p in context.command.params if p.param_type_name == "argument"}

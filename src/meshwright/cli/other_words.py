@@ -122,7 +122,48 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--dims B=1024,D=4096": ("--bytes", "--size", "--shape", "--message-size"),
     "--mesh X=8": ("--axes", "--axis", "--group", "--ranks"),
     "--requests": ("--num-prompts", "--num-requests"),
+    "--tpot-p95": ("--tpot-p99", "--tpot-p90", "--itl-p95", "--itl-p99"),
+    "--ttft-p95": ("--ttft-p99", "--ttft-p90"),
+    "--given offload=true": ("--offload", "--cpu-offload", "--activation-offload"),
+    "--given offload_optimizer=true": ("--offload-optimizer", "--optimizer-offload"),
+    "--fast": ("--quick", "--short"),
     "--url": ("--base-url", "--endpoint", "--host"),
+}  # fmt: skip
+
+_RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
+_LENGTH_OF_RUN = "--epochs", "--num-epochs", "--num-train-epochs", "--steps", "--max-steps", "--train-iters"
+# Whole answers to options that no option of a command replaces, by command.
+_ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "mw export": {
+        "it writes safetensors; for GGUF type mw export RUN -o DIR, then llama.cpp's convert_hf_to_gguf.py": (
+            "--format", "--gguf", "--outtype", "--to", "--type",
+        ),
+    },
+    "mw plan train": {
+        "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
+        "a plan is of a step; --tokens 15T adds how long a run takes": _LENGTH_OF_RUN,
+    },
+    "mw plan serve": {
+        "sampling does not change a plan; type mw generate --temperature 0.7": (
+            "--temperature", "--temp", "--top-p",
+        ),
+    },
+    "mw train": {
+        "a run takes all devices of its plan; hide others with CUDA_VISIBLE_DEVICES=0": (
+            "--gpu", "--gpus", "--device",
+        ),
+        "a run ends after --steps batches; it goes on with --resume": (
+            "--hours", "--minutes", "--time", "--max-time",
+        ),
+    },
+    "mw ui": {
+        "it listens on this machine only; on another, type ssh -L 8765:localhost:8765 THIS_HOST": (
+            "--listen", "--host", "--bind", "--address", "--share",
+        ),
+    },
+    "mw doctor": {
+        "it changes nothing; each line that is wrong says what to type": ("--fix", "--repair", "--install"),
+    },
 }  # fmt: skip
 
 # Command lines to type here, each with the commands that people try.
@@ -149,7 +190,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "bench serve": ("loadtest", "load-test", "load", "stress", "simulate"),
     "bench": ("benchmark", "benchmarks", "perf", "measure"),
     "doctor": ("env", "info", "status", "diagnose", "test", "setup", "install"),
-    "export": ("convert", "to-hf", "save", "merge"),
+    "export": ("convert", "to-hf", "save", "merge", "gguf", "ollama", "push"),
     "reshard": ("convert-checkpoint", "resharding"),
     "quantize": ("quantise", "quant", "awq", "gptq"),
     "shard": ("einsum", "sharding", "derive"),
@@ -179,6 +220,17 @@ def option_here(given: str, options: Collection[str]) -> str:
         if plain in theirs and first_option in options:
             return ours
     return plain if plain in options and plain != given else ""
+
+
+def answer_here(given: str, command: str) -> str:
+    """The answer to an option that a command has under no name; empty if none is known.
+
+    >>> answer_here("--epochs", "mw plan train")
+    '--epochs: a plan is of a step; --tokens 15T adds how long a run takes'
+    """
+    plain = given.replace("_", "-").lower()
+    answers = _ANSWERS.get(command, {}).items()
+    return next((f"{given}: {answer}" for answer, options in answers if plain in options), "")
 
 
 def command_here(given: str, commands: Collection[str]) -> str:

@@ -106,7 +106,10 @@ def prepare_job(
     chosen = _with_base(chosen, options.base_dtype)
     chosen = _with_draft_head(chosen, options.draft_head)
     if folder is None or chosen is None:
-        raise PlanError("no plan: name a PLAN.toml (mw plan train ... -o PLAN.toml), or a --run that has one")
+        raise PlanError(
+            "no plan: name a PLAN.toml (mw plan train ... -o PLAN.toml), a text to train a small model on "
+            "(mw train my.txt), or a --run that has a plan"
+        )
     _check_plan(chosen)
     checkpoints = folder / checkpoint_files.CHECKPOINTS
     saved = checkpoint_files.steps(checkpoints)
