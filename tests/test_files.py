@@ -1,5 +1,7 @@
 """A file is written whole or not at all."""
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import OutputError, PlanError
-from meshwright.files import held, well_formed, write_whole
+from meshwright.files import check_writable, held, well_formed, write_whole
 
 
 def _names(folder: Path) -> list[str]:
@@ -89,3 +91,25 @@ def test_values_of_another_form_are_a_user_s_mistake_and_failed_assertions_are_n
         raise PlanError("too long")
     with pytest.raises(AssertionError), well_formed("f.json", PlanError):
         raise AssertionError("ours")
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    check_writable(pipe)
+    with pytest.raises(OutputError, match=r"pipe: cannot be written: No such device or address$"):
+        write_whole(pipe, "text")  # it has no reader
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert write_whole(pipe, "text") == pipe
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and [*tmp_path.iterdir()] == [pipe]
+
+
+def test_a_socket_is_not_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path := tmp_path / "socket"))
+        with pytest.raises(OutputError, match="cannot be written"):
+            write_whole(path, "text")
+        assert path.is_socket()

@@ -1,5 +1,6 @@
 """Files: checked reading of text, atomic writing, and checksums."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -132,6 +133,10 @@ def check_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise _is_folder(path)
+        if _is_special(path):
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
         made += (folder for folder in path.parents if not folder.exists())
         path.parent.mkdir(parents=True, exist_ok=True)
         probe.touch()
@@ -148,13 +153,21 @@ def check_writable(path: Path) -> None:
 def write_whole(path: Path, text: str) -> Path:
     """Write a file atomically, and its folder if there is none; returns `path`.
 
-    A reader sees the old file or the new one and never a part, even if the writer is killed.
+    A reader sees the old file or the new one and never a part, even if the writer is killed. A device or a
+    pipe is written to instead of replaced: root would otherwise put a file in the place of /dev/null.
     Raises OutputError if the file cannot be written; the old file is then unchanged.
     """
     if not path.name:
         raise _is_folder(path)
     partial = _partial(path)
     try:
+        if _is_special(path):
+            # Without waiting: a pipe that has no reader, or a socket, is an error.
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(descriptor, True)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
@@ -164,6 +177,15 @@ def write_whole(path: Path, text: str) -> Path:
         with suppress(OSError):
             partial.unlink()
     return path
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a device, a pipe or a socket is at `path`."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _is_folder(path: Path) -> OutputError:

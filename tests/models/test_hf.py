@@ -345,3 +345,10 @@ def test_a_key_that_says_what_is_so_anyway_is_read() -> None:
 )
 def test_names_on_the_hub_are_presets(repository: str, preset: str) -> None:
     assert load_model(repository) == PRESETS[preset]
+
+
+def test_every_preset_is_written_or_refused_in_a_line():
+    """Also as the families of other kinds of models, which are tried one after another."""
+    for name in PRESETS:
+        with suppress(ModelError):
+            assert to_hf(load_model(name))["model_type"]

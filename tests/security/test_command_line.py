@@ -10,6 +10,7 @@ import random
 import shlex
 import signal
 import sys
+import time
 import traceback
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from importlib import import_module
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.slow
 NUM_LINES = int(os.environ.get("NUM_LINES", "300"))
 SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
 SECONDS = 60  # for one line; the searches of machines take some
+durations: list[float] = []  # seconds of each line, and of each load of `test_file_fuzz`
 
 TRAIN = "--model llama-3.2-1b --hardware h100:1x8 --batch-tokens 64Ki --seq-len 4096"
 SERVE = "--model llama-3.2-1b --hardware h100:1x8 --prompt-tokens 512 --output-tokens 128"
@@ -149,7 +151,7 @@ def fault(line: list[str], seconds: float = SECONDS) -> str | None:
     def end(*_: object) -> None:
         raise Late
 
-    out, err = io.StringIO(), io.StringIO()
+    out, err, began = io.StringIO(), io.StringIO(), time.perf_counter()
     signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -163,6 +165,7 @@ def fault(line: list[str], seconds: float = SECONDS) -> str | None:
         return traceback.format_exc(limit=-6)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        durations.append(time.perf_counter() - began)
     if code not in (0, 1, 2, None):
         return f"exit code {code!r}"
     ours = [each for each in err.getvalue().splitlines() if each.startswith("mw: ")]

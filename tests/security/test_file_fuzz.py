@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.security.mutations import changed_texts, changed_values
-from tests.security.test_command_line import fault
+from tests.security.test_command_line import durations, fault
 from tests.serve.replicas.processes import save_checkpoint
 
 from meshwright.errors import MeshwrightError, RequestError
@@ -152,13 +153,15 @@ def loads(folder: Path) -> None:
     from meshwright.nn.start.device_mesh import device_mesh
     from meshwright.serve.device.loading import load_model_folder
 
-    layout, message = Layout.of(), ""
+    layout, message, began = Layout.of(), "", time.perf_counter()
     try:
         model = load_model_folder(folder)
         model.tokenizer().encode("hello")
         model.load_params(layout, device_mesh(layout, jax.devices()[:1]))
     except (MeshwrightError, RequestError) as error:
         message = str(error)
+    finally:
+        durations.append(time.perf_counter() - began)
     assert "\n" not in message, message
 
 

@@ -141,6 +141,8 @@ def _write(config: ModelConfig, family: Family) -> dict[str, Any] | None:
     for table in TABLES:
         if family.has(table) != (getattr(config, table) is not None) and table not in family.optional:
             return None
+    if any(family.groups_name(mixer) and getattr(config, mixer) is None for mixer in MIXERS):
+        return None
     written: dict[str, Any] = {
         "architectures": [family.class_names[0]],
         "model_type": family.model_types[0],

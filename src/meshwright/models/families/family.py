@@ -235,6 +235,11 @@ class Family:
         """Whether its models have this table of fields, such as `moe` or `mla`."""
         return any(name.startswith(f"{table}.") for name in self.fields)
 
+    def groups_name(self, table: str) -> bool:
+        """Whether keys that are read together decide this table, or fields of it."""
+        parts = [part for group in self.groups for part in group.parts.values()]
+        return any(name.partition(".")[0] == table for part in parts for name in part.fields)
+
 
 _LETTERS = {
     "L": "num_layers",
