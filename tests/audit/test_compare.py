@@ -499,7 +499,7 @@ def _layout(**values: object) -> Layout:
         pytest.param(_layout(data=2, fsdp=2, tensor=2, optimizer="adafactor"), marks=pytest.mark.slow),
         pytest.param(_layout(fsdp=8, optimizer="adafactor", compute_dtype="bf16"), marks=pytest.mark.slow),
         pytest.param(_layout(data=8, optimizer="muon"), marks=pytest.mark.slow),
-        _layout(data=2, fsdp=2, tensor=2, optimizer="muon"),
+        pytest.param(_layout(data=2, fsdp=2, tensor=2, optimizer="muon"), marks=pytest.mark.slow),
         pytest.param(_layout(fsdp=8, zero=3, optimizer="muon"), marks=pytest.mark.slow),
         pytest.param(_layout(data=8, zero=2, microbatches=2, compute_dtype="bf16"), marks=pytest.mark.slow),
     ],

@@ -120,7 +120,7 @@ def test_rows_of_a_quantised_table_travel_as_they_are_stored_beside_their_scales
 @pytest.mark.parametrize(
     ("dtype", "text", "compute_dtype"),
     [
-        ("fp8", "tensor=4", "f32"),
+        pytest.param("fp8", "tensor=4", "f32", marks=pytest.mark.slow),
         pytest.param("fp8", "fsdp=2,tensor=2", "bf16", marks=pytest.mark.slow),
         pytest.param("int8", "data=2,tensor=2", "f32", marks=pytest.mark.slow),
     ],

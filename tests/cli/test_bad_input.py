@@ -229,8 +229,7 @@ def test_a_plain_price_is_that_of_every_chip(capsys) -> None:
     assert run["price"] == pytest.approx(2.5 * run["chip_hours"])
 
 
-@pytest.mark.parametrize(("hardware", "code"), [("h100:1x8", 0), ("h100:1x1", 1)])
-@pytest.mark.parametrize("form", ["", "--json"])
+@pytest.mark.parametrize(("hardware", "code", "form"), [("h100:1x8", 0, "--json"), ("h100:1x1", 1, "")])
 def test_a_reader_that_ends_early_loses_no_file_and_no_exit_code(
     hardware: str, code: int, form: str, tmp_path: Path
 ) -> None:

@@ -302,7 +302,7 @@ def test_padding_is_multiplied_where_it_does_not_stay_zeros(
 
 
 # Of a split by tensor, and of int8, that of both is the most telling; "data" runs what one device does.
-_SLOW = "one device", "int8", "tensor"
+_SLOW = "one device", "int8", "tensor", "data", "bf16 widened"
 
 
 @pytest.mark.parametrize(

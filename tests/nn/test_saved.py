@@ -234,7 +234,7 @@ def _planned_bytes(config: ModelConfig, layout: Layout) -> int:
     [
         (TINY, "fsdp=2,tensor=2,sequence_parallel=true"),
         (TINY, "remat=alternate,matmul_scales=tiles"),
-        (MIXTURE, "fsdp=2,expert=2,remat=matmuls"),
+        pytest.param(MIXTURE, "fsdp=2,expert=2,remat=matmuls", marks=pytest.mark.slow),
         (LATENT, "fsdp=2,remat=latents"),
         *(
             pytest.param(config, text, marks=pytest.mark.slow)

@@ -112,7 +112,7 @@ def test_loss_and_gradients_are_those_written_out(config: ModelConfig) -> None:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (SHARED, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        pytest.param(SHARED, "data=2,fsdp=2,tensor=2,sequence_parallel=true", marks=pytest.mark.slow),
         *(
             pytest.param(config, text, marks=pytest.mark.slow)
             for config, text in (

@@ -181,7 +181,7 @@ def test_what_is_offloaded_comes_back(text: str) -> None:
     assert_agrees(DEEP, text)
 
 
-@pytest.mark.parametrize("options", ["", ",offload=true"])
+@pytest.mark.parametrize("options", [pytest.param("", marks=pytest.mark.slow), ",offload=true"])
 def test_saved_activations_wait_on_the_host(options: str) -> None:
     """What the forward pass of a stage gives beside its sums and y, which the next stage is sent."""
     compiled = _compiled(staged_step(DEEP, f"pipe=2,microbatches=2,schedule=1f1b{options}")).compiled

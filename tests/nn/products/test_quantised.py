@@ -168,7 +168,7 @@ FAR = {"int8": 0.05, "fp8": 0.15}
 @pytest.mark.parametrize(
     ("text", "dtype", "config"),
     [
-        ("data=2,fsdp=2", "fp8", TINY),
+        pytest.param("data=2,fsdp=2", "fp8", TINY, marks=pytest.mark.slow),
         pytest.param("data=2,fsdp=2", "int8", TINY, marks=pytest.mark.slow),
         pytest.param("data=2,expert=2", "fp8", MIXTURE, marks=pytest.mark.slow),
         pytest.param("data=2,fsdp=2", "fp8", LATENT, marks=pytest.mark.slow),

@@ -55,7 +55,9 @@ def said(case: str) -> Explanation:
 EVERY = pytest.mark.parametrize("case", CASES)
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * ("v5" in case)) for case in CASES]
+)
 def test_figures_are_finite_and_json(case: str):
     document = said(case).to_dict()
     json.dumps(document, allow_nan=False)

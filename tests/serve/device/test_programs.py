@@ -144,7 +144,7 @@ def test_experts_on_devices_of_their_own(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "tensor=2,kv_replicas=2,cache=sequence",
+        pytest.param("tensor=2,kv_replicas=2,cache=sequence", marks=pytest.mark.slow),
         pytest.param("data=2,tensor=2,kv_replicas=2,cache=batch", marks=pytest.mark.slow),
         pytest.param("data=2,tensor=2,kv_replicas=2,cache=sequence", marks=pytest.mark.slow),
         pytest.param("tensor=2,kv_replicas=4,cache=batch", marks=pytest.mark.slow),

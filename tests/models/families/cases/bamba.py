@@ -14,6 +14,6 @@ TINY: dict[str, Tiny] = {
             "head_dim": 4,
         },
         written="BambaForCausalLM",
-        split="daily",
+        split="nightly",
     )
 }

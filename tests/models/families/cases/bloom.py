@@ -30,7 +30,7 @@ TINY = {
         "Bloom",
         {"hidden_size": 48, "n_head": 12, "n_layer": 3, "seq_length": 64},
         written="BloomForCausalLM",
-        split="daily",
+        split="nightly",
         own_names=True,
     ),
 }

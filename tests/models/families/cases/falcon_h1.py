@@ -24,7 +24,7 @@ _MULTIPLIERS = {
     "ssm_out_multiplier": 0.25,
 }
 TINY: dict[str, Tiny] = {
-    "falcon_h1": Tiny("FalconH1", _MIXER | _MULTIPLIERS, written="FalconH1ForCausalLM", split="daily"),
+    "falcon_h1": Tiny("FalconH1", _MIXER | _MULTIPLIERS, written="FalconH1ForCausalLM", split="nightly"),
     "falcon_h1_norm": Tiny(
         "FalconH1",
         _MIXER | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 1},

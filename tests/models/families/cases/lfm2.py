@@ -12,6 +12,6 @@ TINY: dict[str, Tiny] = {
             "head_dim": 4,
         },
         written="Lfm2ForCausalLM",
-        split="daily",
+        split="nightly",
     )
 }

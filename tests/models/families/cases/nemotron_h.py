@@ -229,6 +229,6 @@ TINY: dict[str, Tiny] = {
             "moe_latent_size": 16,
         },
         written="NemotronHForCausalLM",
-        split="daily",
+        split="nightly",
     ),
 }
