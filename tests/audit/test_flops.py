@@ -103,22 +103,22 @@ OF_TPU = """
   ROOT %out = bf16[4,6,128] custom-call(%a, %b, %c, %d, %e, %f, %g), custom_call_target="tpu_custom_call", \
 metadata={op_name="jit(step)/attention/jit(ragged_paged_attention)/ragged_paged_attention_kernel/pallas_call"}
 """
-# Narrow keys and values with their scales. Three heads of each group are filled up to 16.
+# Narrow keys and values with their scales.
 OF_GPU = """
-  %a = bf16[8,1,16,128] parameter(0)
-  %b = s8[1,64,16,128] parameter(1)
-  %c = f32[1,64,16] parameter(2)
-  %d = s32[8,1,3] parameter(3)
-  %e = s32[8,1] parameter(4)
-  ROOT %out = bf16[8,1,16,128] custom-call(%a, %b, %c, %b, %c, %d, %e), \
-custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(step)/attention/3_heads_of_16/\
-jit(paged_attention)/vmap(paged_attention_block_h_16_pages_per_compute_block_8)/pallas_call"}
+  %a = bf16[4,2,3,128] parameter(0)
+  %b = s8[1024,128] parameter(1)
+  %c = f32[1024] parameter(2)
+  %d = s32[4,3] parameter(3)
+  %e = s32[4,1] parameter(4)
+  ROOT %out = bf16[4,2,1,3,128] custom-call(%a, %b, %b, %c, %c, %d, %e), \
+custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(step)/attention/\
+decode_pages_of_16/pallas_call"}
 """
 
 
 @pytest.mark.parametrize(
     ("text", "chip", "queries", "of_a_key"),
-    [(OF_TPU, "v5e", 4 * 6 * 128, 4 * 128 * 2), (OF_GPU, "h100", 8 * 16 * 128, 2 * 2 * (128 + 4))],
+    [(OF_TPU, "v5e", 4 * 6 * 128, 4 * 128 * 2), (OF_GPU, "h100", 4 * 6 * 128, 2 * 2 * (128 + 4))],
 )
 def test_a_kernel_over_pages_counts_all_positions_of_its_tables(
     text: str, chip: str, queries: int, of_a_key: int

@@ -29,7 +29,7 @@ class Loopback:
         self._stack = ExitStack()
         with ExitStack() as stack:  # closes the others if one does not start
             engine = stack.enter_context(Engine(runner))
-            app = create_app(engine, _words(runner.vocab_size), _MODEL, ClientLimits())
+            app = create_app(engine, words_of(runner.vocab_size), _MODEL, ClientLimits())
             url = stack.enter_context(running(app, bind("127.0.0.1", 0)))
             command = [sys.executable, "-m", asks.__name__, url, _MODEL]
             self._client = stack.enter_context(
@@ -53,7 +53,7 @@ class Loopback:
         self._stack.close()
 
 
-def _words(vocab_size: int) -> Tokenizer:
+def words_of(vocab_size: int) -> Tokenizer:
     """A tokenizer with one token a word, for any words."""
     vocabulary = {f"t{number}": number for number in range(vocab_size)}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))

@@ -85,15 +85,6 @@ def at_most_blocks(num_blocks: int, among: int) -> str:
     return f"at_most_{num_blocks}_of_{among}_blocks"
 
 
-def heads_of_tile(num_heads: int, filled_up: int) -> str:
-    """The scope of a kernel whose tiles of `filled_up` heads hold `num_heads`.
-
-    >>> heads_of_tile(4, 16)
-    '4_heads_of_16'
-    """
-    return f"{num_heads}_heads_of_{filled_up}"
-
-
 def by_even_load(num_trips: int) -> str:
     """The scope of a loop over the experts' rows: `num_trips` if the load is even.
 

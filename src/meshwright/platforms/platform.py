@@ -147,6 +147,7 @@ class Platform:
     head_tokens: int | None = None  # tokens of a device in a chunk of the head; None: no chunks
     wide_logits: bool = False  # keeps logits in float32, too, if they are capped or made of narrow operands
     one_sampler: bool = False  # one program chooses tokens, for rows with any options
+    joins_inputs: bool = False  # a step of the server takes its small arrays as one
 
     # Experts.
     # Blocks of rows in an expert's even share, at most, unless blocks have the fewest or the most rows. Each

@@ -134,25 +134,27 @@ def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
     assert (found[~seen] == 0).all()
 
 
-@pytest.mark.parametrize("at_once", [1, 256])
+@pytest.mark.parametrize(("at_once", "group"), [(1, G), (256, G), (256, 4)])
 @pytest.mark.parametrize("dtype", ["f32", "int8"])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_the_kernel_of_gpus_finds_what_gathered_tables_do(
-    dtype: str, softcap: float | None, at_once: int, monkeypatch
+    dtype: str, softcap: float | None, at_once: int, group: int, monkeypatch
 ) -> None:
     """Rows of one query: in the middle of a seventh page, of a third, and of padding alone.
 
-    A sequence is taken whole, or in as many parts as the GPU has room for.
+    A sequence is taken whole, or in as many parts as the GPU has capacity for. Later positions are NaN.
     """
     monkeypatch.setattr(paged_kernel, "_AT_ONCE", at_once)
     monkeypatch.setattr(paged_kernel, "_POSITIONS_OF_BLOCK", 16)
     k, v = (_normal(40, K, 16, 32) for _ in range(2))
     pools = [quantise(x, dtype, 1, 1) if dtype == "int8" else x for x in (k, v)]
-    tables = jnp.asarray([RANDOM.permutation(40)[:7] for _ in range(3)], jnp.int32)
+    tables = jnp.asarray(RANDOM.permutation(40)[:21].reshape(3, 7), jnp.int32)
     positions = jnp.asarray([[100], [37], [paged.PADDING]], jnp.int32)
-    q, how = _normal(3, 1, K * G, 32), Scores(softcap, 0.1)
+    q, how = _normal(3, 1, K * group, 32), Scores(softcap, 0.1)
     wanted = paged._gathered(paged._Asked(q, positions, tables), pools, None, how, None, None).out
     values = [paged._values(pool) for pool in pools]
+    if dtype == "f32":
+        values = [value.at[tables[0, 6], :, 5:].set(jnp.nan) for value in values]
     scales = [pool.scales for pool in pools if isinstance(pool, Quantised)]
     found = paged_kernel.decoded(q, positions, tables, values, scales or None, how, interpret=True)
     np.testing.assert_allclose(found[:2], wanted[:2], atol=1e-5)

@@ -2,7 +2,13 @@
 
 from meshwright.audit.facts.communication import unreadable_groups
 from meshwright.audit.facts.opcodes import crossing_op, op_of
-from meshwright.audit.facts.work import attention_flops, is_attention_kernel, is_library_matmul, multiplies
+from meshwright.audit.facts.work import (
+    attention_flops,
+    is_attention_kernel,
+    is_library_matmul,
+    joins_parts,
+    multiplies,
+)
 from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import CallPath, TracedValue, places, run_count
 
@@ -66,7 +72,12 @@ def _problem(program: Program, value: TracedValue) -> str:
     if opcode == "dot" and "lhs_contracting_dims" not in instruction.attributes:
         return f"{_named(instruction)}: its contracted dimensions are missing; its FLOPs are not counted"
     target = instruction.attributes.get("custom_call_target", "").strip('"')
-    if opcode != "custom-call" or target in _HARMLESS or is_library_matmul(instruction):
+    if (
+        opcode != "custom-call"
+        or target in _HARMLESS
+        or is_library_matmul(instruction)
+        or joins_parts(instruction)
+    ):
         return ""
     if not is_attention_kernel(instruction):
         return f"{_named(instruction)}: custom call {target}; {_NOT_COUNTED}"

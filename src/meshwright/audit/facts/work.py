@@ -23,12 +23,12 @@ from typing import NamedTuple
 from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, Program
 from meshwright.audit.hlo.trace import COPIES, SLICES, TracedValue, called_by, resolve
 from meshwright.hardware.chip import Chip
-from meshwright.models.transformer import heads_of_tile
+from meshwright.nn.attention.kernel_names import DECODE_PAGES, JOIN_PARTS
 
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
-_RAGGED, _PAGED = "ragged_paged_attention_kernel", "paged_attention_block_h"
+_RAGGED = "ragged_paged_attention_kernel"
+_PAGES_OF = re.compile(rf"{DECODE_PAGES}_(\d+)")
 _TRITON = '"__gpu$xla.gpu.triton"'
-_OF_TILE = re.compile(heads_of_tile(0, 1).replace("0", r"(\d+)").replace("1", r"(\d+)"))
 _CUDNN = "__cudnn$fmhaSoftmax"
 
 
@@ -63,9 +63,16 @@ def _is_of_tpu(instruction: Instruction) -> bool:
 
 def _reads_pages(instruction: Instruction) -> bool:
     """Whether it is a kernel over a cache of pages, on a TPU or a GPU."""
-    return _is_ragged(instruction) or (
-        instruction.attributes.get("custom_call_target", "") == _TRITON and _PAGED in instruction.op_name
-    )
+    return _is_ragged(instruction) or _is_triton(instruction, DECODE_PAGES)
+
+
+def joins_parts(instruction: Instruction) -> bool:
+    """Whether it is the kernel that joins parts of attention over pages on a GPU, without matrix products."""
+    return _is_triton(instruction, JOIN_PARTS)
+
+
+def _is_triton(instruction: Instruction, name: str) -> bool:
+    return instruction.attributes.get("custom_call_target", "") == _TRITON and name in instruction.op_name
 
 
 def _is_ragged(instruction: Instruction) -> bool:
@@ -83,24 +90,22 @@ class _Pages(NamedTuple):
         """FLOPs and bytes from the shapes of the operands.
 
         On TPUs lengths[R], tables[R, P], three of integers, then q[tokens, N, H] and kv[B, S, 2K, H]. On GPUs
-        q[R, 1, N, H], k[1, B, S, H] and v of the same shape, narrow ones each with its scales [1, B, S], then
-        tables[R, parts, P] and lengths[R, 1]: a row for each KV head. Its heads are padded to a tile's, as
-        the scope states.
+        q[R, K, G, H], k[B K S, H], v of the same shape, scales [B K S] of both if they are narrow, tables
+        [R, P] and positions; the kernel's name has the size of a page.
         """
         given = _kernel_operands(call)
-        heads, filled_up = 1, 1
         if _is_ragged(call.instruction):
-            tables, q, pools = given[1], given[-2], given[-1:]
-            page, of_pool = pools[0].dims[1], 2
+            tables, q, pool = given[1], given[-2], given[-1]
+            size, of_a_key = pool.dims[1], pool.num_bytes // prod(pool.dims[:2])
         else:
             tables, q, pools = given[-2], given[0], given[1:-2]
-            page, of_pool = pools[0].dims[2], 3
-            if tile := _OF_TILE.search(call.instruction.op_name):
-                heads, filled_up = int(tile[1]), int(tile[2])
-        keys = prod(tables.dims[1:]) * page
-        of_a_key = sum(pool.num_bytes // prod(pool.dims[:of_pool]) for pool in pools)
-        flops = 4 * keys * q.num_elements * heads // filled_up
-        return cls(flops, tables.dims[0] * keys * of_a_key + 2 * q.num_bytes)
+            named = _PAGES_OF.search(call.instruction.op_name)
+            assert named, call.instruction.op_name
+            size = int(named[1])
+            of_a_key = q.dims[1] * sum(pool.num_bytes // pool.dims[0] for pool in pools)
+        keys = tables.dims[1] * size
+        read = tables.dims[0] * keys * of_a_key
+        return cls(4 * keys * q.num_elements, read + 2 * q.num_bytes)
 
 
 def _splash_pass(instruction: Instruction) -> str:

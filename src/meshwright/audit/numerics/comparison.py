@@ -148,7 +148,7 @@ def _interpreted(platform: Platform) -> Iterator[None]:
 # Forms of programs, which XLA for CPU runs too.
 _FORMS = (
     "page_by_page", "head_tokens", "joins_weights", "share_blocks", "head_waits", "ordered_caches",
-    "wide_logits", "one_sampler", "early_recompute",
+    "joins_inputs", "wide_logits", "one_sampler", "early_recompute",
 )  # fmt: skip
 
 

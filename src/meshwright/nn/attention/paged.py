@@ -125,9 +125,6 @@ class PagedCache:
         tables = self.tables[:, self.groups[number]]
         if _SIDE_BY_SIDE in pools:
             new = {_SIDE_BY_SIDE: paged_kernel.side_by_side(new["k"], new["v"])}
-        elif self.with_kernel:
-            # The kernel gives unseen values weight zero, and NaN times zero is NaN.
-            new = {**new, "v": jnp.where(jnp.isfinite(new["v"]), new["v"], 0)}
         for name, x in new.items():
             pool = pools[name][number]
             letters = _letters(name, _values(pool).ndim)

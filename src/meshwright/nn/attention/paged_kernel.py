@@ -6,31 +6,37 @@
 
 `why_no_paged` (layout/attention.py) gives the reasons for having no kernel.
 
-Sources, in jax.experimental.pallas.ops: tpu.ragged_paged_attention, gpu.paged_attention.
+The TPU's kernel is JAX's, jax.experimental.pallas.ops.tpu.ragged_paged_attention. The GPU's is written here,
+in Pallas for Triton: flash decoding (Dao et al. 2023) over pages.
 """
 
-import warnings
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from meshwright.models.config import Window
-from meshwright.models.transformer import heads_of_tile
+from meshwright.nn.attention.kernel_names import DECODE_PAGES, JOIN_PARTS
 from meshwright.nn.attention.reference import Scores
 
 # The kernel's own table of the fastest sizes (v6e) has 4 to 16 pages and 32 queries in nearly all cases.
 _PAGES_OF_BLOCK, _QUERIES_OF_BLOCK = 16, 32
 # Page numbers of one call: they share the 1 MB of scalar memory with the kernel's own.
 _MOST_PAGES = 1 << 17
-# For the GPU's kernel: positions of a block, which are kept on chip; most parts of a sequence that are
-# attended to at once, since each part's sums pass through memory; and parts of all sequences and heads that
-# keep a GPU of 100 to 150 processors busy.
-_POSITIONS_OF_BLOCK, _PARTS, _AT_ONCE = 128, 16, 256
-# The heads of one group are padded to the rows of a tensor core's tile.
+# For the GPU's kernel: positions that a program reads at once, its warps, and its stages of loads. On an
+# H200, 64 rows of 1,024 positions take 93 us, and 119 with JAX's kernel.
+_POSITIONS_OF_BLOCK, _WARPS, _STAGES = 64, 4, 3
+# Most parts of a sequence that are attended to at once, since each part's sums pass through memory; and parts
+# of all sequences and heads that keep a GPU of 100 to 150 processors busy.
+_PARTS, _AT_ONCE = 16, 512
+# The heads of one group fill at least the rows of a tensor core's tile; the last is repeated.
 _HEADS_OF_TILE = 16
+_LOG2_E = math.log2(math.e)
+_HIDDEN, _LEAST = -1e30, 1e-30
 
 
 def side_by_side(k: Array, v: Array) -> Array:
@@ -109,6 +115,9 @@ def decoded(
     S]: of keys, then of values. batch_invariant: the order of sums does not depend on the number of rows.
     interpret: run it in JAX, on any platform.
     """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
     num_rows, _, num_heads, width = q.shape
     num_pages, num_kv_heads, size, _ = pools[0].shape
     group = num_heads // num_kv_heads
@@ -116,35 +125,148 @@ def decoded(
     parts = min(_PARTS, -(-tables.shape[1] // together))
     if not batch_invariant:
         parts = min(parts, -(-_AT_ONCE // (num_rows * num_kv_heads)))
-    missing = -tables.shape[1] % (parts * together)
-    # The kernel reads pools with all pages of a head together. It is given one head: each head of a row is
-    # passed as a row, and each head of a page as a page, so that pools are not transposed.
-    heads = jnp.arange(num_kv_heads, dtype=jnp.int32)[None, :, None]
-    tables = jnp.pad(tables, ((0, 0), (0, missing)))[:, None] * num_kv_heads + heads
-    scaled = q.astype(jnp.float32) * (1.0 if how.scale is None else how.scale)
-    narrow = [jnp.reshape(x, (1, num_pages * num_kv_heads, size)) for x in scales or ()]
-    with jax.named_scope(heads_of_tile(group, -(-group // _HEADS_OF_TILE) * _HEADS_OF_TILE)):
-        out = _paged_attention()(
-            jnp.reshape(scaled.astype(q.dtype), (num_rows * num_kv_heads, group, width)),
-            *(jnp.reshape(x, (1, num_pages * num_kv_heads, size, width)) for x in pools),
-            jnp.reshape(tables, (num_rows * num_kv_heads, -1)),
-            jnp.repeat(jnp.max(positions, axis=1) + 1, num_kv_heads),
-            *narrow,
-            block_h=_HEADS_OF_TILE,
-            pages_per_compute_block=together,
-            k_splits=parts,
-            attn_logits_soft_cap=how.softcap,
+    tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % (parts * together))))
+    of_row = lambda row, head, part: (row, 0)  # noqa: E731
+    narrow, num_lines = list(scales or ()), num_pages * num_kv_heads * size
+    dtype = q.dtype if parts == 1 else jnp.float32
+    of_part = (None, None, None, group)
+    sums = [jax.ShapeDtypeStruct((num_rows, num_kv_heads, parts, group), jnp.float32)] * 2
+    at = lambda row, head, part: (row, head, part, 0)  # noqa: E731
+    out, *sums = pl.pallas_call(
+        partial(
+            _attend_to_pages, how, (num_kv_heads, size), together, tables.shape[1] // parts, bool(narrow)
+        ),
+        name=f"{DECODE_PAGES}_{size}",
+        grid=(num_rows, num_kv_heads, parts),
+        in_specs=[
+            pl.BlockSpec((None, None, group, width), lambda row, head, part: (row, head, 0, 0)),
+            *[pl.BlockSpec((num_lines, width), lambda row, head, part: (0, 0))] * 2,
+            *[pl.BlockSpec((num_lines,), lambda row, head, part: (0,))] * len(narrow),
+            pl.BlockSpec((None, tables.shape[1]), of_row),
+            pl.BlockSpec((None, 1), of_row),
+        ],
+        out_specs=[
+            pl.BlockSpec((*of_part, width), lambda row, head, part: (row, head, part, 0, 0)),
+            *([pl.BlockSpec(of_part, at)] * 2 if parts > 1 else ()),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((num_rows, num_kv_heads, parts, group, width), dtype),
+            *(sums if parts > 1 else ()),
+        ],
+        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
+        interpret=interpret,
+    )(
+        jnp.reshape(q, (num_rows, num_kv_heads, group, width)),
+        *(jnp.reshape(pool, (num_lines, width)) for pool in pools),
+        *(jnp.reshape(each, (num_lines,)) for each in narrow),
+        tables,
+        positions,
+    )
+    if parts > 1:
+        of_head = lambda row, head: (row, head, 0, 0)  # noqa: E731
+        out = pl.pallas_call(
+            _join_parts,
+            name=JOIN_PARTS,
+            grid=(num_rows, num_kv_heads),
+            in_specs=[
+                pl.BlockSpec((None, None, parts, group, width), lambda row, head: (row, head, 0, 0, 0)),
+                *[pl.BlockSpec((None, None, parts, group), of_head)] * 2,
+            ],
+            out_specs=pl.BlockSpec((None, None, group, width), of_head),
+            out_shape=jax.ShapeDtypeStruct((num_rows, num_kv_heads, group, width), q.dtype),
+            compiler_params=triton.CompilerParams(num_warps=_WARPS),
             interpret=interpret,
-        )
+        )(out, *sums)
     return jnp.reshape(out, q.shape)
 
 
-def _paged_attention() -> Callable[..., Array]:
-    """JAX's kernel of GPUs. JAX 0.12 deprecates its module, and names no other that reads pages.
+def _attend_to_pages(
+    how: Scores,
+    page: tuple[int, int],
+    together: int,
+    pages_of_part: int,
+    is_narrow: bool,
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    *refs: Any,
+) -> None:
+    """One part of a row's pages, `together` of them at a time: the program of Pallas.
 
-    The warning is muted: this module chose the kernel, so users of a server have nothing to change.
+    page: K and S of a pool. q_ref[G, H]: the heads of one group. k_ref, v_ref [B K S, H]. refs: scales [B K
+    S] of narrow keys and values; the row's table [P] and position [1]; the result [G, H], and with several
+    parts, the peak and total [G] of this one. The result of a single part is divided by its total.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*paged_attention is deprecated", DeprecationWarning)
-        from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
-    return paged_attention
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    scales_refs, (tables_ref, position_ref, out_ref, *sums_refs) = (
+        refs[: 2 * is_narrow],
+        refs[2 * is_narrow :],
+    )
+    (num_kv_heads, size), width = page, q_ref.shape[1]
+    rows_of_page, num_keys = num_kv_heads * size, together * size
+    heads = _filled_up(q_ref.shape[0], _HEADS_OF_TILE)
+    q = q_ref[heads, :]
+    scale = 1.0 if how.scale is None else how.scale
+    first_page = pl.program_id(2) * pages_of_part
+    first_row = pl.program_id(1) * size
+    length = jnp.minimum(position_ref[0] + 1, (first_page + pages_of_part) * size)
+    num_keys_seen = jnp.maximum(length - first_page * size, 0)
+
+    def one_block(is_whole: bool, number: Array, running: tuple[Array, ...]) -> tuple[Array, ...]:
+        peak, total, out = running
+        keys = first_page * size + number * num_keys + jnp.arange(num_keys)
+        seen = keys < length
+        rows = tables_ref[keys // size] * rows_of_page + first_row + keys % size
+        k, v = k_ref[rows, :].astype(q.dtype), v_ref[rows, :].astype(q.dtype)
+        if not is_whole:  # later positions may be of a sequence that failed, and NaN times zero is NaN
+            v = jnp.where(seen[:, None], v, jnp.zeros((), q.dtype))
+        logits = triton.dot(q, k, trans_b=True) * scale
+        if scales_refs:
+            logits *= scales_refs[0][rows][None]
+        if how.softcap:
+            logits = jnp.tanh(logits / how.softcap) * how.softcap
+        logits *= _LOG2_E
+        if not is_whole:
+            logits = jnp.where(seen[None], logits, _HIDDEN)
+        higher = jnp.maximum(peak, jnp.max(logits, axis=1))
+        weights, kept = jnp.exp2(logits - higher[:, None]), jnp.exp2(peak - higher)
+        total = total * kept + jnp.sum(weights, axis=1)
+        if scales_refs:
+            of_values = scales_refs[1][rows]
+            weights *= (of_values if is_whole else jnp.where(seen, of_values, 0.0))[None]
+        return higher, total, out * kept[:, None] + triton.dot(weights.astype(q.dtype), v)
+
+    count, whole = heads.shape[0], num_keys_seen // num_keys
+    running = jnp.full(count, _HIDDEN), jnp.zeros(count), jnp.zeros((count, width))
+    running = lax.fori_loop(0, whole, partial(one_block, True), running)
+    some = (num_keys_seen + num_keys - 1) // num_keys
+    peak, total, out = lax.fori_loop(whole, some, partial(one_block, False), running)
+    if sums_refs:
+        sums_refs[0][heads], sums_refs[1][heads] = peak, total
+    else:
+        out = out / jnp.maximum(total, _LEAST)[:, None]
+    out_ref[heads, :] = out.astype(out_ref.dtype)
+
+
+def _join_parts(parts_ref: Any, peaks_ref: Any, totals_ref: Any, out_ref: Any) -> None:
+    """out[G, H] from the sums [P, G, H] of all parts of a row, and their peaks and totals [P, G]."""
+    heads = _filled_up(out_ref.shape[0], 1)
+
+    def one_part(part: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        peak, total, out = running
+        higher = jnp.maximum(peak, peaks_ref[part, heads])
+        kept, weight = jnp.exp2(peak - higher), jnp.exp2(peaks_ref[part, heads] - higher)
+        out = out * kept[:, None] + parts_ref[part, heads, :] * weight[:, None]
+        return higher, total * kept + totals_ref[part, heads] * weight, out
+
+    shape = heads.shape[0], out_ref.shape[1]
+    start = jnp.full(shape[:1], _HIDDEN), jnp.zeros(shape[:1]), jnp.zeros(shape)
+    _, total, out = lax.fori_loop(0, parts_ref.shape[0], one_part, start)
+    out_ref[heads, :] = (out / jnp.maximum(total, _LEAST)[:, None]).astype(out_ref.dtype)
+
+
+def _filled_up(count: int, least: int) -> Array:
+    """The numbers below `count`, the last repeated until they are a power of two and at least `least`."""
+    return jnp.minimum(jnp.arange(max(least, 1 << (count - 1).bit_length())), count - 1)

@@ -42,6 +42,7 @@ from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
 from meshwright.platforms import platform_of
+from meshwright.serve.device.joined import joined_type, taken_apart
 from meshwright.serve.device.sampling import (
     Edits,
     Guesses,
@@ -166,6 +167,24 @@ class InferencePrograms:
         jitted, arguments = self.jitted_step(step)
         return self._lowered(jitted, *arguments)
 
+    def joined_step(self, step: StepShape) -> Any:
+        """`step` with (params, pools, last, columns): the columns joined into one array."""
+        jitted, (params, pools, last, *columns) = self.jitted_step(step)
+
+        def run(params: Any, pools: Pools, last: Array, whole: Array) -> Any:
+            return jitted(params, pools, last, *taken_apart(whole, columns))
+
+        run = jax.jit(run, donate_argnums=1)
+        return self._lowered(run, params, pools, last, self._joined_type(columns))
+
+    @property
+    def joins_inputs(self) -> bool:
+        """Whether steps and choices take their small inputs as one array, as they can with one replica."""
+        return platform_of(self.mesh).joins_inputs and self.num_replicas == 1
+
+    def _joined_type(self, types: Any) -> jax.ShapeDtypeStruct:
+        return joined_type(types, jax.sharding.NamedSharding(self.mesh, PartitionSpec()))
+
     def jitted_step(self, step: StepShape) -> tuple[Any, tuple[Any, ...]]:
         """The step before it is compiled, and the types of its arguments."""
         by_token, tables = (
@@ -200,7 +219,8 @@ class InferencePrograms:
     ) -> Any:
         """The choice of tokens, to be compiled.
 
-        It maps (last, logits, slots, rows, edits, guesses) to (last, sampled). num_logits: rows a replica.
+        It maps (last, logits, slots, rows, edits, guesses) to (last, sampled); with `joins_inputs`, slots and
+        rows are joined. num_logits: rows a replica.
         needs: the sampling features that the rows use.
         """
         vocab_size, count = self.config.vocab_size, self.num_replicas * num_logits
@@ -209,8 +229,14 @@ class InferencePrograms:
         how = greedy, edits, no_guesses(count, vocab_size) if with_guesses else None
         types = jax.tree.map(lambda x: self._split(*x.shape, dtype=x.dtype), how)
         arguments = self._split(self._num_last), self._split(count, vocab_size, dtype=np.float32)
-        choose = jax.jit(partial(self._choose, needs))
-        return self._lowered(choose, *arguments, self._split(count), *types)
+        choose, small = partial(self._choose, needs), (self._split(count), types[0])
+        if not self.joins_inputs:
+            return self._lowered(jax.jit(choose), *arguments, *small, *types[1:])
+
+        def of_joined(last: Array, logits: Array, whole: Array, *others: Any) -> Any:
+            return choose(last, logits, *taken_apart(whole, small), *others)
+
+        return self._lowered(jax.jit(of_joined), *arguments, self._joined_type(small), *types[1:])
 
     def export(self, num_pages: int) -> Any:
         """The compiled copy of pages: (pools, numbers i32[R num_pages]) -> contents.

@@ -33,6 +33,7 @@ from meshwright.nn.cached_ops import layered
 from meshwright.nn.start.compiled_cache import NothingCompiled
 from meshwright.platforms import platform_of
 from meshwright.serve.device.host_pages import HostPages
+from meshwright.serve.device.joined import joined
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 from meshwright.serve.device.readout import Readout, Results
 from meshwright.serve.device.sampling import Needs, Sampled
@@ -219,7 +220,7 @@ class JaxRunner:
             )
         ]
         # JAX traces here, under the settings of this thread; only parts of compilers have several threads.
-        lowered = [self._programs.step(step) for step in steps]
+        lowered = [self._lowered(step) for step in steps]
         lowered += [
             self._programs.choice(
                 choice.num_logits,
@@ -247,6 +248,10 @@ class JaxRunner:
         self.idle_seconds = self._measured()
         if self._nothing_compiled is not None:
             self.prepare_reads()
+
+    def _lowered(self, step: StepShape) -> Any:
+        programs = self._programs
+        return programs.joined_step(step) if programs.joins_inputs else programs.step(step)
 
     def _idle_seconds(self, shape: Shape, prompts: Sequence[SequenceWork] = ()) -> float:
         """Seconds of a step of this shape and these prompts, until its tokens are read.
@@ -373,10 +378,14 @@ class JaxRunner:
         needs = Needs.of(rows) if self._programs.has_choice_by_needs else None
         guesses = inputs.guesses(self.vocab_size) if needs is None or needs.draws else None
         choose = self._choices[_Choice(step.num_logits, needs, edits is not None, guesses is not None)]
+        columns: Sequence[Any] = inputs.arrays
+        of_choice: Sequence[Any] = inputs.chosen_slots, rows
+        if self._programs.joins_inputs:
+            columns, of_choice = [joined(columns)], [joined(of_choice)]
         with self._alone():
-            yielded = self._steps[shape](self._params, self._pools, self._last, *inputs.arrays)
+            yielded = self._steps[shape](self._params, self._pools, self._last, *columns)
             logits, self._pools, *hidden = yielded
-            self._last, sampled = choose(self._last, logits, inputs.chosen_slots, rows, edits, guesses)
+            self._last, sampled = choose(self._last, logits, *of_choice, edits, guesses)
             results = None
             if step.num_hidden and self._readout is not None:
                 results = self._readout.dispatch(self._params, hidden[0], inputs.scored, inputs.embedded)
@@ -446,7 +455,7 @@ class JaxRunner:
         with self._preparing:
             if self._readout is None:
                 shapes = self._shapes.hidden
-                lowered = [self._programs.step(self._step_of(shape)) for shape in shapes]
+                lowered = [self._lowered(self._step_of(shape)) for shape in shapes]
                 self._steps |= dict(zip(shapes, _compiled(lowered), strict=True))
                 num_shards = self.limits.num_replicas // self._num_per_shard
                 self._readout = Readout(self._programs, self._num_hidden, num_shards)
@@ -477,14 +486,16 @@ class _UnderWay:
         self._logits, self._hidden = logits, hidden
 
     def read(self) -> Sequence[WorkOutput]:
-        sampled = jax.device_get(self._sampled)
-        tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
+        given = self._sampled
+        has_top = bool(self._num_top.any())  # otherwise the device sends two arrays less
+        tokens, logprobs = (x.tolist() for x in jax.device_get((given.tokens, given.logprobs)))
+        top_ids, top_logprobs = jax.device_get((given.top_ids, given.top_logprobs)) if has_top else ([], [])
 
         def score(i: int) -> TokenScore:
+            if not self._num_top[i]:
+                return TokenScore(tokens[i], logprobs[i], ())
             top = slice(self._num_top[i])
-            likeliest = zip(
-                sampled.top_ids[i, top].tolist(), sampled.top_logprobs[i, top].tolist(), strict=True
-            )
+            likeliest = zip(top_ids[i][top].tolist(), top_logprobs[i][top].tolist(), strict=True)
             return TokenScore(tokens[i], logprobs[i], tuple(likeliest))
 
         scores, embeddings = self._results.read() if self._results else ({}, {})
