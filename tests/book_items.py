@@ -329,7 +329,7 @@ ITEMS = (
     Item("D43", _D, "appendix C", 'mw collective "AllGather_X([B_X, D])" --mesh X=8,Y=16 --dims B=16,D=8192 --hardware v5e:8x16', "bound by latency", "cost/collectives.py#collective_seconds"),
     Item("D44", _D, "greedy speculation", code="serve/engine/speculate.py#", says="verifies up to four drafted tokens", test="serve/engine/test_engine.py#test_a_draft_model_changes_no_answer"),
     Item("D45", _D, "sampled speculation", code="serve/device/sampling.py#_by_ratio", says="min(1, p(x) / q(x))", test="serve/device/test_sampling.py#test_the_ratio_test_keeps_the_distribution_and_accepts_as_the_paper_says"),
-    Item("D46", _D, "draft heads", _AHEAD, "acceptance 0.8", "serve/engine/draft_head.py#", says="Medusa"),
+    Item("D46", _D, "draft heads", _AHEAD, "acceptance 0.8", "serve/engine/draft_head.py#", says="Medusa", test="serve/test_ratio.py#test_drafts_of_a_head_leave_the_distribution_unchanged"),
     Item("D47", _D, "look-ahead", _AHEAD, "acceptance 0.6: best with k = 4"),
     Item("E1", _E, "columns, then rows", _BLOCK, "1. h[B, F_Y] = x[B, D] ·_D w[D, F_Y]"),
     Item("E2", _E, "GeLU of a sum", _ROW_FIRST, "h[B, F] = AllReduce_Y(h[B, F]{U_Y})"),

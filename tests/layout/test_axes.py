@@ -106,7 +106,7 @@ class TestKvReplicas:
             check_fits(Layout.of(tensor=4, kv_replicas=2), LLAMA)
         assert str(caught.value) == (
             "k[B, T, K_tensor, H]: kv_replicas = 2 needs one KV head a device, and 8 KV heads (K) are "
-            "split over tensor = 4; fits: tensor = 8"
+            "split over tensor = 4; fits: tensor=8"
         )
 
     def test_a_search_tries_them_where_every_head_has_a_device(self) -> None:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from meshwright.errors import LayoutError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
+from meshwright.models.presets import load_model
 from meshwright.plan.degrees import check_chips
 
+WIDE = load_model("megatron-gpt-76b")  # 80 heads
 DEGREE = st.sampled_from([1, 2, 3, 4, 8])
 
 
@@ -31,18 +33,24 @@ DEGREE = st.sampled_from([1, 2, 3, 4, 8])
 )
 def test_the_nearest_that_fit(text: str, message: str):
     with pytest.raises(LayoutError) as error:
-        check_chips(load("v5p:4x4x4"), Layout.parse(text))
+        check_chips(load("v5p:4x4x4"), Layout.parse(text), WIDE)
     assert str(error.value) == f"layout: {message}"
+
+
+def test_degrees_that_the_model_lacks_are_not_named():
+    """8 KV heads do not divide over tensor=16."""
+    with pytest.raises(LayoutError, match=r"fits: data=2,tensor=8$"):
+        check_chips(load("h100:2x8"), Layout.parse("tensor=8"), load_model("llama-3-8b"))
 
 
 @given(st.builds(Layout.of, data=DEGREE, fsdp=DEGREE, context=DEGREE, tensor=DEGREE, pipe=DEGREE))
 def test_what_is_said_to_fit_has_as_many_devices(layout: Layout):
     hardware = load("v5p:4x4x4")
     if layout.mesh.num_devices == hardware.num_chips:
-        check_chips(hardware, layout)
+        check_chips(hardware, layout, WIDE)
         return
     with pytest.raises(LayoutError) as error:
-        check_chips(hardware, layout)
+        check_chips(hardware, layout, WIDE)
     for written in str(error.value).partition("fits: ")[2].split(" or "):
         assert prod(map(int, re.findall(r"=(\d+)", written))) == hardware.num_chips
         assert Layout.parse(written).mesh.num_devices == hardware.num_chips

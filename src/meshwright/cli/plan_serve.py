@@ -253,7 +253,7 @@ def _layouts(
 
     if only is None:
         return serving_layouts(config, machine, precision, replicas=True)
-    check_chips(machine, only)
+    check_chips(machine, only, config)
     check_fits(only, config, padded=True)
     return [only.replace(**precision)]
 

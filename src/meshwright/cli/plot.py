@@ -10,7 +10,6 @@ import typer
 from meshwright.cli.common import CHANGES, HARDWARE, JSON, emit, load_model_with, note, show
 from meshwright.cli.completions import chips
 from meshwright.cli.parameters import command
-from meshwright.errors import LayoutError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.options import REQUIRED, option, parse_dtype
@@ -146,15 +145,12 @@ def decode(
     from meshwright.layout import Layout
     from meshwright.layout.fit import check_weights
     from meshwright.plan import curves
+    from meshwright.plan.degrees import check_chips
 
     config, machine = load_model_with(model, changes), catalog.load(hardware)
     chosen = Layout.parse(layout) if layout else _over_heads(config, machine.num_chips)
     check_weights(chosen.at("generate"), config, padded=True)
-    if chosen.mesh.num_devices != machine.num_chips:
-        raise LayoutError(
-            f"layout: {layout} has {chosen.mesh.num_devices} devices and {machine.spec} has "
-            f"{machine.num_chips} chips"
-        )
+    check_chips(machine, chosen, config)
     precision = replace(chosen.precision, weights_dtype=weights_dtype, kv_dtype=kv_dtype)
     counts = [parse_count(text) for text in batches.split(",")]
     chosen = replace(chosen, precision=precision)

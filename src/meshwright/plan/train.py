@@ -163,7 +163,7 @@ def price_alone(
     """
     started = time.perf_counter()
     for layout in layouts:
-        check_chips(hardware, layout)
+        check_chips(hardware, layout, config)
     planned = nearest_batch(workload, layouts[0])
     priced = [price(config, hardware, planned, layout) for layout in layouts]
     best = min(priced, key=lambda candidate: candidate.step_seconds)

@@ -84,9 +84,11 @@ class KvReplicas(Axis):
         copies, tensor = (mesh.sizes.get(axis, 1) for axis in ("kv_replicas", "tensor"))
         if copies > 1 and tensor != config.num_kv_heads:
             keys, heads = table.split("k", "BTKH"), config.num_kv_heads
+            wider, rest = divmod(copies * tensor, heads)
+            fits = f"tensor={heads},kv_replicas={wider}" if wider > 1 and not rest else f"tensor={heads}"
             raise LayoutError(
                 f"{keys}: kv_replicas = {copies} needs one KV head a device, and "
-                f"{heads} KV heads (K) are split over tensor = {tensor}; fits: tensor = {heads}"
+                f"{heads} KV heads (K) are split over tensor = {tensor}; fits: {fits}"
             )
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
