@@ -17,6 +17,7 @@ def document(times: float) -> dict:
         "tpot_seconds": scaled,
         "new_tokens_per_second": 100 / times,
         "results": [{}],
+        "price": {"per_hour": 9.0, "per_million_tokens": 25.0 * times, "currency": "USD"},
     }
 
 
@@ -25,6 +26,7 @@ def test_measured_figures_have_the_planned_ones_beside_them(tmp_path):
     rows = {row["name"]: row for row in compared["results"][1:]}
     assert rows["tpot_seconds p95"]["ratio"] == pytest.approx(1.5)
     assert rows["new_tokens_per_second"]["predicted_new_tokens_per_second"] == 100
+    assert compared["price"]["per_million_tokens"] == pytest.approx(25 * 1.5)  # at the measured rate
     path = tmp_path / "run.json"
     path.write_text(json.dumps(compared))
     assert factor_of(path) == pytest.approx(1.5)

@@ -102,6 +102,17 @@ def test_a_load_test_says_what_held(document: dict, sure: str):
     assert named["How sure"] == sure
 
 
+def test_a_load_test_with_a_price_says_what_tokens_cost():
+    price = {"per_hour": 86.4, "per_million_tokens": 2.5, "currency": "USD"}
+    simulated = {"chips": 8, "hardware": "h100:1x8", "busy_share": 0.5}
+    each = "2.5 USD per million generated tokens, 86.40 an hour; "
+    assert dict(answer_of_load(load(price=price)))["Price"] == f"{each}on the chips of the plan."
+    named = dict(answer_of_load(load(price=price, simulated=simulated)))
+    assert named["Price"] == f"{each}8 chips of h100:1x8, busy 50% of the time."
+    unpriced = load(price={"per_hour": None, "per_million_tokens": None, "currency": "USD"})
+    assert "Price" not in dict(answer_of_load(unpriced))
+
+
 def test_a_comparison_recommends_the_cheapest_that_fits():
     plans = [compared("a", 3.0, 10.0), compared("b", 2.0, 8.0), compared("c", 1.0, 9.0, fits=False)]
     named = dict(answer_of_comparison(plans))

@@ -216,8 +216,9 @@ def _tell_modes(documents: dict[str, dict[str, Any]], *, as_json: bool) -> None:
 
 
 def _print(document: dict[str, Any]) -> None:
+    from meshwright.report.answer import price_of_load
     from meshwright.report.pages.load import facts, times_table
     from meshwright.report.terminal.tables import rich_table
 
     table = rich_table(times_table(document, f"{document['model']} at {document['url']}"))
-    show(table, *facts(document))
+    show(table, *facts(document), *filter(None, [price_of_load(document)]))

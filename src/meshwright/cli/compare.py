@@ -11,12 +11,13 @@ from meshwright.api.results import PricedLayout
 from meshwright.cli.common import JSON, emit, load_hardware, note, show, waiting
 from meshwright.cli.parameters import command
 from meshwright.errors import PlanError
+from meshwright.files import check_writable, write_whole
 from meshwright.hardware.prices import Prices
 from meshwright.options import option
 from meshwright.plan.chosen import plan_of
 from meshwright.plan.compare import compared
 from meshwright.plan_file import Plan, load_plan
-from meshwright.units import format_bytes, format_joules, format_seconds, parse_count, parse_length
+from meshwright.units import parse_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DOES_NOT_FIT = 1
@@ -38,6 +39,7 @@ def compare(
         None, parser=parse_length, help="Tokens per sequence of each MODEL@HARDWARE: 8k."
     ),
     prices: Prices,
+    output: Path | None = option(None, flag="-o --output", help="Also write the comparison as an HTML page."),
     as_json: bool = JSON,
 ) -> None:
     """Compare plans: time, chips, memory, bound, price and energy per million tokens.
@@ -48,7 +50,10 @@ def compare(
     \b
     mw compare v5p.toml h100.toml --price v5p=4.2,h100=2.5
     mw compare llama-3-8b@v5p:4x4x4 llama-3-8b@h100:8x8 --batch-tokens 4M --seq-len 8k
+    mw compare v5p.toml h100.toml -o compare.html
     """
+    if output:
+        check_writable(output)
     planned = []
     for name in plans:
         with waiting(f"planning {name}"):
@@ -58,6 +63,11 @@ def compare(
         {"plan": name, **compared(plan, machine)}
         for name, plan, machine in zip(plans, planned, machines, strict=True)
     ]
+    if output:
+        from meshwright.report.pages.compare import comparison_html
+
+        write_whole(output, comparison_html(documents))
+        note(f"wrote {output}")
     show_compared(documents, as_json=as_json)
 
 
@@ -106,36 +116,10 @@ def _table(plans: Sequence[dict]) -> object:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from meshwright.report.pages.compare import short_names, table_of_plans
     from meshwright.report.terminal.fitted import AtCommas
 
-    rows = {
-        "model": lambda p: p["model"],
-        "phase": lambda p: p["phase"],
-        "hardware": lambda p: f"{p['hardware']} ({p['chips']:,} chips)",
-        "layout": lambda p: p["layout"],
-        "weights": lambda p: p["weights_dtype"],
-        "sequences": lambda p: f"{p['num_sequences']:,} x {p['seq_len']:,}",
-        "step": lambda p: format_seconds(p["step_seconds"]),
-        "tokens/s per chip": lambda p: f"{p['tokens_per_second_per_chip']:,.1f}",
-        "MFU": lambda p: f"{p['mfu']:.1%}",
-        "memory/chip": lambda p: format_bytes(p["bytes_per_chip"]["total"]),
-        "fits": lambda p: "yes" if p["fits"] else "no",
-        "bound": lambda p: p["bound_name"],
-        "price per hour": lambda p: _money(p, "price_per_hour"),
-        "price per 1M tokens": lambda p: _money(p, "price"),
-        "energy per 1M tokens": lambda p: (
-            "unavailable" if p["joules"] is None else format_joules(p["joules"])
-        ),
-    }
-    # Files without their folders, if these names differ.
-    names = [name if "@" in name else Path(name).name for name in (plan["plan"] for plan in plans)]
-    if len(set(names)) < len(names):
-        names = [plan["plan"] for plan in plans]
-    table = Table("", *names, box=SIMPLE_HEAD)
-    for name, cell in rows.items():
-        table.add_row(name, *(AtCommas(cell(plan)) for plan in plans))
+    table = Table("", *short_names(plans), box=SIMPLE_HEAD)
+    for name, *cells in table_of_plans(plans):
+        table.add_row(name, *map(AtCommas, cells))
     return table
-
-
-def _money(plan: dict, key: str) -> str:
-    return "unavailable" if plan[key] is None else f"{plan[key]:,.2f} {plan['currency']}"

@@ -26,7 +26,11 @@ def beside(measured: dict[str, Any], planned: dict[str, Any]) -> dict[str, Any]:
     name = "new_tokens_per_second"
     rows.append(_row(name, measured[name], planned[name], name))
     [factor] = [row["ratio"] for row in rows if row["name"] == "tpot_seconds p50"]
-    return measured | {"results": [*measured["results"], *rows], "anchor": {"step_seconds": factor}}
+    price = dict(planned["price"])
+    if price["per_million_tokens"] is not None and measured[name]:
+        price["per_million_tokens"] *= planned[name] / measured[name]
+    results = [*measured["results"], *rows]
+    return measured | {"results": results, "anchor": {"step_seconds": factor}, "price": price}
 
 
 def _row(name: str, measured: float | None, planned: float | None, unit: str) -> dict[str, Any]:

@@ -76,6 +76,7 @@ def simulated(
     document["simulated"] |= {"mode": servers.mode, "replicas": server.replicas}
     document["simulated"] |= {"prefill_replicas": server.prefill_replicas, "hardware": plan.hardware}
     document["simulated"]["chips"] = machines * plan.layout.mesh.num_devices
+    document["price"] = _price(plan, document["simulated"]["chips"], document["new_tokens_per_second"])
     head = {"kind": "serving", "url": str(path), "model": plan.model.name}
     return head | document | {"cut": num_cut(asked, chats), "results": [row]}
 
@@ -137,6 +138,15 @@ def _server(plan: Plan, servers: SimulatedServers) -> Planned:
         idle=steps.idle_seconds,
         request_seconds=in_inference(hardware).chip.step.host_request_seconds,
     )
+
+
+def _price(plan: Plan, chips: int, new_tokens_per_second: float) -> dict[str, Any]:
+    """The price of the chips at this rate of generated tokens; None where the chip has no price."""
+    chip = catalog.load(plan.hardware).chip
+    per_hour = None if chip.price_per_chip_hour is None else chips * chip.price_per_chip_hour
+    tokens_per_hour = 3600 * new_tokens_per_second
+    per_million = 1e6 * per_hour / tokens_per_hour if per_hour is not None and tokens_per_hour else None
+    return {"per_hour": per_hour, "per_million_tokens": per_million, "currency": chip.currency}
 
 
 def _multiplies_padding(plan: Plan, hardware: Hardware) -> bool:

@@ -96,10 +96,10 @@ def _start(
     init: str,
     shape: tuple[int, ...],
     scale: float,
-    dtype: jnp.dtype,
+    dtype: np.dtype,
     seed: int,
     stored: tuple[jax.ShapeDtypeStruct, ...],
-    tree: jax.tree_util.PyTreeDef,
+    tree: Any,
     part: Callable[[jax.Array], jax.Array] | None,
 ) -> Callable[[np.uint32], Any]:
     """The program of a parameter's first values. It takes the parameter's number.

@@ -92,11 +92,17 @@ def answer_of_load(document: JsonDocument) -> Sentences:
             f"{format_number_of(errors, 'error')}.",
         ),
     ]
+    cost = price_of_load(document)
+    if cost and "simulated" not in document:
+        sentences.append((PRICE, f"{cost}; on the chips of the plan."))
     if "simulated" in document:
         load = document["simulated"]
         chips = format_number_of(load["chips"], "chip")
         sentences.append(
-            (PRICE, f"{chips} of {load['hardware']}, busy {load['busy_share']:.0%} of the time.")
+            (
+                PRICE,
+                f"{cost}{'; ' if cost else ''}{chips} of {load['hardware']}, busy {load['busy_share']:.0%} of the time.",
+            )
         )
         sentences.append(
             (SURE, "Simulated with planned step times; measure a server with mw bench serve --url.")
@@ -106,6 +112,15 @@ def answer_of_load(document: JsonDocument) -> Sentences:
     else:
         sentences.append((SURE, "Measured; this server has no plan to compare with."))
     return sentences
+
+
+def price_of_load(document: JsonDocument) -> str:
+    """The price of a load test's tokens and chips; empty if it has none."""
+    price = document.get("price") or {}
+    if price.get("per_million_tokens") is None:
+        return ""
+    each = f"{price['per_million_tokens']:,.3g} {price['currency']} per million generated tokens"
+    return f"{each}, {price['per_hour']:,.2f} an hour"
 
 
 def answer_of_post_training(why: Sequence[str]) -> Sentences:
