@@ -98,12 +98,8 @@ def answer_of_load(document: JsonDocument) -> Sentences:
     if "simulated" in document:
         load = document["simulated"]
         chips = format_number_of(load["chips"], "chip")
-        sentences.append(
-            (
-                PRICE,
-                f"{cost}{'; ' if cost else ''}{chips} of {load['hardware']}, busy {load['busy_share']:.0%} of the time.",
-            )
-        )
+        used = f"{chips} of {load['hardware']}, busy {load['busy_share']:.0%} of the time."
+        sentences.append((PRICE, f"{cost}; {used}" if cost else used))
         sentences.append(
             (SURE, "Simulated with planned step times; measure a server with mw bench serve --url.")
         )
