@@ -90,5 +90,25 @@ FAMILY = Family(
             },
             shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS},
         ),
+        Release(
+            # The language model of a model that also sees.
+            "Mistral AI 2025, https://mistral.ai/news/mistral-3; mistralai/Mistral-Large-3-675B-*",
+            {
+                "mistral-large-3": preset(
+                    "673B",
+                    "39B",
+                    L=61,
+                    D=7168,
+                    F=16_384,
+                    N=128,
+                    V=131_072,
+                    max_seq_len=262_144,
+                    norm_eps=1e-6,
+                    d_head=192,
+                    mla=LATENT_FIELDS,
+                    moe=mixture(128, 4, 4096, num_shared_experts=1, num_dense_layers=3, scaling=1.0),
+                )
+            },
+        ),
     ),
 )

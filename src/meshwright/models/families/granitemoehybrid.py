@@ -12,7 +12,17 @@ from meshwright.models.families.common import (
     ROUTER,
     fused_experts,
 )
-from meshwright.models.families.family import Family, Key, Part, Release, Tensor, ignored, mixture, preset
+from meshwright.models.families.family import (
+    Family,
+    Key,
+    Part,
+    Release,
+    Tensor,
+    ignored,
+    mixture,
+    preset,
+    published,
+)
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS, StateLayers, mamba_tensors
 
@@ -141,6 +151,45 @@ FAMILY = Family(
                 "embedding_scale": 12.0,
                 "residual_scale": 0.22,
                 "tied_embeddings": True,
+            },
+        ),
+        Release(
+            "config.json of ibm-granite/granite-4.0-micro and granite-4.0-1b, without states",
+            {
+                "granite-4.0-micro": published(
+                    "3.4B",
+                    hidden_size=2560,
+                    num_attention_heads=40,
+                    num_key_value_heads=8,
+                    intermediate_size=8192,
+                    shared_intermediate_size=8192,
+                    attention_multiplier=1 / 64,
+                    logits_scaling=10.0,
+                ),
+                "granite-4.0-1b": published(
+                    "1.6B",
+                    hidden_size=2048,
+                    num_attention_heads=16,
+                    num_key_value_heads=4,
+                    intermediate_size=4096,
+                    shared_intermediate_size=4096,
+                    attention_multiplier=1 / 128,
+                    logits_scaling=8.0,
+                ),
+            },
+            shared={
+                "num_hidden_layers": 40,
+                "layer_types": ["attention"] * 40,
+                "num_local_experts": 0,
+                "num_experts_per_tok": 0,
+                "vocab_size": 100_352,
+                "max_position_embeddings": 131_072,
+                "position_embedding_type": "rope",
+                "rope_theta": 1e7,
+                "rms_norm_eps": 1e-5,
+                "embedding_multiplier": 12.0,
+                "residual_multiplier": 0.22,
+                "tie_word_embeddings": True,
             },
         ),
     ),

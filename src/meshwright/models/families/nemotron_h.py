@@ -161,6 +161,32 @@ FAMILY = Family(
     more_layers=True,
     releases=(
         Release(
+            "NVIDIA 2025, https://arxiv.org/abs/2508.14444; config.json of nvidia/NVIDIA-Nemotron-Nano-*-v2",
+            {
+                "nemotron-nano-9b-v2": published(
+                    "8.89B",
+                    hidden_size=4480,
+                    intermediate_size=15_680,
+                    hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+                ),
+                "nemotron-nano-12b-v2": published(
+                    "12.3B",
+                    hidden_size=5120,
+                    intermediate_size=20_480,
+                    hybrid_override_pattern="M-M-M-M*-" * 6 + "M-M-M-M-",
+                ),
+            },
+            shared={
+                "num_attention_heads": 40,
+                "num_key_value_heads": 8,
+                "vocab_size": 131_072,
+                "max_position_embeddings": 131_072,
+                "mamba_num_heads": 128,
+                "mamba_head_dim": 80,
+                "ssm_state_size": 128,
+            },
+        ),
+        Release(
             "config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
             {
                 "nemotron-3-nano-30b-a3b": preset(
