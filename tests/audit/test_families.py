@@ -12,6 +12,7 @@ from tests.nn.test_layouts import (
     MAMBA,
     MIXTURE,
     OSS,
+    SELECTIVE,
     SHARED,
     SHARED_BY_FOUR,
 )
@@ -114,6 +115,7 @@ def test_latents_and_experts(config: ModelConfig, text: str) -> None:
     [
         (replace(DELTA, num_layers=2, max_seq_len=256), "context=2,fsdp=4"),
         (replace(MAMBA, num_layers=2, max_seq_len=256), "context=2,tensor=2,fsdp=2,remat=full"),
+        (replace(SELECTIVE, max_seq_len=256), "context=2,tensor=2,fsdp=2,remat=full"),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )

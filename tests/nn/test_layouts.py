@@ -18,7 +18,7 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import MLA, ModelConfig, MoE
-from meshwright.models.mixers import GatedDelta, Selective, ShortConvolution, StateSpace
+from meshwright.models.mixers import GatedDelta, Lightning, Selective, ShortConvolution, StateSpace
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.nn.attention.blockwise import dealt_positions
 from meshwright.nn.ops.jax_ops import JaxOps
@@ -106,6 +106,14 @@ SELECTIVE = replace(
     num_layers=2,
     selective=Selective(16, state_dim=6, step_rank=5, proj_bias=True, norms=True),
     mixers=("state", "attention"),
+)
+LIGHTNING = replace(
+    TINY,
+    name="lightning",
+    num_layers=3,
+    lightning=Lightning(num_heads=8, head_dim=4),
+    mixers=("state", "state", "attention"),
+    residual_inputs=(1.5, 2.0, 0.5),
 )
 CONVOLUTION = replace(
     TINY,
@@ -451,6 +459,7 @@ def test_experts_and_latents_agree(config: ModelConfig, text: str) -> None:
         (CONVOLUTION, "fsdp=2,tensor=4,sequence_parallel=true"),
         (SELECTIVE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         pytest.param(SELECTIVE, "fsdp=2,tensor=4,remat=full", marks=pytest.mark.slow),
+        (LIGHTNING, "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls"),
         pytest.param(DELTA, "data=2,tensor=4,remat=full", marks=pytest.mark.slow),
         (DELTA_BY_ELEMENT, "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls"),
         pytest.param(MAMBA, "fsdp=4,tensor=2", marks=pytest.mark.slow),

@@ -308,7 +308,8 @@ class LayerKind(NamedTuple):
     """The properties in which layers differ: the stack of their weights, their window, their positions.
 
     window: None if a layer sees all positions. turned: whether positions turn its queries and keys. mixer:
-    attention, a state, both or none. variant: number of the layer's variant, from 1; 0 for none.
+    attention, a state, both or none. variant: number of the layer's variant, from 1; 0 for none. slope: the
+    factor of decays that are fixed and differ from layer to layer.
     """
 
     stack: Stack
@@ -316,6 +317,7 @@ class LayerKind(NamedTuple):
     turned: bool = True
     mixer: Mixer = "attention"
     variant: int = 0
+    slope: float = 1.0
 
     @property
     def attends(self) -> bool:
@@ -381,10 +383,12 @@ class ModelConfig:
     query_scale: factor of q . k; d_head ** -0.5 if None. attention_softcap, logit_softcap: c in
     c tanh(x / c). attention_sinks: each head has a logit that takes weight from all keys (gpt-oss).
     scale_embedding: by sqrt(d_model). embedding_scale, residual_scale, logit_scale: factors of embeddings, of
-    the results of attention and feed-forward, and of logits (Granite). position_offset: rows of the table of
-    learned positions before that of position 0 (OPT). head_bias: of the output projection. embedding_norm:
-    embeddings are normed (BLOOM). layers_per_cache: consecutive layers that read one cache of keys and
-    values, made by the first of them (cross-layer attention, Brandon et al., 2024).
+    the results of attention and feed-forward, and of logits (Granite). residual_inputs: three factors;
+    attention, a state and a feed-forward add to their normed input times one of them, not to their input
+    (MiniMax-01). position_offset: rows of the table of learned positions before that of position 0 (OPT).
+    head_bias: of the output projection. embedding_norm: embeddings are normed (BLOOM). layers_per_cache:
+    consecutive layers that read one cache of keys and values, made by the first of them (cross-layer
+    attention, Brandon et al., 2024).
     delta, state_space, short_convolution, lightning, selective: the mixer with a state, if there is one
     (models/mixers/). mixers, feed_forwards: of each layer, from the first, repeated over the layers; None for
     attention in all of them, and for feed-forwards as `moe` says. "none" leaves out the norm before it, too.
@@ -445,6 +449,7 @@ class ModelConfig:
     scale_embedding: bool = False
     embedding_scale: float | None = None
     residual_scale: float | None = None
+    residual_inputs: tuple[float, ...] = ()
     logit_scale: float | None = None
     position_offset: int = 0
     head_bias: bool = False
@@ -496,7 +501,7 @@ class ModelConfig:
     family: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        _as_tuples(self, "global_layers", "nope_layers")
+        _as_tuples(self, "global_layers", "nope_layers", "residual_inputs")
         _as_records(self)
         check_fields(self, self.name)
         _check_norms(self)
@@ -611,7 +616,9 @@ class ModelConfig:
                 and not _is_each(self.nope_every, number)
                 and number not in self.nope_layers
             )
-            kind = LayerKind(stack, window, turned, mixer, variant)
+            has_state = mixer in ("state", "both")
+            slope = self.state_mixer.slope(number, self.num_layers) if self.state_mixer and has_state else 1.0
+            kind = LayerKind(stack, window, turned, mixer, variant, slope)
             caches += kind.attends and not shares
             states += kind.has_state
             cache, state = caches - 1 if kind.attends else -1, states - 1 if kind.has_state else -1
@@ -905,6 +912,11 @@ def _check_draft_head(config: ModelConfig) -> None:
 
 
 def _check_norms(config: ModelConfig) -> None:
+    if config.residual_inputs and not (len(config.residual_inputs) == 3 and config.pre_norms):
+        raise ModelError(
+            f"{config.name}: residual_inputs = {config.residual_inputs} are three factors, of attention, a "
+            "state and a feed-forward, and need pre_norms"
+        )
     if config.shared_norm and not (config.parallel and config.pre_norms):
         raise ModelError(
             f"{config.name}: shared_norm = True is for parallel = True and pre_norms = True; set all three"

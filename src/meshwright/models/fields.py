@@ -33,6 +33,10 @@ def check_field(annotation: Any, name: str, value: Any, where: str) -> None:
         if not isinstance(value, tuple) or not all(isinstance(one, get_args(annotation)[0]) for one in value):
             raise ModelError(f"{where}: {name} = {brief(value)} must be a list of tables")
         return
+    if get_origin(annotation) is tuple and get_args(annotation)[0] is float:
+        if not isinstance(value, tuple) or not all(is_number(factor) for factor in value):
+            raise ModelError(f"{where}: {name} = {brief(value)} must be a list of numbers")
+        return
     if get_origin(annotation) is tuple:
         if not isinstance(value, tuple) or not all(isinstance(n, int) and n >= 0 for n in value):
             raise ModelError(

@@ -285,6 +285,7 @@ def _block(
         y = mixed[0] if len(mixed) == 1 else ops.residual("mixed", *mixed)
         if config.post_norms:
             y = norm("attention_post_norm", y)
+        x = _entered(config, ops, "attention_residual_input", x, h, int("wo" not in w))
         x = ops.residual("attention_residual", x, _scaled(config, ops, "attention_residual_scale", y))
     _planned(config, ops, w, x)
     if "w_out" not in w and "router" not in w:
@@ -299,11 +300,8 @@ def _block(
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     if config.post_norms or ("router" in w and config.moe and config.moe.post_norm):
         y = norm("mlp_post_norm", y)
-    return (
-        ops.residual("mlp_residual", x, _scaled(config, ops, "mlp_residual_scale", y)),
-        cache,
-        made,
-    )
+    x = _entered(config, ops, "mlp_residual_input", x, h, 2)
+    return ops.residual("mlp_residual", x, _scaled(config, ops, "mlp_residual_scale", y)), cache, made
 
 
 def _planned(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> None:
@@ -340,6 +338,11 @@ def _attend(
     else:
         (y,) = _products(config, ops, w, a, wo=f"BTN{o},N{o}D->BTD")
     return _biased(ops, w, "wo", y), cache, made
+
+
+def _entered(config: ModelConfig, ops: Ops, name: str, x: Any, normed: Any, part: int) -> Any:
+    """The input that a layer adds to: x, or its normed form times the factor of this part of the layer."""
+    return ops.scale(name, normed, config.residual_inputs[part]) if config.residual_inputs else x
 
 
 def _scaled(config: ModelConfig, ops: Ops, name: str, y: Any) -> Any:

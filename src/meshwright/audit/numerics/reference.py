@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from meshwright.models.config import DRAFT_WEIGHT, Layer, ModelConfig, MoE, Window
-from meshwright.models.mixers import GatedDelta, Selective, ShortConvolution, StateSpace
+from meshwright.models.mixers import GatedDelta, Lightning, Selective, ShortConvolution, StateSpace
 
 Weights = Mapping[str, Any]
 # (gates[B, T, E]) -> gates: which of the chosen experts have capacity left.
@@ -99,8 +99,13 @@ def _layer(
             of_attention, made = attend(config, w, h, layer, earlier)
             y += of_attention
         if layer.kind.has_state:
-            y += _MIXERS[type(config.state_mixer)](config.state_mixer, w, h, config.norm_eps)
+            if isinstance(config.state_mixer, Lightning):
+                y += _lightning(layer.kind.slope, w, h)
+            else:
+                y += _MIXERS[type(config.state_mixer)](config.state_mixer, w, h, config.norm_eps)
         y = _norm(config, w, "attention_post_norm", y) if config.post_norms else y
+        if config.residual_inputs:
+            x = h * config.residual_inputs[layer.kind.has_state]
         x += scale * y
     if "w_out" not in w and "router" not in w:
         return x, made
@@ -111,6 +116,8 @@ def _layer(
     y = _experts(config, w, h, capacity) if has_experts else _feed_forward(config, w, "w", h)
     if config.post_norms or (has_experts and config.moe and config.moe.post_norm):
         y = _norm(config, w, "mlp_post_norm", y)
+    if config.residual_inputs:
+        x = h * config.residual_inputs[2]
     return x + scale * y, made
 
 
@@ -521,6 +528,18 @@ def _selective(mixer: Selective, w: Weights, h: Array, eps: float) -> Array:
     c, b, v, decay = (each[:, :, None] for each in (c, b, (x * step)[..., None], decay))
     y = (_recurrence(c, b, v, decay)[:, :, 0, :, 0] + x * w["skip"]) * _silu(product("state_gate", h))
     return product("state_out", y)
+
+
+def _lightning(slope: float, w: Weights, h: Array) -> Array:
+    """Lightning attention (arXiv:2501.08313): decays fixed by head and layer."""
+    q, k, v = (_silu(jnp.tensordot(h, w[f"state_{name}"], 1)) for name in "qkv")
+    num_heads = v.shape[2]
+    rates = np.array([2 ** (-8 * (head + 1) / num_heads) for head in range(num_heads)]) * slope
+    decay = jnp.broadcast_to(-jnp.asarray(rates, v.dtype)[:, None], v.shape[:4])
+    o = _recurrence(q, k, v, decay)
+    o = o / jnp.sqrt(jnp.mean(o * o, (-3, -2, -1), keepdims=True) + 1e-6) * w["state_norm"]
+    gate = jax.nn.sigmoid(jnp.tensordot(h, w["state_gate"], 1))
+    return jnp.tensordot(o * gate, w["state_out"], 3)
 
 
 _MIXERS: dict[Any, Callable[..., Array]] = {

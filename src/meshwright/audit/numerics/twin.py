@@ -188,10 +188,10 @@ def _fewest_layers(config: ModelConfig) -> int:
 
 def _first_of_all_kinds(config: ModelConfig) -> int:
     """The fewest first layers with every kind of mixer and feed-forward."""
-    kinds = {layer.kind for layer in config.layers}
+    kinds = {layer.kind._replace(slope=1.0) for layer in config.layers}
     found: set[object] = set()
     for number, layer in enumerate(config.layers, 1):
-        found.add(layer.kind)
+        found.add(layer.kind._replace(slope=1.0))
         if found == kinds:
             return number
     return config.num_layers

@@ -49,6 +49,9 @@ class MixerOps(ProductOps):
             name, tuple(read), out, tuple(read) or (x,), forward_transfers=sums, backward_transfers=sums
         )
 
+    def slopes(self, name: str, v: Value, kind: LayerKind) -> Value:
+        return self.elementwise(name, (), self.value(self.layout.activation(name, "BTgu"), "f32"), ())
+
     def all_positions(self, name: str, x: Value) -> Value:
         whole = all_positions(self.layout, name, "".join(x.array.dims))
         return self.reshard(name, "move", x, whole, x.dtype, critical=True)

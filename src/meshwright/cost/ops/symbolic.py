@@ -149,7 +149,8 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         of_model = self.config, self.sizes
         shared_by: dict[Window | None, tuple[Value, ...]] = {}
         shared: tuple[Value, ...] | None = None
-        for kind, count in Counter(layer.kind for layer in layers).items():
+        kinds = [layer.kind._replace(slope=1.0) for layer in layers]  # decays take the same time
+        for kind, count in Counter(kinds).items():
             self.config = of_model[0].at(kind.variant)
             self.sizes = {**of_model[1], **dimensions(of_model[0], kind.stack)}
             source, recorded[kind] = x, len(self.segments)
@@ -162,7 +163,7 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
             shared_by |= {} if made is None else {kind.window: made}
             self.fused |= {SHARED_KV} if made else set()
         self.config, self.sizes = of_model
-        self.layer_segments += [recorded[layer.kind] for layer in layers]
+        self.layer_segments += [recorded[kind] for kind in kinds]
         if self.layout.schedule.is_spmd and self.layout.pipe > 1:
             x = self._of_stage("leave", x, "forward")
         return x, cache

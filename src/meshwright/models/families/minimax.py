@@ -1,3 +1,7 @@
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from meshwright.models.config import ModelConfig
 from meshwright.models.families.common import (
     EPS_1E_5,
     EXPERTS,
@@ -8,9 +12,44 @@ from meshwright.models.families.common import (
     fused,
     linear,
 )
-from meshwright.models.families.family import Family, Fixed, Release, Tensor, ignored, mixture, needed, preset
+from meshwright.models.families.family import (
+    Family,
+    Fixed,
+    Part,
+    Release,
+    Tensor,
+    fixed,
+    ignored,
+    mixture,
+    needed,
+    preset,
+)
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import StateLayers
+
+
+class _Residuals:
+    """Factors of the normed inputs that attention, a state and a feed-forward add to."""
+
+    _names: ClassVar = tuple(
+        (f"{new}_alpha_factor", f"layernorm_{old}_alpha")
+        for new, old in (
+            ("full_attn", "full_attention"),
+            ("linear_attn", "linear_attention"),
+            ("mlp", "mlp"),
+        )
+    )
+    parts: ClassVar[Mapping[str, Part]] = {
+        name: Part(("residual_inputs",), (int, float)) for names in _names for name in names
+    }
+
+    def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+        read = (given.get(new, given.get(old, 1.0)) for new, old in self._names)
+        return {"residual_inputs": tuple(map(float, read))}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        return {new: one for (new, _), one in zip(self._names, model.residual_inputs, strict=True)}
+
 
 _QKV = ("state_q", "state_k", "state_v")
 _ATTENTION, _MLP = f"{LAYER}.self_attn", f"{LAYER}.block_sparse_moe"
@@ -30,16 +69,14 @@ FAMILY = Family(
         "head_dim": needed(("d_head", "lightning.head_dim")),
         "sliding_window": Fixed((None,)),
     }
-    | ignored("of parts that are not run", "full_attn_alpha_factor", "full_attn_beta_factor",
-              "linear_attn_alpha_factor", "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor")
-    | ignored("of parts that are not run", "layernorm_full_attention_alpha", "layernorm_full_attention_beta",
-              "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta", "layernorm_mlp_alpha",
-              "layernorm_mlp_beta", "postnorm", "rotary_dim")
+    | fixed(full_attn_beta_factor=1.0, linear_attn_beta_factor=1.0, mlp_beta_factor=1.0)
+    | fixed(layernorm_full_attention_beta=1.0, layernorm_linear_attention_beta=1.0, layernorm_mlp_beta=1.0)
+    | {"postnorm": Fixed((True,))}
+    | ignored("follows from the heads", "rotary_dim")
     | {"shared_intermediate_size": Fixed((0,))}
     | ignored("of shared experts, which it lacks", "shared_moe_mode")
     | ignored("how transformers runs it", "block_size"),
-    sets={"planned_only": "lightning attention"},
-    groups=(StateLayers(flags="attn_type_list"), Rope(theta=1e6, share=1.0)),
+    groups=(StateLayers(flags="attn_type_list"), _Residuals(), Rope(theta=1e6, share=1.0)),
     tensors=LLAMA_TENSORS
     | fused(_QKV, f"{_ATTENTION}.qkv_proj", ("gs", "gs", "gup"), arranged="within")
     | linear("state_gate", f"{_ATTENTION}.output_gate", "gup", "D")
@@ -66,6 +103,7 @@ FAMILY = Family(
                     rotary_dim=64,
                     moe=mixture(32, 2, 9216),
                     lightning={"num_heads": 64, "head_dim": 128},
+                    residual_inputs=(3.5565588200778455,) * 3,
                     mixers=("state",) * 7 + ("attention",),
                 )
             },

@@ -13,12 +13,16 @@ from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps
 from meshwright.models.param import Param
 
+# Of decays, so that the last layer has some; of the norm.
+_LITTLE, _NORM_EPS = 1e-5, 1e-6
+
 
 @dataclass(frozen=True)
 class Lightning(StateMixer):
     """num_heads (g) of head_dim (s of keys and p of values)."""
 
     title: ClassVar[str] = "lightning attention"
+    runs: ClassVar[bool] = True
 
     num_heads: int
     head_dim: int
@@ -42,9 +46,18 @@ class Lightning(StateMixer):
     def states(self) -> dict[str, State]:
         return {"state": State("Bgusp", "f32")}
 
+    def slope(self, number: int, num_layers: int) -> float:
+        """From 1 in the first layer almost to 0 in the last."""
+        return 1 - number / (num_layers - 1 + _LITTLE) + _LITTLE
+
     def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
         """4 C H within a chunk and 4 H^2 with the state, for each head."""
         return self.num_heads * (4 * chunk * self.head_dim + 4 * self.head_dim**2)
+
+    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+        """Two products for each; the states and q . k are computed again."""
+        again = self.num_heads * (2 * chunk * self.head_dim + 2 * self.head_dim**2)
+        return 2 * self.chunk_flops(d_model, chunk) + again
 
     def step_flops(self, d_model: int) -> float:
         return 5 * self.num_heads * self.head_dim**2
@@ -71,15 +84,16 @@ class Lightning(StateMixer):
         q = ops.apply("active_q", "silu", "BTgs->BTgs", q)
         k = ops.apply("active_k", "silu", "BTgs->BTgs", k)
         v = ops.apply("active_v", "silu", "BTgup->BTgup", v)
-        decay = ops.apply("slope", "slope", "BTgup->BTgu", v, kind=kind)
+        decay = ops.slopes("slope", v, kind)
         o, cache = ops.recurrence("lightning", q, k, v, decay, None, places, cache, kind)
         o = ops.apply(
             "state_norm",
-            "all_normed_by_sigmoid",
+            "normed_by_sigmoid",
             "BTgup,BTgup,gup->BTgup",
             o,
             gate,
             w["state_norm"],
+            eps=_NORM_EPS,
             normed="gup",
         )
         (y,) = ops.einsums(o, w, state_out="BTgup,gupD->BTD")

@@ -21,7 +21,7 @@ HEADS = "gu"  # letters of heads; arrays of mixers with one group have no g
 # The letters that take the place of a letter of the rules in arrays of mixers, the first that an array has.
 LIKE_LETTERS: Mapping[str, str] = {"N": HEADS, "F": "i", "D": "m"}
 # Functions of `apply` whose results stay in float32, since they are exponents or small shares.
-WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "slope", "step")
+WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "step")
 # Positions that the chunked form computes at once.
 CHUNK = 64
 
@@ -54,6 +54,7 @@ class StateOps(Protocol):
       device of the heads adds to its cotangent.
     convolution: causal along positions, channel by channel, with silu if `activated`; `memory` names the
       state's array of inputs.
+    slopes: log-decays [B, T, g, u] of values v[B, T, g, u, p], fixed by the head and the layer.
     recurrence: o[B, T, g, u, p] of queries and keys [B, T, g, s], values and log-decays [B, T, g, u]. Per
       head and position, S = exp(decay) S + k v^T and o = q S. With beta [B, T, g, u] the delta rule:
       S = exp(decay) S + k (beta (v - k exp(decay) S))^T. A decay with s more is per element of the key.
@@ -66,6 +67,7 @@ class StateOps(Protocol):
     def apply(self, name: str, function: str, spec: str, *operands: Any, **constants: Any) -> Any: ...
     def all_positions(self, name: str, x: Any) -> Any: ...
     def for_heads(self, name: str, x: Any) -> Any: ...
+    def slopes(self, name: str, v: Any, kind: Any) -> Any: ...
     def convolution(
         self,
         name: str,
@@ -122,6 +124,10 @@ class StateMixer:
     def states(self) -> dict[str, State]:
         """The arrays that it keeps of each sequence, whatever its length."""
         raise NotImplementedError
+
+    def slope(self, number: int, num_layers: int) -> float:
+        """The factor of the decays of layer `number`, if they are fixed and differ from layer to layer."""
+        return 1.0
 
     def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
         """FLOPs of a token in the chunked form (training, prefill), without weights and convolutions."""

@@ -25,8 +25,11 @@ from meshwright.models.parameters import (
 )
 
 UNEMBED = "lm_head.weight"
-# Frequencies, causal masks, and the constants of xIELU.
-_COMPUTED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".act_fn.beta", ".act_fn.eps")
+# Frequencies, causal masks, the constants of xIELU, and decays of lightning attention.
+_COMPUTED = (
+    *("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".act_fn.beta", ".act_fn.eps"),
+    *(".self_attn.slope_rate", ".self_attn.query_decay", ".self_attn.key_decay", ".self_attn.diagonal_decay"),
+)
 # Prefix of the language model's tensors in files of vision models; other tensors are not read.
 _WRAPPED, _SEES = (
     "language_model.",

@@ -58,6 +58,7 @@ def _rms(x: Array, *scale: Array, eps: float, axes: Sequence[int]) -> Array:
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     "unit": _unit,
+    "silu": lambda x, axes: jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype),
     "decay": _decay,
     "step": _step,
     "decayed_step": lambda step, log, axes: -jnp.exp(log.astype(jnp.float32)) * step,

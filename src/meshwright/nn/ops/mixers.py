@@ -45,6 +45,14 @@ class MixerOps(ProductOps):
             arrays = [whole(*pair) for pair in zip(operands, given.split(","), strict=True)]
             return checkpoint_name(apply(function, *arrays, axes=axes, **constants), OPERATION)
 
+    def slopes(self, name: str, v: Array, kind: KindInLoop) -> Array:
+        spec, num_heads = spec_of(v).partitions[:4], v.shape[2] * v.shape[3]
+        with jax.named_scope(name):
+            by_head = jnp.asarray([2 ** (-8 * (head + 1) / num_heads) for head in range(num_heads)])
+            factor = kind.choose([jnp.float32(one.slope) for one in kind.among])
+            slopes = jnp.reshape(-by_head.astype(jnp.float32) * factor, (1, 1, *v.shape[2:4]))
+            return jnp.broadcast_to(slopes, v.shape[:4], out_sharding=PartitionSpec(*spec))
+
     def all_positions(self, name: str, x: Array) -> Array:
         with jax.named_scope(name):
             gathered = all_positions(self.layout, name, "BTs")
