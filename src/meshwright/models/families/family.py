@@ -228,8 +228,10 @@ class Family:
 
     @property
     def fields(self) -> set[str]:
-        """The fields of ModelConfig that its keys or the family itself set."""
-        return {*self.sets}.union(*(rule.all_fields for rule in self.keys.values() if isinstance(rule, Key)))
+        """The fields of ModelConfig that its keys, their groups or the family itself set."""
+        of_keys = (rule.all_fields for rule in self.keys.values() if isinstance(rule, Key))
+        of_groups = (part.fields for group in self.groups for part in group.parts.values())
+        return {*self.sets}.union(*of_keys, *of_groups)
 
     def has(self, table: str) -> bool:
         """Whether its models have this table of fields, such as `moe` or `mla`."""

@@ -83,11 +83,8 @@ class SelectiveBlocks(ByLayer):
     """The keys of models whose blocks are all selective state spaces."""
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
-        return {
-            _WRITTEN[field]: getattr(model.selective, field)
-            for (of_mixer,) in self.keys.values()
-            for field in [of_mixer.partition(".")[2]]
-        }
+        fields = (field.partition(".")[2] for (field,) in self.keys.values())
+        return {_WRITTEN[field]: getattr(model.selective, field) for field in fields}
 
 
 SELECTIVE_KEYS = {

@@ -39,7 +39,7 @@ class _Residuals:
             ("mlp", "mlp"),
         )
     )
-    parts: ClassVar[Mapping[str, Part]] = {
+    parts: Mapping[str, Part] = {
         name: Part(("residual_inputs",), (int, float)) for names in _names for name in names
     }
 

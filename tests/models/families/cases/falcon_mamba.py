@@ -21,4 +21,3 @@ TINY: dict[str, Tiny] = {
         split="daily",
     )
 }
-COUNTED: dict[str, dict[str, Any]] = {"falcon_mamba": {"num_hidden_layers": 2}}

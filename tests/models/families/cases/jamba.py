@@ -22,4 +22,3 @@ TINY: dict[str, Tiny] = {
         split="daily",
     )
 }
-COUNTED: dict[str, dict[str, Any]] = {"jamba": {"num_hidden_layers": 8}}

@@ -12,4 +12,3 @@ TINY: dict[str, Tiny] = {
         nightly=True,
     )
 }
-COUNTED: dict[str, dict[str, Any]] = {"mamba": {"num_hidden_layers": 2}}
