@@ -68,6 +68,18 @@ def test_strategies_cross_where_the_closed_forms_say():
     assert ratio[2**18] < 1 < ratio[2**19]  # pyright: ignore[reportOptionalOperand, reportOperatorIssue]
 
 
+def test_all_experts_move_for_the_few_that_a_token_uses():
+    """FSDP takes E / k = 4 times the time over compute of a dense model of the active width."""
+    mixture = load_model("mixtral-8x7b")
+    dense = replace(mixture, moe=None, d_ff=2 * 14_336)
+    of_dense, of_mixture = (
+        values(curves.fsdp_degree(config, load("v5p:8x8x8"), 2**20)) for config in (dense, mixture)
+    )
+    for name, times in (("compute", 1), ("TP", 1), ("FSDP", 4)):
+        for x, seconds in of_dense[name].items():
+            assert seconds is None or of_mixture[name][x] == pytest.approx(times * seconds)
+
+
 def test_generation_over_the_batch():
     """The table of LLaMA-2 13B: 4.98 to 249 ms of 8.2e11 bytes/s, here of 8.1e11."""
     config = replace(load_model("llama-2-13b"), max_seq_len=8192)

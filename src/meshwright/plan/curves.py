@@ -21,7 +21,15 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params, forward_flops, kv_cache_bytes
 from meshwright.notation.mesh import Mesh
-from meshwright.plan.explain.thresholds import Links, active_d_ff, links, mixed_batch_shards
+from meshwright.plan.explain.thresholds import (
+    Links,
+    active_d_ff,
+    data_parallel_tokens_per_chip,
+    links,
+    mixed_batch_shards,
+    mixed_tokens_per_chip,
+    sparsity,
+)
 from meshwright.plan.serve.phase import PhasePoint, price_phase
 
 # Values of curves by name, over the same x.
@@ -245,8 +253,8 @@ def _textbook_links(hardware: Hardware) -> Links:
 class _LayerTimes:
     """Seconds of the MLPs of one step, forward and backward, by the closed forms of `thresholds`.
 
-    compute: 12 B D F L / (N C). FSDP: 12 D F L / (Y M_X W). TP: 12 B D L / (X M_Y W), without the shared
-    gather. rate: C. axis: W of one torus dimension.
+    compute: 12 B D F L / (N C). FSDP: 12 D F L / (Y M_X W), times E / k with experts, since all of them move.
+    TP: 12 B D L / (X M_Y W), without the shared gather. rate: C. axis: W of one torus dimension.
     """
 
     config: ModelConfig
@@ -265,7 +273,12 @@ class _LayerTimes:
         return 12 * tokens * self._weights / (chips * self.rate)
 
     def fsdp(self, tensor: float, num_axes: float) -> float:
-        return 12 * self._weights / (tensor * num_axes * self.axis)
+        return 12 * self._weights * sparsity(self.config) / (tensor * num_axes * self.axis)
+
+    def batch_shards(self, tokens: float, num_chips: float) -> float:
+        """X that moves the fewest bytes."""
+        d_ff = round(active_d_ff(self.config) * sparsity(self.config))
+        return mixed_batch_shards(tokens, d_ff, num_chips, self.ideal.axes_ratio)
 
     def tensor(self, tokens: float, shards: float, num_axes: float) -> float:
         moved = 12 * tokens * self.config.d_model * self.config.num_layers
@@ -293,7 +306,7 @@ def fsdp_degree(config: ModelConfig, hardware: Hardware, tokens: int) -> Plot:
         )
 
     batches = [tokens * factor for factor in (0.125, 0.25, 0.5, 1, 2, 4, 8)]
-    best = mixed_batch_shards(tokens, active_d_ff(config), chips, ideal.axes_ratio)
+    best = times.batch_shards(tokens, chips)
     return Plot(
         "fsdp",
         f"{config.name} on {hardware.spec}: step over the FSDP degree",
@@ -321,13 +334,7 @@ def strategies_over_batch(config: ModelConfig, hardware: Hardware) -> Plot:
 
     def frame(num_chips: float) -> CurveFrame:
         compute = [times.compute(batch, num_chips) for batch in batches]
-        best = [
-            min(
-                max(1.0, mixed_batch_shards(batch, active_d_ff(config), num_chips, ideal.axes_ratio)),
-                num_chips,
-            )
-            for batch in batches
-        ]
+        best = [min(max(1.0, times.batch_shards(batch, num_chips)), num_chips) for batch in batches]
         transfers = {
             "FSDP": [times.fsdp(1, n) for _ in batches],
             "TP": [times.tensor(batch, 1, n) for batch in batches],
@@ -348,7 +355,9 @@ def strategies_over_batch(config: ModelConfig, hardware: Hardware) -> Plot:
         return CurveFrame(f"{num_chips:,.0f} chips", panels)
 
     counts = sorted({chips * factor for factor in (1 / 64, 1 / 16, 1 / 4, 1, 4) if chips * factor >= 2})
-    limit = ideal.alpha**2 / (ideal.axes_product * active_d_ff(config)) * chips
+    copies = sparsity(config)
+    fsdp = data_parallel_tokens_per_chip(ideal.alpha, n, copies) * chips
+    mixed = mixed_tokens_per_chip(ideal.alpha, active_d_ff(config), ideal.axes_product, copies) * chips
     return Plot(
         "strategies",
         f"{config.name} on {hardware.chip.name}: strategies over the batch",
@@ -361,8 +370,8 @@ def strategies_over_batch(config: ModelConfig, hardware: Hardware) -> Plot:
         slider="chips",
         first=counts.index(chips),
         remarks=(
-            f"On {chips:,} chips FSDP is compute-bound from {ideal.alpha / n * chips:,.0f} tokens, "
-            f"FSDP with TP from {limit:,.0f}.",
+            f"On {chips:,} chips FSDP is compute-bound from {fsdp:,.0f} tokens, "
+            f"FSDP with TP from {mixed:,.0f}.",
         ),
     )
 
