@@ -194,7 +194,7 @@ def _plan_serving(
         machines,
         work.requests,
         work.targets,
-        precisions=dtypes.precisions(machines),
+        precisions=dtypes.precisions(machines, model),
         runnable=runnable,
     )
     return ServedLayouts(model, work, result)

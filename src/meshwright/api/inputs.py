@@ -8,11 +8,12 @@ from meshwright.dtypes import COMPUTED, named
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.precision import Precision
+from meshwright.layout.precision import Precision, published_precision
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, changed_options, check_options, option, parse_dtype
 from meshwright.plan.launcher_limits import check_chips
+from meshwright.platforms import CPU
 from meshwright.programs.launcher import LAUNCHERS
 from meshwright.programs.program import DEFAULT as XLA
 from meshwright.programs.program import PROGRAMS
@@ -291,11 +292,14 @@ class ServedDtypes:
     )
     compute_dtype: str | None = None
 
-    def precisions(self, machines: Sequence[Hardware]) -> list[dict[str, str]]:
+    def precisions(
+        self, machines: Sequence[Hardware], model: ModelConfig, *, by_engine: bool = False
+    ) -> list[dict[str, str]]:
         """The dtypes of a layout, for every dtype of the weights and of the cache.
 
-        By default both are the dtype to compute in: bf16, and f32 if all machines are CPUs. Raises
-        LayoutError for an unknown dtype.
+        By default both are the dtype to compute in: bf16, and f32 if all machines are CPUs. Weights have the
+        type of the model's published files, if accelerators serve it: `mw serve`, or by_engine another
+        engine. Raises LayoutError for an unknown dtype.
         """
         first, *others = {machine.chip.kind: machine.chip.platform for machine in machines}.values()
         compute = self.compute_dtype or ("bf16" if others else first.dtype)
@@ -309,6 +313,8 @@ class ServedDtypes:
             for weights in (self.weights_dtype or compute).split(",")
             for kv in (self.kv_dtype or compute).split(",")
         ]
+        if not self.weights_dtype and (others or first is not CPU):
+            precisions = [words | published_precision(model, by_engine=by_engine) for words in precisions]
         for words in precisions:
             Precision(**words)
             if not self.matmul_dtype and not others:

@@ -129,8 +129,8 @@ def serve(
     machines = prices.of(serving_machines(spec for text in hardware for spec in text.split(",")))
     if ideal:
         machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
-    precisions = dtypes.precisions(machines)
     software = _engine(engine, {"--rate": rate, "--ttft-p95": ttft_p95, "--tpot-p95": tpot_p95})
+    precisions = dtypes.precisions(machines, config, by_engine=software is not None)
     if not rate:
         precisions = [words | _tables_of(words, software) for words in precisions]
     only = Layout.parse(layout) if layout else None

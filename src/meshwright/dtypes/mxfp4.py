@@ -10,6 +10,7 @@ TYPE = NumberType(
     jax="float4_e2m1fn",
     scales=Scales(block=32, dtype="e8m0"),
     quant_method="mxfp4",
+    of_experts=True,
     planned_as=frozenset({"weights"}),
     # Multiplied by activations in 8 bits.
     capability=10.0,

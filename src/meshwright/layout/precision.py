@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError
+from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, is_adapter
 from meshwright.optimizers import OPTIMIZERS
 
@@ -95,6 +96,19 @@ class Precision:
                 f"layout: weights_dtype = {self.weights_dtype!r}; fits: {', '.join(fits)} in training, or "
                 "lora_rank=16 in the model, which trains adapters only"
             )
+
+
+def published_precision(model: ModelConfig, *, by_engine: bool = False) -> dict[str, str]:
+    """The fields of Precision by which a server holds weights as the model's published files do.
+
+    None if `mw serve`, or by_engine every other engine, has no weights of that type.
+    """
+    if model.stored_dtype is None:
+        return {}
+    record = number_type(model.stored_dtype)
+    if "weights" not in (record.uses if by_engine else record.served_as):
+        return {}
+    return {"experts_dtype" if record.of_experts else "weights_dtype": record.name}
 
 
 _MAY_BE_NONE = (

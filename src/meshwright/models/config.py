@@ -408,6 +408,8 @@ class ModelConfig:
     mtp_layers: modules that predict further tokens, each with a layer like the last (DeepSeek-V3).
     draft_head: one such module runs. From the last hidden state of a position and the embedding of the next
     token it predicts the token after that one, with a layer of its own and the model's table and head.
+    stored_dtype: the number type of matrices in its published files, if they are quantised; plans to serve
+    take it by default.
     family: the model family whose files describe it; LLaMA's or another that computes the same if None.
     """
 
@@ -497,6 +499,7 @@ class ModelConfig:
     # Modules for further tokens are counted, and run only as `draft_head`.
     mtp_layers: int = field(default=0, compare=False)
     draft_head: DraftHead | None = None
+    stored_dtype: str | None = field(default=None, compare=False)
     # Models of two families may compute the same, and are then equal.
     family: str | None = field(default=None, compare=False)
 

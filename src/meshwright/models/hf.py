@@ -12,6 +12,7 @@ from meshwright.models.families import PLAINEST, families, load_family
 from meshwright.models.families.family import Family, Fixed, Key
 from meshwright.models.mixers import MIXERS
 from meshwright.models.recognised import is_harmless, is_missing, recognised, refusal, rules_of, value_of
+from meshwright.models.stored import stored_dtype
 from meshwright.models.towers import count_towers
 
 
@@ -38,7 +39,7 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
         warnings.warn(f"{name}: {', '.join(towers.assumed)} counted as {counted_as}", stacklevel=2)
     if towers.uncounted:
         warnings.warn(f"{name}: {', '.join(towers.uncounted)} not counted in memory", stacklevel=2)
-    return replace(model, tower_params=towers.params) if towers.params else model
+    return replace(model, tower_params=towers.params, stored_dtype=stored_dtype(config))
 
 
 def family_of(config: Mapping[str, Any], name: str) -> Family:

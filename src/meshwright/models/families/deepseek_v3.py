@@ -55,7 +55,13 @@ FAMILY = Family(
             # Without the module that predicts a second token: 14 billion parameters of its files.
             "DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437; config.json of deepseek-ai/DeepSeek-V3, R1",
             {"deepseek-v3": V3_PRESET, "deepseek-r1": V3_PRESET},
-            shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS, "mtp_layers": 1},
+            shared={
+                "norm_eps": 1e-6,
+                "d_head": 192,
+                "mla": LATENT_FIELDS,
+                "mtp_layers": 1,
+                "stored_dtype": "fp8",
+            },
         ),
         Release(
             "Kimi Team 2025, https://arxiv.org/abs/2507.20534; moonshotai/Kimi-K2-Base, Kimi-K2.5",
@@ -63,6 +69,7 @@ FAMILY = Family(
                 "kimi-k2": preset(
                     "1026B",
                     "32B",
+                    stored_dtype="fp8",
                     L=61,
                     D=7168,
                     F=18_432,

@@ -38,7 +38,7 @@ FAMILY = Family(
             # Without the module that predicts a second token.
             "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556; config.json of deepseek-ai/DeepSeek-V3.2",
             {"deepseek-v3.2": Preset(dict(V3_PRESET.fields) | {"indexer": _INDEXER_FIELDS}, "672B")},
-            shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS},
+            shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS, "stored_dtype": "fp8"},
         ),
     ),
 )

@@ -43,6 +43,7 @@ FAMILY = Family(
                 "gpt-oss-120b": preset(116_829_156_672, L=36, moe=mixture(128, 4, 2880)),
             },
             shared={
+                "stored_dtype": "mxfp4",
                 "d_model": 2880,
                 "d_ff": 2880,
                 "num_heads": 64,

@@ -110,6 +110,7 @@ FAMILY = Family(
                 "mimo-v2-flash": published(
                     "309B",
                     "15B",
+                    quantization_config={"quant_method": "fp8"},
                     num_hidden_layers=48,
                     hidden_size=4096,
                     intermediate_size=16_384,

@@ -58,6 +58,7 @@ FAMILY = Family(
                 "minimax-m2.5": preset("229B"),
             },
             shared={
+                "stored_dtype": "fp8",
                 "num_layers": 62,
                 "d_model": 3072,
                 "d_ff": 1536,

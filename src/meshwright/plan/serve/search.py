@@ -6,7 +6,7 @@ Every layout is recorded once, for all of its batches, and priced on each machin
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,11 @@ from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.axes import EXPERT
 from meshwright.layout.fit import num_replicas
+from meshwright.layout.precision import Precision, published_precision
 from meshwright.layout.server_programs import server_programs
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
+from meshwright.models.parameters import dimensions, parameters
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.prefill import PromptPasses, by_position, prefilling, runs_with
@@ -232,7 +234,9 @@ class _Sweep:
 
     def _weights_bytes(self, layout: Layout) -> float:
         """Lower bound on a chip's bytes of weights: an even split."""
-        total = count_params(self.config).total * dtype_bytes(layout.precision.weights_dtype)
+        precision = layout.precision
+        narrow = min(dtype_bytes(each) for each in (precision.weights_dtype, precision.experts_dtype) if each)
+        total = count_params(self.config).total * narrow
         return total / (layout.mesh.num_devices // max(1, layout.data // layout.degree(EXPERT.name)))
 
     def _generate(self, layout: Layout, machine: Hardware) -> Passes:
@@ -419,15 +423,40 @@ def _nothing_fits(
 ) -> str:
     """Which bytes lack on the machine with most memory, in the narrowest type."""
     largest = max(machines, key=lambda machine: machine.num_chips * machine.chip.program_bytes)
-    narrow = min((str(p["weights_dtype"]) for p in precisions), key=dtype_bytes)
-    weights = count_params(config).total * dtype_bytes(narrow)
+    weights, narrow = min(
+        (_weight_bytes(config, p), str(p.get("experts_dtype") or p["weights_dtype"])) for p in precisions
+    )
     capacity = largest.num_chips * largest.chip.program_bytes
     code = " and the server's programs" if programs else ""
     start = f"{config.name} does not fit {largest.spec}: its weights in {narrow} are "
     if weights > capacity:
-        return f"{start}{format_bytes(weights)} and all chips have {format_bytes(capacity)}; take more chips"
+        fits = "take more chips" + _narrower(config, precisions[0], capacity)
+        return f"{start}{format_bytes(weights)} and all chips have {format_bytes(capacity)}; {fits}"
     return (
         f"{start}{format_bytes(weights)} of {format_bytes(capacity)}, and no layout that divides leaves "
         f"memory for one request of {requests.context:,} tokens{code}; take more chips, or "
         "--weights-dtype int8"
     )
+
+
+def _weight_bytes(config: ModelConfig, words: Mapping[str, Any]) -> float:
+    """The bytes of all weights as a layout with these words stores them."""
+    precision = Precision(**words)
+    return sum(
+        prod(dimensions(config, path)[letter] for letter in param.letters)
+        * dtype_bytes(precision.stored_dtype(path, param))
+        for path, param in parameters(config).items()
+    )
+
+
+def _narrower(config: ModelConfig, words: Mapping[str, Any], capacity: float) -> str:
+    """The widest type of weights that chips have memory for, in words; "" if there is none."""
+    published = published_precision(config, by_engine=True)
+    if "experts_dtype" in published and _weight_bytes(config, {**words, **published}) < capacity:
+        needed = _weight_bytes(config, {**words, **published})
+        return f", or --engine vllm, whose experts in {config.stored_dtype} make {format_bytes(needed)}"
+    for dtype in ("fp8", "int4"):
+        needed = _weight_bytes(config, {**words, "weights_dtype": dtype})
+        if needed < min(capacity, _weight_bytes(config, words)):
+            return f", or --weights-dtype {dtype}, in which they are {format_bytes(needed)}"
+    return ""

@@ -1,5 +1,6 @@
 """The answer to a request for a serving plan, in one sentence each."""
 
+from meshwright.layout.precision import published_precision
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.requests import Requests, Targets
@@ -31,11 +32,22 @@ def serving_verdict(
     }
 
 
+def _published(point: Point) -> str:
+    """That weights have the narrow type of the model's published files, if they do; "" otherwise."""
+    words = published_precision(point.config, by_engine=True)
+    if any(getattr(point.layout.precision, name) != dtype for name, dtype in words.items()) or not words:
+        return ""
+    what = "experts" if "experts_dtype" in words else "weights"
+    return f", {what} in {point.config.stored_dtype} as its files have them"
+
+
 def _words(point: Point, several: bool) -> str:
     """A point in a phrase. several: whether points differ in number types."""
     layout, precision = str(point.layout).removesuffix(",remat=none"), point.layout.precision
     if several:
         layout += f", weights {precision.weights_dtype}, cache {precision.cache_dtype}"
+    else:
+        layout += _published(point)
     return (
         f"{point.hardware.spec}, {layout}, {format_number_of(point.batch, 'sequence')} at once: "
         f"{point.tokens_per_second:,.0f} tokens/s, {format_seconds(point.tpot_seconds)} per token, first "
