@@ -907,8 +907,12 @@ def _check_draft_head(config: ModelConfig) -> None:
         "parts that only plans know": config.planned_only is not None,
         f"positions = {config.positions!r}": config.positions not in ("rope", "none"),
         f"layers_per_cache = {config.layers_per_cache}": config.layers_per_cache > 1,
-        "no layer with attention and a feed-forward": not any(map(_has_both_parts, config.model_layers)),
     }
+    if not any(map(_has_both_parts, config.model_layers)):
+        raise ModelError(
+            f"{config.name}: a draft head is a layer with attention and a feed-forward, and this model has "
+            "none; leave draft_head out"
+        )
     for part, lacking in lacks.items():
         if lacking:
             raise ModelError(f"{config.name}: a draft head does not go with {part}; leave draft_head out")
