@@ -72,7 +72,7 @@ def test_version(capsys):
         (["modle"], "mw: command 'modle' is unknown; did you mean model"),
         (["plan", "trian"], "mw: No such command 'trian'. Did you mean 'train'?"),
         (["model", "tiny", "--seqlen", "8"], "mw: No such option: --seqlen (Possible options: --seq-len"),
-        (["shard"], "mw: mw shard needs EXPRESSION, --mesh, --dims; such as"),
+        (["shard"], "mw: mw shard needs EXPRESSION, --mesh; such as"),
         (["plan"], "mw: name a command of mw plan: serve, rl, train"),
         (["launch"], "mw: name a command of mw launch: local, slurm, k8s"),
         (
