@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshwright.cli.common import CHECKPOINT, JSON, emit, note, progress
+from meshwright.cli.draft_options import check_drafts
 from meshwright.cli.parameters import OptionsOf, command
 from meshwright.errors import CheckpointError, RequestError
 from meshwright.options import option
@@ -45,7 +46,13 @@ def generate(
     stop: tuple[str, ...] = option((), help="Text that ends the answer; repeatable."),
     engine: Annotated[
         dict[str, Any],
-        OptionsOf(EngineSettings, only=("context", "tensor", "weights_dtype", "batch_invariant")),
+        OptionsOf(
+            EngineSettings,
+            only=(
+                *("context", "tensor", "weights_dtype", "batch_invariant"),
+                *("num_drafts", "draft_head", "draft_checkpoint"),
+            ),
+        ),
     ],
     as_json: bool = JSON,
 ) -> None:
@@ -58,6 +65,7 @@ def generate(
         raise typer.BadParameter("an empty --stop would stop everything")
     check_model_folder(checkpoint)
     settings = EngineSettings(num_slots=1, prefix_cache=False, **engine)
+    check_drafts(settings)
     settings.use_devices()
     from meshwright.cli.service import context_of, open_service
     from meshwright.serve.device.loading import load_model_folder

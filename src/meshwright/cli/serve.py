@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import CHECKPOINT, JSON, load_hardware, note, progress
+from meshwright.cli.draft_options import check_drafts
 from meshwright.cli.extras import require
 from meshwright.cli.parameters import command
 from meshwright.options import option
@@ -66,7 +67,7 @@ def serve(
         raise typer.BadParameter(
             f"--tensor {engine.tensor} and {plan} both give a layout; leave out one of them"
         )
-    _check_drafts(engine)
+    check_drafts(engine)
     if replicas.prefill_autoscaling and not replicas.num_prefills:
         raise typer.BadParameter("--prefill-autoscaling scales nothing without --prefill-replicas 1 or more")
     if replicas.num_prefills and engine.mode != "interleaved":
@@ -135,22 +136,3 @@ def _serve_replicas(server: Server, replicas: Replicas, host: str, port: int, as
 
 def _announce(address: str, name: str, as_json: bool) -> None:
     print(json.dumps({"address": address, "model": name}) if as_json else f"{name} on {address}", flush=True)
-
-
-def _check_drafts(engine: EngineSettings) -> None:
-    """Raise an error for options of drafts that contradict each other."""
-    if engine.ratio_test and engine.draft_checkpoint is None and not engine.draft_head:
-        raise typer.BadParameter(
-            "--ratio-test accepts drafts of a model or head; give --draft-checkpoint DIR or --draft-head"
-        )
-    if engine.draft_head:
-        if engine.draft_checkpoint is not None:
-            raise typer.BadParameter(
-                "--draft-head and --draft-checkpoint both make the drafts; leave one out"
-            )
-        if not engine.num_drafts:
-            raise typer.BadParameter("--draft-head guesses nothing with --drafts 0; give 1 to 15")
-    if engine.draft_checkpoint is not None:
-        check_model_folder(engine.draft_checkpoint)
-        if not engine.num_drafts:
-            raise typer.BadParameter("--draft-checkpoint guesses nothing with --drafts 0; give 1 to 15")
