@@ -8,6 +8,7 @@ from meshwright.api.inputs import ServedDtypes
 from meshwright.hardware import catalog
 from meshwright.models.presets import load_model
 from meshwright.models.stored import stored_dtype
+from meshwright.plan.fit import verdicts
 from meshwright.plan.serve.requests import Requests
 from meshwright.plan.serve.search import Infeasible, search_serving
 
@@ -74,3 +75,11 @@ def test_a_model_too_large_in_16_bits_is_answered_with_a_type_that_fits(
     precisions = ServedDtypes().precisions(hardware, load_model(model))
     with pytest.raises(Infeasible, match=words):
         search_serving(load_model(model), hardware, Requests(1024, 512), precisions=precisions)
+
+
+def test_fit_has_a_line_for_the_type_of_published_files() -> None:
+    ways = {each.way: each for each in verdicts(load_model("gpt-oss-120b"), catalog.load("h100:1"), 4096)}
+    published = ways["serve as published, mxfp4"]
+    assert published.fits and published.not_run and not ways["serve in bf16"].fits
+    plain = verdicts(load_model("llama-3-8b"), catalog.load("h100:1"), 4096)
+    assert not any("published" in each.way for each in plain)

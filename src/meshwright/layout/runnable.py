@@ -89,6 +89,8 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         f"saved_dtype={precision.saved_dtype}": precision.saved_dtype is not None and is_inference,
         f"weights_dtype={precision.weights_dtype}": precision.weights_dtype
         not in (*types_for("weights", served), *types_for("frozen weights", served)),
+        f"experts_dtype={precision.experts_dtype}": precision.experts_dtype
+        not in (None, *types_for("weights", served)),
         f"weights_dtype={precision.weights_dtype} with pipe={layout.pipe}": layout.pipe > 1
         and number_type(precision.weights_dtype).scales is not None,
         f"kv_dtype={precision.kv_dtype}": precision.kv_dtype not in (*plain, *types_for("cache", served)),

@@ -8,6 +8,7 @@ from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError, ModelError, PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.precision import published_precision
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -61,8 +62,8 @@ class Verdict:
 def verdicts(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iterator[Verdict]:
     """Every way of TRAINING and SERVING.
 
-    Training splits weights over all chips (FSDP). Serving splits heads over as many chips as divide, and
-    serves replicas with the rest.
+    A type of published files that SERVING lacks is one more way. Training splits weights over all chips
+    (FSDP). Serving splits heads over as many chips as divide, and serves replicas with the rest.
     """
     for way, (numbers, changes) in TRAINING.items():
         layout = Layout.of(fsdp=hardware.num_chips).replace(**numbers)
@@ -71,9 +72,12 @@ def verdicts(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iterator[
         except (ModelError, PlanError, LayoutError) as error:
             yield _impossible(way, layout, str(error))
     served = most_heads(config, hardware.num_chips)
-    for dtype in SERVING:
-        way = f"serve in {dtype}"
-        layout = served.replace(weights_dtype=dtype)
+    ways = {f"serve in {dtype}": {"weights_dtype": dtype} for dtype in SERVING}
+    published = published_precision(config, by_engine=True)
+    if published and published.get("weights_dtype") not in SERVING:
+        ways[f"serve as published, {config.stored_dtype}"] = published
+    for way, words in ways.items():
+        layout = served.replace(**words)
         try:
             yield _serving(config, hardware, seq_len, way, layout)
         except (PlanError, LayoutError) as error:

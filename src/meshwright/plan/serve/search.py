@@ -131,7 +131,7 @@ def search_serving(
             )
             tried = [each for each in tried if accepts is None or accepts(each)]
             fitting = [point for one in tried for point in swept.points(one, machine)]
-            key = machine.chip.name, str(precision["weights_dtype"])
+            key = machine.chip.name, _narrowest(precision)
             have = (
                 SmallestMachine(*key, machine.spec, machine.num_chips)
                 if fitting
@@ -423,9 +423,7 @@ def _nothing_fits(
 ) -> str:
     """Which bytes lack on the machine with most memory, in the narrowest type."""
     largest = max(machines, key=lambda machine: machine.num_chips * machine.chip.program_bytes)
-    weights, narrow = min(
-        (_weight_bytes(config, p), str(p.get("experts_dtype") or p["weights_dtype"])) for p in precisions
-    )
+    weights, narrow = min((_weight_bytes(config, words), _narrowest(words)) for words in precisions)
     capacity = largest.num_chips * largest.chip.program_bytes
     code = " and the server's programs" if programs else ""
     start = f"{config.name} does not fit {largest.spec}: its weights in {narrow} are "
@@ -437,6 +435,11 @@ def _nothing_fits(
         f"memory for one request of {requests.context:,} tokens{code}; take more chips, or "
         "--weights-dtype int8"
     )
+
+
+def _narrowest(words: Mapping[str, Any]) -> str:
+    """The type of most weights of a layout with these words."""
+    return str(words.get("experts_dtype") or words["weights_dtype"])
 
 
 def _weight_bytes(config: ModelConfig, words: Mapping[str, Any]) -> float:
