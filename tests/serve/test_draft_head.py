@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.nn.test_layouts import DELTA
 from tests.serve.answers import CONTEXT, PROMPTS, generate, greedy, layout
 
 from meshwright.models import transformer
@@ -115,3 +116,15 @@ def test_guesses_are_those_of_the_forward_pass_and_answers_stay() -> None:
     assert len(made) > 5
     for tokens, guesses in made[:: max(1, len(made) // 5)]:
         assert guesses == _expected_guesses(tokens, len(guesses))
+
+
+@pytest.mark.slow
+def test_answers_stay_if_layers_have_states() -> None:
+    """A wrong guess leaves the states; most guesses of an untrained head are wrong."""
+    model = replace(DELTA, num_layers=2, draft_head="joint")
+    requests = [greedy(prompt) for prompt in PROMPTS]
+    expected = generate(_runner(model, model.base), *requests)
+    runner = _runner(model, model.base, num_drafts=2, keeps_hidden=True)
+    drafter = _Noting(_runner(model, model.head, num_drafts=2, keeps_hidden=True), 2, lambda _: 0.1)
+    assert generate(runner, *requests, drafter=drafter) == expected
+    assert drafter.num_drafts > 5
