@@ -12,7 +12,7 @@ _SETTINGS = settings(
 )
 
 
-@settings(_SETTINGS, max_examples=3)
+@settings(_SETTINGS, max_examples=2)
 @given(any_layouts())
 def test_they_agree_with_one_device(layout: Layout) -> None:
     assert_agrees(TINY, layout)

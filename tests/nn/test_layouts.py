@@ -461,7 +461,9 @@ def test_experts_and_latents_agree(config: ModelConfig, text: str) -> None:
         pytest.param(SELECTIVE, "fsdp=2,tensor=4,remat=full", marks=pytest.mark.slow),
         (LIGHTNING, "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls"),
         pytest.param(DELTA, "data=2,tensor=4,remat=full", marks=pytest.mark.slow),
-        (DELTA_BY_ELEMENT, "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls"),
+        pytest.param(
+            DELTA_BY_ELEMENT, "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls", marks=pytest.mark.slow
+        ),
         pytest.param(MAMBA, "fsdp=4,tensor=2", marks=pytest.mark.slow),
         pytest.param(MAMBA, "tensor=4,kv_replicas=2,sequence_parallel=true", marks=pytest.mark.slow),
     ],

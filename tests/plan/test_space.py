@@ -32,14 +32,36 @@ def _sample(
 @pytest.mark.parametrize(
     ("model", "hardware", "workload", "base", "given"),
     [
-        pytest.param("llama-3-8b", "h100:2x8", Workload(200, 4096), Layout.of(), "", id="a batch of 8 * 25"),
+        pytest.param(
+            "llama-3-8b",
+            "h100:2x8",
+            Workload(200, 4096),
+            Layout.of(),
+            "",
+            id="a batch of 8 * 25",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "llama-3-8b", "2*v5e:4x2", Workload(32, 4096), Layout.of(context_method="ring"), "", id="slices"
         ),
         pytest.param(
-            "llama-3-8b", "h100:1x8", Workload(64, 4096), Layout.of(matmul_dtype="fp8"), "", id="casts"
+            "llama-3-8b",
+            "h100:1x8",
+            Workload(64, 4096),
+            Layout.of(matmul_dtype="fp8"),
+            "",
+            id="casts",
+            marks=pytest.mark.slow,
         ),
-        pytest.param("llama-3-8b", "h100:1x8", Workload(64, 4096), Layout.of(), "offload=true", id="offload"),
+        pytest.param(
+            "llama-3-8b",
+            "h100:1x8",
+            Workload(64, 4096),
+            Layout.of(),
+            "offload=true",
+            id="offload",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("llama-3-8b", "v6e:2x2", Workload(64, 8192), Layout.of(), "", id="offload on TPUs"),
         pytest.param(
             "gemma-2-9b", "v5p:2x4x4", Workload(32, 8192), Layout.of(), "", id="windows and a torus"

@@ -460,7 +460,7 @@ def test_bfloat16_serves_what_it_was_given(reference):
 
 @pytest.mark.parametrize(
     "dtype",
-    ["int4", pytest.param("int8", marks=pytest.mark.slow), pytest.param("fp8", marks=pytest.mark.slow)],
+    [pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int4", "int8", "fp8")],
 )
 def test_quantised_weights_answer_as_the_numbers_that_they_stand_for(reference, dtype):
     """Also where devices split what groups of int4 are along; as many groups are then of each."""
