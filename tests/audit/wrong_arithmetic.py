@@ -6,6 +6,7 @@ A way is a function that returns patches of our code, applied to a plan of a tra
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ from meshwright.models.presets import load_model
 from meshwright.nn import cached_ops, loss, norms
 from meshwright.nn.attention import blockwise, flash, paged, paged_kernel, rope
 from meshwright.nn.attention.reference import visible
-from meshwright.nn.experts import capacity
+from meshwright.nn.experts import capacity, dropless
 from meshwright.nn.ops import attention, jax_ops
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.products import quantised
@@ -302,6 +303,71 @@ def _kernel_without_a_window() -> Patches:
     return [_object(paged_kernel, "ragged", without)]
 
 
+def _around(owner: Any, name: str, change: Callable[..., Any]) -> Patches:
+    """The function as `change` calls it: with the function, then its arguments."""
+    plain = getattr(owner, name)
+    return [_object(owner, name, lambda *given, **more: change(plain, *given, **more))]
+
+
+def _heads_in_reverse() -> Patches:
+    """Query heads attend to the keys of other heads."""
+
+    def attend(plain: Any, self: Any, name: str, q: Any, *given: Any, **more: Any) -> Any:
+        return plain(self, name, jnp.flip(q, 2), *given, **more)
+
+    return _around(attention.AttentionOps, "attention", attend)
+
+
+def _keys_without_norm() -> Patches:
+    def norm(plain: Any, x: Any, scale: Any, bias: Any, kind: str, config: Any, *more: Any) -> Any:
+        is_of_keys = x.ndim == 4 and x.shape[2] == config.num_kv_heads
+        return x if is_of_keys else plain(x, scale, bias, kind, config, *more)
+
+    return _around(jax_ops, "norm", norm)
+
+
+def _norms_without_offset() -> Patches:
+    def norm(plain: Any, x: Any, scale: Any, bias: Any, kind: str, config: Any, *more: Any) -> Any:
+        return plain(x, scale, bias, kind, replace(config, norm_offset=False), *more)
+
+    return _around(jax_ops, "norm", norm)
+
+
+def _shares_normalised_otherwise() -> Patches:
+    def gates(plain: Any, logits: Any, *given: Any, moe: MoE) -> Any:
+        return plain(logits, *given, moe=replace(moe, normalized=not moe.normalized))
+
+    return _around(capacity, "_gates", gates)
+
+
+def _one_row_lost(plain: Any, rows: Any, *given: Any) -> Any:
+    return plain(rows.at[..., 0, :].set(0.0), *given)
+
+
+def _theta_without_scaling(plain: Any, config: Any, **how: Any) -> Any:
+    return plain(replace(config, rope_scaling=None), **how)
+
+
+def _other_rate(changed: Callable[[Any, Any], Any]) -> Patches:
+    """The learning rate of AdamW, by its function and the optimizer's settings."""
+    return _around(import_module("meshwright.train.optimizers.adamw"), "learning_rate", changed)
+
+
+def _page_of_another_layer(plain: Any, self: Any, number: int, *given: Any) -> Any:
+    return plain(self, 1 - number, *given)
+
+
+def _positions_of_a_chunk(plain: Any, x: Any, positions: Any, *given: Any) -> Any:
+    return plain(x, positions % 16, *given)
+
+
+def _scales_of_neighbours() -> Patches:
+    def product(plain: Any, self: Any, plan: Any, spec: str, x: Any, weight: Any) -> Any:
+        return plain(self, plan, spec, x, replace(weight, scales=jnp.flip(weight.scales, -1)))
+
+    return _around(cached_ops.InferenceOps, "_scaled_product", product)
+
+
 TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "half of the routers' choices": (
         EXPERTS, "fsdp=2,expert=2", lambda: [_after(capacity, "_gates", _half_of_the_choices)]
@@ -356,6 +422,47 @@ TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
         DENSE, "fsdp=2", lambda: [_object(masks, "CausalMask", masks.FullMask)]
     ),
     "a kernel of another scale": (DENSE, "fsdp=2", _kernel_of_another_scale),
+    "heads in reverse": (replace(DENSE, num_kv_heads=2), "fsdp=2", _heads_in_reverse),
+    "keys without their norm": (
+        replace(DENSE, num_kv_heads=2, qk_norm=True), "fsdp=2", _keys_without_norm
+    ),
+    "norms without their offset": (load_model("gemma-2-2b"), "fsdp=2", _norms_without_offset),
+    "an embedding that is not scaled": (
+        load_model("gemma-2-2b"), "fsdp=2", lambda: [_object(JaxOps, "scale", lambda s, n, x, f: x)]
+    ),
+    "gates normalised otherwise": (
+        load_model("deepseek-v2-lite"), "fsdp=2,expert=2", _shares_normalised_otherwise
+    ),
+    "a row of each expert lost": (
+        load_model("mixtral-8x7b"), "fsdp=2,expert=2", lambda: _around(dropless, "_by_gate", _one_row_lost)
+    ),
+    "a context that is not stretched": (
+        load_model("llama-3.1-8b"), "fsdp=2", lambda: _around(rope, "frequencies", _theta_without_scaling)
+    ),
+    "a magnitude left out": (
+        load_model("gpt-oss-20b"), "fsdp=2", lambda: [_after(rope, "_magnitude", lambda _: 1.0)]
+    ),
+    "a table without the gradient of its rows": (
+        replace(DENSE, tied_embeddings=True), "fsdp=2",
+        lambda: _around(
+            JaxOps, "embed", lambda plain, s, n, t, table: plain(s, n, t, lax.stop_gradient(table))
+        ),
+    ),
+    "heads in reverse after an exchange": (
+        DENSE, "context=4,context_method=ulysses",
+        lambda: [_after(attention.AttentionOps, "_by_heads", lambda x: jnp.flip(x, 2))],
+    ),
+    "a constant rate": (
+        DENSE, "fsdp=2",
+        lambda: _other_rate(lambda plain, config: plain(replace(config, schedule="constant"))),
+    ),
+    "the rate of the step before": (
+        DENSE, "fsdp=2",
+        lambda: _other_rate(lambda plain, config: lambda n: plain(config)(jnp.maximum(n - 1, 0))),
+    ),
+    "clipped by a norm 5% too large": (
+        DENSE, "fsdp=2", lambda: [_after(step, "gradient_norm", lambda norm: 1.05 * norm)]
+    ),
 }  # fmt: skip
 GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "caches read before they are written": (DENSE, "tensor=2", _read_before_written),
@@ -380,6 +487,14 @@ GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "scores 0.1% too large": (
         DENSE, "tensor=2",
         lambda: _read_otherwise(lambda w, how: (w, how._replace(scale=1.001 * (how.scale or 1.0)))),
+    ),
+    "the cache of another layer": (
+        DENSE, "tensor=2", lambda: _around(paged.PagedCache, "attend", _page_of_another_layer)
+    ),
+    "positions within a chunk": (DENSE, "data=2", lambda: _around(rope, "_turned", _positions_of_a_chunk)),
+    "scales of other columns": (DENSE, "tensor=2,weights_dtype=int8", _scales_of_neighbours),
+    "logits that are not capped": (
+        load_model("gemma-2-2b"), "tensor=2", lambda: [_object(JaxOps, "softcap", lambda s, n, x, cap: x)]
     ),
     "a kernel over whole pages": (OF_LANES, "tensor=2,weights_dtype=bf16", _kernel_over_whole_pages),
     "a kernel without its window": (
