@@ -210,8 +210,9 @@ class Graph:
     head_layers: the head's parameters divided by a layer's if stages are filled by them
     (`Software.counts_head`); otherwise 0. head_waits: the gradient of the head's weight may be deferred until
     the layers' backward passes are done, and keep its operands. XLA for GPU does so to hide collectives; XLA
-    for TPU computes it first. fused: names of operations without a node, such as biases. Graphs are compared
-    by identity.
+    for TPU computes it first. gathers_ahead: the next layer's weights are gathered while a layer runs, by a
+    loop without one of the layers; not in pipelines, nor if activations are offloaded. fused: names of
+    operations without a node, such as biases. Graphs are compared by identity.
     """
 
     segments: tuple[Segment, ...]
@@ -221,6 +222,7 @@ class Graph:
     directions: tuple[Direction, ...] = ("forward", "recompute", "backward")
     head_layers: float = 0.0
     head_waits: bool = True
+    gathers_ahead: bool = False
     fused: frozenset[str] = frozenset()
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 

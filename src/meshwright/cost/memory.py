@@ -20,6 +20,10 @@ The phases:
                  added at once, except under SPMD 1F1B
     embedding    the gradient of its table, as scattered and as reduced, and the head's
 
+If a compiler gathers the next layer's weights ahead (`Graph.gathers_ahead`), it takes one layer out of the
+loop. While the head runs, that layer's saved values are arrays in addition to the loop's, the weights of one
+layer are gathered, and the gradients exist.
+
 These are programs that XLA plans as a whole. eager.py has the same for programs that run operation by
 operation, and step_memory.py chooses between them.
 """
@@ -108,7 +112,7 @@ class HeldBytes(NamedTuple):
     layer's output. on_chip: the part of all these on the chip if the rest is offloaded. layer: alive in the
     backward pass of a layer. head: beyond its saved values. waits: of the head while the layers run, beyond
     its saved values; negative if these are freed by then. head_gradient: of the head's weight before its
-    reduction. table: of the gathered embedding.
+    reduction. table: of the gathered embedding. ahead: of the layer outside the loop, saved and gathered.
 
     Figures are arrays if the graph was recorded for many layouts.
     """
@@ -122,6 +126,7 @@ class HeldBytes(NamedTuple):
     waits: Any
     head_gradient: Any
     table: Any
+    ahead: Any
 
     def saved(self, alive: Iterable[Alive]) -> Any:
         """Bytes of saved activations at their maximum."""
@@ -137,7 +142,8 @@ class HeldBytes(NamedTuple):
         single = microbatches == 1
         new = gradients * (single | apart)
         tables = 2 * self.table + self.head_gradient - kept
-        return larger(larger(self.layer + self.waits + new, self.head), tables + new) - new * single
+        head = self.head + self.ahead + new * single * (self.ahead > 0)
+        return larger(larger(self.layer + self.ahead + self.waits + new, head), tables + new) - new * single
 
 
 @kept_with
@@ -161,7 +167,15 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
         waits=larger(waits, 0) if graph.head_waits else waits,
         head_gradient=head_gradient,
         table=largest(_table(segment) for segment in ends),
+        ahead=largest(_ahead(segment, remat) for segment, _ in layers) if graph.gathers_ahead else 0,
     )
+
+
+def _ahead(segment: Segment, remat: str) -> Any:
+    """Saved values of one run and its gathered weights; 0 if no weight is gathered."""
+    sent = (node for node in segment.nodes if node.kind == "gather" and node.forward_transfers)
+    gathered = sum(value.memory_bytes * value.is_copy for node in sent for value in node.outputs)
+    return gathered + saved_bytes(segment, remat) * (gathered > 0)
 
 
 def _kept_bytes(segment: Segment, remat: str) -> int:

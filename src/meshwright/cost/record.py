@@ -58,7 +58,11 @@ def record_training(
         head_tokens=platform.head_tokens,
         static_blocks=platform.share_blocks if has_static_rows(hardware, layout) else None,
     )
-    graph = replace(record_loss(config, layout, shape, lowering, many), head_waits=platform.head_waits)
+    graph = replace(
+        record_loss(config, layout, shape, lowering, many),
+        head_waits=platform.head_waits,
+        gathers_ahead=platform.gathers_ahead and layout.pipe == 1 and not layout.schedule.offload,
+    )
     graph = _with_early_layers(graph) if platform.early_recompute else graph
     if not hardware.software.counts_head:
         return graph

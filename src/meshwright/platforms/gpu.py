@@ -66,6 +66,8 @@ GPU = Platform(
     # XLA computes the gradient of a cap, and keeps it for both products that read it. A product of narrow
     # operands stays in float32, the type that scales multiply.
     wide_logits=True,
+    # LLaMA-3.2-1B on 8 H100s, fsdp=8: a step takes 15.6 GB, 1.5 more than with all layers in the loop.
+    gathers_ahead=True,
     compiler=Compiler(
         title="the GPU's compiler",
         packages=("jax-cuda12-plugin", "jax-cuda13-plugin"),
