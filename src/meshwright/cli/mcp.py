@@ -55,6 +55,10 @@ def mcp(
         tools.run("streamable-http", host="127.0.0.1", port=port)
 
 
+# A number, or one with a suffix: 4096, "4k", "4Ki".
+Count = int | str
+
+
 def server() -> Any:
     """The server with its tools."""
     from mcp.server.mcpserver import MCPServer
@@ -68,8 +72,8 @@ def server() -> Any:
 def plan_training(
     model: str,
     hardware: str,
-    batch_tokens: str,
-    seq_len: str,
+    batch_tokens: Count,
+    seq_len: Count,
     layout: str | None = None,
     given: str | None = None,
     software: str | None = None,
@@ -80,15 +84,15 @@ def plan_training(
     software: the training program to price, such as megatron-core or torchtitan.
     """
     options = {"--layout": layout, "--given": given, "--software": software}
-    work = ["--batch-tokens", batch_tokens, "--seq-len", seq_len]
+    work = ["--batch-tokens", str(batch_tokens), "--seq-len", str(seq_len)]
     return _answer(["plan", "train", "--model", model, "--hardware", hardware, *work], options)
 
 
 def plan_serving(
     model: str,
     hardware: str,
-    prompt_tokens: str,
-    output_tokens: str,
+    prompt_tokens: Count,
+    output_tokens: Count,
     tpot: float | None = None,
     ttft: float | None = None,
     weights_dtype: str | None = None,
@@ -98,11 +102,11 @@ def plan_serving(
     hardware: chips or machines, v5e,h100:8. weights_dtype: bf16, fp8, int8, int4.
     """
     options = {"--tpot": tpot, "--ttft": ttft, "--weights-dtype": weights_dtype}
-    work = ["--prompt-tokens", prompt_tokens, "--output-tokens", output_tokens]
+    work = ["--prompt-tokens", str(prompt_tokens), "--output-tokens", str(output_tokens)]
     return _answer(["plan", "serve", "--model", model, "--hardware", hardware, *work], options)
 
 
-def fit(model: str, hardware: str | None = None, seq_len: str | None = None) -> dict[str, Any]:
+def fit(model: str, hardware: str | None = None, seq_len: Count | None = None) -> dict[str, Any]:
     """Ways to train and serve a model that fit a machine, with batch, context and speed of each."""
     return _answer(["fit", model], {"--hardware": hardware, "--seq-len": seq_len})
 
@@ -120,7 +124,7 @@ def reshard(before: str, after: str, model: str, hardware: str) -> dict[str, Any
     return _answer(["reshard", before, after, "--model", model, "--hardware", hardware], {})
 
 
-def model(name: str, seq_len: str | None = None) -> dict[str, Any]:
+def model(name: str, seq_len: Count | None = None) -> dict[str, Any]:
     """Parameters, FLOPs per token and cache of a model."""
     return _answer(["model", name], {"--seq-len": seq_len})
 
