@@ -178,9 +178,16 @@ def shortened(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: shortened(inner) for key, inner in value.items() if key not in ("environment", "search")}
     if isinstance(value, list):
-        kept = [shortened(inner) for inner in value[:_MOST_ITEMS]]
+        kept = [shortened(_without_parts(inner)) for inner in value[:_MOST_ITEMS]]
         more = len(value) - len(kept)
         return [*kept, f"and {more} more"] if more else kept
     if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
         return value[:_MOST_CHARACTERS] + " ..."
     return value
+
+
+def _without_parts(item: Any) -> Any:
+    """An item of a list without the parts of its step, which `best` has."""
+    if not isinstance(item, dict):
+        return item
+    return {key: inner for key, inner in item.items() if key not in ("breakdown", "evidence")}
