@@ -97,6 +97,8 @@ def peak(
     saved = held.saved(alive)
     on_chip = held.saved([_OFF_RING]) if layout.spmd_stages else held.on_chip
     kept = smaller(saved, on_chip) if layout.schedule.offload else saved
+    if layout.pipe > 1 or layout.schedule.offload:
+        held = held._replace(ahead=0)
     buffers = held.buffers(gradients, microbatches, kept, layout.pipe == 1 or layout.schedule.is_spmd)
     over = smaller(buffers, 0)  # the logits' bytes, if these are freed before the peak
     return Memory(

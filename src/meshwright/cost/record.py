@@ -61,7 +61,7 @@ def record_training(
     graph = replace(
         record_loss(config, layout, shape, lowering, many),
         head_waits=platform.head_waits,
-        gathers_ahead=platform.gathers_ahead and layout.pipe == 1 and not layout.schedule.offload,
+        gathers_ahead=platform.gathers_ahead,
     )
     graph = _with_early_layers(graph) if platform.early_recompute else graph
     if not hardware.software.counts_head:
