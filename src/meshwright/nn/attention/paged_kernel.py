@@ -126,58 +126,55 @@ def decoded(
     if not batch_invariant:
         parts = min(parts, -(-_AT_ONCE // (num_rows * num_kv_heads)))
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % (parts * together))))
-    of_row = lambda row, head, part: (row, 0)  # noqa: E731
+    pages_of_part, heads = tables.shape[1] // parts, (num_rows, num_kv_heads)
     narrow, num_lines = list(scales or ()), num_pages * num_kv_heads * size
-    dtype = q.dtype if parts == 1 else jnp.float32
-    of_part = (None, None, None, group)
-    sums = [jax.ShapeDtypeStruct((num_rows, num_kv_heads, parts, group), jnp.float32)] * 2
-    at = lambda row, head, part: (row, head, part, 0)  # noqa: E731
+    # A part's result is divided by its total when all parts are joined.
+    out_types = [jax.ShapeDtypeStruct((*heads, parts, group, width), q.dtype if parts == 1 else jnp.float32)]
+    if parts > 1:
+        out_types += [jax.ShapeDtypeStruct((*heads, parts, group), jnp.float32)] * 2
     out, *sums = pl.pallas_call(
-        partial(
-            _attend_to_pages, how, (num_kv_heads, size), together, tables.shape[1] // parts, bool(narrow)
-        ),
+        partial(_attend_to_pages, how, (num_kv_heads, size), together, pages_of_part, bool(narrow)),
         name=f"{DECODE_PAGES}_{size}",
-        grid=(num_rows, num_kv_heads, parts),
+        grid=(*heads, parts),
         in_specs=[
-            pl.BlockSpec((None, None, group, width), lambda row, head, part: (row, head, 0, 0)),
-            *[pl.BlockSpec((num_lines, width), lambda row, head, part: (0, 0))] * 2,
-            *[pl.BlockSpec((num_lines,), lambda row, head, part: (0,))] * len(narrow),
-            pl.BlockSpec((None, tables.shape[1]), of_row),
-            pl.BlockSpec((None, 1), of_row),
+            _block(2, group, width),
+            *[_block(0, num_lines, width)] * 2,
+            *[_block(0, num_lines)] * len(narrow),
+            _block(1, tables.shape[1]),
+            _block(1, 1),
         ],
-        out_specs=[
-            pl.BlockSpec((*of_part, width), lambda row, head, part: (row, head, part, 0, 0)),
-            *([pl.BlockSpec(of_part, at)] * 2 if parts > 1 else ()),
-        ],
-        out_shape=[
-            jax.ShapeDtypeStruct((num_rows, num_kv_heads, parts, group, width), dtype),
-            *(sums if parts > 1 else ()),
-        ],
+        out_specs=[_block(3, *each.shape[3:]) for each in out_types],
+        out_shape=out_types,
         compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
         interpret=interpret,
     )(
-        jnp.reshape(q, (num_rows, num_kv_heads, group, width)),
+        jnp.reshape(q, (*heads, group, width)),
         *(jnp.reshape(pool, (num_lines, width)) for pool in pools),
         *(jnp.reshape(each, (num_lines,)) for each in narrow),
         tables,
         positions,
     )
     if parts > 1:
-        of_head = lambda row, head: (row, head, 0, 0)  # noqa: E731
         out = pl.pallas_call(
             _join_parts,
             name=JOIN_PARTS,
-            grid=(num_rows, num_kv_heads),
-            in_specs=[
-                pl.BlockSpec((None, None, parts, group, width), lambda row, head: (row, head, 0, 0, 0)),
-                *[pl.BlockSpec((None, None, parts, group), of_head)] * 2,
-            ],
-            out_specs=pl.BlockSpec((None, None, group, width), of_head),
-            out_shape=jax.ShapeDtypeStruct((num_rows, num_kv_heads, group, width), q.dtype),
+            grid=heads,
+            in_specs=[_block(2, *each.shape[2:]) for each in out_types],
+            out_specs=_block(2, group, width),
+            out_shape=jax.ShapeDtypeStruct((*heads, group, width), q.dtype),
             compiler_params=triton.CompilerParams(num_warps=_WARPS),
             interpret=interpret,
         )(out, *sums)
     return jnp.reshape(out, q.shape)
+
+
+def _block(num_grid: int, *shape: int) -> Any:
+    """The part [*shape] that a program reads of an array whose first `num_grid` dimensions are the grid's."""
+    from jax.experimental import pallas as pl
+
+    return pl.BlockSpec(
+        (*[None] * num_grid, *shape), lambda *program: (*program[:num_grid], *[0] * len(shape))
+    )
 
 
 def _attend_to_pages(
