@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,12 @@ def check_moves(run: Path, after: Plan, output: Path) -> Plan:
     if output.exists() and any(output.iterdir()):
         raise CheckpointError(f"--out {output}: holds files already; name another folder")
     if before.model != after.model:
-        raise PlanError(f"run {run}: trains {before.model.name}, and the plan is of {after.model.name}")
+        first, second = asdict(before.model), asdict(after.model)
+        name = next(name for name in first if first[name] != second[name])
+        raise PlanError(
+            f"run {run}: trains a model with {name} = {first[name]!s:.60}, and the plan's has "
+            f"{second[name]!s:.60}; fits: a plan with --model {run}"
+        )
     if after.workload.phase != "train" or after.workload.seq_len != before.workload.seq_len:
         raise PlanError(
             f"run {run}: trains rows of T = {before.workload.seq_len}; fits: a plan of mw plan train with "
