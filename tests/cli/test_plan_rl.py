@@ -35,6 +35,8 @@ def test_plans_of_both_phases_are_written(tmp_path: Path, capsys: pytest.Capture
     assert load_plan(plan.with_suffix(".generate.toml")).workload.phase == "generate"
     html = page.read_text()
     assert "Recommended" in html and all(form["form"] in html for form in document["forms"])
+    assert main(["report", str(plan), "-o", str(again := tmp_path / "again.html")]) == 0
+    assert again.read_text() == html
     assert "<script src" not in html and "http://" not in html.replace("http://www.w3.org", "")
 
 

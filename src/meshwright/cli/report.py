@@ -48,6 +48,7 @@ def _write(run: Path, output: Path, plots: Path | None, as_json: bool) -> None:
     from meshwright.report.draw.figure import write_figures
     from meshwright.report.pages.frontier import frontier_figure, read_serving_plan, serving_plan_html
     from meshwright.report.pages.load import load_test_html, read_load_test
+    from meshwright.report.pages.post_training import post_training_html, read_post_training
     from meshwright.report.pages.run import read_report, report_html
 
     if (tested := read_load_test(run)) is not None:
@@ -60,6 +61,13 @@ def _write(run: Path, output: Path, plots: Path | None, as_json: bool) -> None:
         text = read_text(plan, PlanError) if plan.is_file() else None
         path = write_whole(output, serving_plan_html(served, text))
         _finish(path, write_figures([frontier_figure(served)], plots) if plots else [], as_json)
+        return
+    if (planned := read_post_training(run)) is not None:
+        if plots:
+            raise PlanError(
+                f"{run} is a plan of post-training, whose charts are in the page; leave out --plots"
+            )
+        _finish(write_whole(output, post_training_html(planned)), [], as_json)
         return
     with progress() as update:
         read = read_report(run, _describe, update)

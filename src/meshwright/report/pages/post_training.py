@@ -1,8 +1,10 @@
 """The page of a plan of post-training: the recommendation, every form, and each step along time."""
 
+from pathlib import Path
 from typing import Any
 
 from meshwright.report.answer import answer_of_post_training
+from meshwright.report.documents import read_json
 from meshwright.report.pictures.phases import phases_figure
 from meshwright.report.table import Table
 from meshwright.report.templating import render
@@ -12,6 +14,12 @@ COLUMNS = (
     "form", "step|number", "idle|number", "price|number", "trainer|layout", "generator|layout",
     "servers|number", "sequences|number", "most per chip|number",
 )  # fmt: skip
+
+
+def read_post_training(path: Path) -> dict[str, Any] | None:
+    """The document of a plan of `mw plan rl`, given it or its TOML file; None for any other file."""
+    document = read_json(path.with_suffix(".json")) if path.suffix in (".toml", ".json") else None
+    return dict(document) if document and {"forms", "rollouts"} <= document.keys() else None
 
 
 def post_training_html(document: dict[str, Any]) -> str:
