@@ -18,7 +18,7 @@ def _named(scope: str) -> str:
     return f'metadata={{op_name="jit(step)/layers/{scope}/op"}}'
 
 
-def _text(shared: str) -> str:
+def _text(shared: str, product: str) -> str:
     """The routed rows are added to `shared`, and the result is summed in the scope of the routed experts."""
     return (
         HEAD
@@ -27,7 +27,9 @@ def _text(shared: str) -> str:
   %w = bf16[64,128] parameter(1)
   %rows = bf16[16,128] parameter(2)
   %places = s32[16,1] parameter(3)
-  %dot = bf16[32,128] dot(%h, %w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, {_named(shared)}
+  %zero = bf16[] constant(0)
+  %products = bf16[32,64,128] parameter(4)
+  %dot = bf16[32,128] {product}, {_named(shared)}
   %both = bf16[32,128] scatter(%dot, %places, %rows), to_apply=%sum
   ROOT %out = bf16[32,128] all-reduce(%both), replica_groups=[1,8]<=[8], to_apply=%sum, {_named("combine")}
 }}
@@ -51,11 +53,24 @@ def _planned(tensor: str) -> PricedCollective:
     )
 
 
+_REDUCE = "reduce(%products, %zero), dimensions={1}, to_apply=%sum"
+_DOT = "dot(%h, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+
+
 @pytest.mark.parametrize(
-    ("product", "status"), [("shared_out", "equivalent"), ("w_out", "missing")], ids=["added", "left out"]
+    ("tensor", "product", "status"),
+    [
+        ("shared_out", _DOT, "equivalent"),
+        ("shared_out", _REDUCE, "equivalent"),
+        ("w_out", _DOT, "missing"),
+        ("w_out", _REDUCE, "missing"),
+    ],
+    ids=["added", "added by a reduction", "left out", "another reduction"],
 )
-def test_a_sum_is_equivalent_if_its_product_is_a_term_of_another_sum(product: str, status: str) -> None:
-    program = parse_hlo(_text(product))
+def test_a_sum_is_equivalent_if_its_product_is_a_term_of_another_sum(
+    tensor: str, product: str, status: str
+) -> None:
+    program = parse_hlo(_text(tensor, product))
     emitted = [on_mesh(one, MESH) for one in collectives(program)]
     rows = join_added(line_up([_planned("combine"), _planned("shared_out")], emitted), program)
     assert {row.tensor: row.status for row in rows} == {"combine": "match", "shared_out": status}

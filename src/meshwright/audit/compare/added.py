@@ -18,7 +18,8 @@ from meshwright.audit.hlo.trace import TracedValue, called_by, sources, value_ke
 _SUMS = frozenset((
     "add", "bitcast", "convert", "copy", "get-tuple-element", "parameter", "reshape", "transpose",
 ))  # fmt: skip
-_PRODUCTS = ("dot", "custom-call")
+# XLA for GPU multiplies few rows elementwise and reduces them.
+_PRODUCTS = ("dot", "custom-call", "reduce")
 
 
 def join_added(rows: Iterable[Row], program: Program) -> list[Row]:
