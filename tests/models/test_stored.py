@@ -77,6 +77,16 @@ def test_a_model_too_large_in_16_bits_is_answered_with_a_type_that_fits(
         search_serving(load_model(model), hardware, Requests(1024, 512), precisions=precisions)
 
 
+@pytest.mark.parametrize(("weights", "words"), [("int8", "or --weights-dtype int4"), ("int4", "more chips$")])
+def test_a_request_too_long_is_answered_with_narrower_weights_if_there_are_any(
+    weights: str, words: str
+) -> None:
+    config, hardware = load_model("llama-3-8b"), [catalog.load("rtx-4090:1")]
+    precisions = ServedDtypes(weights_dtype=weights).precisions(hardware, config)
+    with pytest.raises(Infeasible, match=words):
+        search_serving(config, hardware, Requests(230_000, 100), precisions=precisions)
+
+
 def test_fit_has_a_line_for_the_type_of_published_files() -> None:
     ways = {each.way: each for each in verdicts(load_model("gpt-oss-120b"), catalog.load("h100:1"), 4096)}
     published = ways["serve as published, mxfp4"]

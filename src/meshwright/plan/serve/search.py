@@ -302,10 +302,10 @@ class _Sweep:
             # The number of programs grows by one with each doubling of the slots of a replica.
             doublings = np.ceil(np.log2(np.maximum(1, batches // int(batches[0]))))
             for number in np.unique(doublings):
-                alike = doublings == number
-                slots = int(batches[alike][-1])
+                same = doublings == number
+                slots = int(batches[same][-1])
                 counts = server_programs(self.config, layout, platform, slots, self.requests.context)
-                bytes_per_chip[alike] = counts.code_bytes(platform.compiler, self.config.num_layers)
+                bytes_per_chip[same] = counts.code_bytes(platform.compiler, self.config.num_layers)
         return bytes_per_chip
 
     def _max_batch(self, generate: Passes, memory: InferenceMemory, usable: np.ndarray) -> int:
@@ -421,19 +421,18 @@ def _nothing_fits(
     *,
     programs: bool,
 ) -> str:
-    """Which bytes lack on the machine with most memory, in the narrowest type."""
+    """The message for a model that fits none of the machines, with a remedy."""
     largest = max(machines, key=lambda machine: machine.num_chips * machine.chip.program_bytes)
     weights, narrow = min((_weight_bytes(config, words), _narrowest(words)) for words in precisions)
     capacity = largest.num_chips * largest.chip.program_bytes
     code = " and the server's programs" if programs else ""
     start = f"{config.name} does not fit {largest.spec}: its weights in {narrow} are "
+    fits = "take more chips" + _narrower(config, precisions[0], capacity)
     if weights > capacity:
-        fits = "take more chips" + _narrower(config, precisions[0], capacity)
         return f"{start}{format_bytes(weights)} and all chips have {format_bytes(capacity)}; {fits}"
     return (
         f"{start}{format_bytes(weights)} of {format_bytes(capacity)}, and no layout that divides leaves "
-        f"memory for one request of {requests.context:,} tokens{code}; take more chips, or "
-        "--weights-dtype int8"
+        f"memory for one request of {requests.context:,} tokens{code}; {fits}"
     )
 
 
