@@ -4,7 +4,7 @@ import signal
 
 
 def run() -> None:
-    """The entry point of `mw` and `meshwright`, which Ctrl-C ends quietly also while it is imported."""
+    """The entry point of `mw` and `meshwright`; Ctrl-C ends it without a traceback, during imports too."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -53,7 +53,7 @@ def well_formed(what: str, kind: type[MeshwrightError]) -> Iterator[None]:
     """Within, values that code does not expect are an error of this kind, in one line.
 
     For files that others wrote, whose values can have any type. what: the file, and the form it should have.
-    Failed assertions and other errors that no value explains stay what they are.
+    Failed assertions, and other errors that no value explains, pass through.
     """
     try:
         yield

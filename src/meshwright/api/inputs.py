@@ -297,9 +297,9 @@ class ServedDtypes:
     ) -> list[dict[str, str]]:
         """The dtypes of a layout, for every dtype of the weights and of the cache.
 
-        By default both are the dtype to compute in: bf16, and f32 if all machines are CPUs. Weights have the
-        type of the model's published files, if accelerators serve it: `mw serve`, or by_engine another
-        engine. Raises LayoutError for an unknown dtype.
+        By default both are the dtype to compute in: bf16, and f32 if all machines are CPUs. Except on CPUs,
+        weights then have the type of the model's published files, if the server runs it; by_engine: as in
+        `published_precision`. Raises LayoutError for an unknown dtype.
         """
         first, *others = {machine.chip.kind: machine.chip.platform for machine in machines}.values()
         compute = self.compute_dtype or ("bf16" if others else first.dtype)

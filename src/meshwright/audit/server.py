@@ -12,8 +12,9 @@ def server_memory(plan: Plan, generate: Mapping[str, Any], prefill: Mapping[str,
     """The key `server` of `mw audit` of a serving plan, from the audits of both phases.
 
     program_bytes: code of all programs, each step as large as the compiled step of its phase, and programs
-    that choose tokens as planned. All are as planned if the compiler does not report its code. bytes: weights
-    and cache, the largest temporaries, and `program_bytes` if it is known. None for unknown sizes.
+    that choose tokens as planned; the planned bytes of all programs if the compiler does not report its code.
+    bytes: weights and cache, the largest temporaries, and `program_bytes` if it is known. None for unknown
+    sizes.
     """
     hardware = load(plan.hardware)
     counts = server_programs(

@@ -198,7 +198,7 @@ def _array(
 
 
 def _in_letters(written: str, mesh: Mesh, *, as_json: bool) -> None:
-    """Print the block of an array without sizes. Raises NotationError for what only sizes can answer."""
+    """Print the block of an array without sizes. Raises NotationError if the answer needs sizes."""
     size = 128 * mesh.num_devices
     example = f"--dims {','.join(f'{dim}={size}' for dim in written_dims(written))}"
     if is_chain(written) or len(operands := parse_shard(written)[0]) > 1 or "->" in written:

@@ -99,9 +99,10 @@ class Precision:
 
 
 def published_precision(model: ModelConfig, *, by_engine: bool = False) -> dict[str, str]:
-    """The fields of Precision by which a server holds weights as the model's published files do.
+    """The fields of Precision with the number type of the model's published files.
 
-    None if `mw serve`, or by_engine every other engine, has no weights of that type.
+    Empty without such a type, and if the server runs no weights in it. by_engine: the server is another
+    engine, which runs every type that can be planned; otherwise `mw serve`.
     """
     if model.stored_dtype is None:
         return {}

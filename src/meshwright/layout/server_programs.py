@@ -9,7 +9,7 @@ from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, compiled_sizes, divi
 from meshwright.models.config import ModelConfig
 from meshwright.platforms import Compiler, Platform
 
-# Whether a sampler draws at random, filters what it draws from, and reports alternatives.
+# For each sampler: whether it draws at random, filters the tokens to draw from, and reports alternatives.
 SAMPLERS = tuple(
     (draws, filters, top)
     for draws, filters in ((False, False), (True, False), (True, True))

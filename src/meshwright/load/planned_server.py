@@ -141,7 +141,7 @@ def _server(plan: Plan, servers: SimulatedServers) -> Planned:
 
 
 def _price(plan: Plan, chips: int, new_tokens_per_second: float) -> dict[str, Any]:
-    """The price of the chips at this rate of generated tokens; None where the chip has no price."""
+    """The price of the chips at this rate of generated tokens; None if it is unknown."""
     chip = catalog.load(plan.hardware).chip
     per_hour = None if chip.price_per_chip_hour is None else chips * chip.price_per_chip_hour
     tokens_per_hour = 3600 * new_tokens_per_second

@@ -44,7 +44,7 @@ DRAFT_LAYERS: Stack = "draft_layers"
 # joint: trained with the model; frozen: only the head is trained; alone: the head without the model, as a
 # server runs it.
 DraftHead = Literal["joint", "frozen", "alone"]
-# Of the loss of a head that is trained with the model, by default (DeepSeek-V3, 2024, section 4.2).
+# Default weight of a draft head's loss, if it is trained with the model (DeepSeek-V3, 2024, section 4.2).
 DRAFT_WEIGHT = 0.3
 
 
@@ -903,16 +903,16 @@ def _check_draft_head(config: ModelConfig) -> None:
             f"{config.name}: lora_rank = {config.lora_rank} and draft_head = {config.draft_head!r} train "
             "different weights; leave one out"
         )
-    lacks = {
-        "parts that only plans know": config.planned_only is not None,
-        f"positions = {config.positions!r}": config.positions not in ("rope", "none"),
-        f"layers_per_cache = {config.layers_per_cache}": config.layers_per_cache > 1,
-    }
     if not any(map(_has_both_parts, config.model_layers)):
         raise ModelError(
             f"{config.name}: a draft head is a layer with attention and a feed-forward, and this model has "
             "none; leave draft_head out"
         )
+    lacks = {
+        "parts that only plans know": config.planned_only is not None,
+        f"positions = {config.positions!r}": config.positions not in ("rope", "none"),
+        f"layers_per_cache = {config.layers_per_cache}": config.layers_per_cache > 1,
+    }
     for part, lacking in lacks.items():
         if lacking:
             raise ModelError(f"{config.name}: a draft head does not go with {part}; leave draft_head out")

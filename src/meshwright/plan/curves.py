@@ -112,7 +112,7 @@ def _powers(low: float, high: float, factor: float = 2.0) -> tuple[float, ...]:
 
 
 def _least(holds: Callable[[int], bool], low: float, high: float) -> int:
-    """The least whole number above `low` for which `holds`; it holds from there up to `high`.
+    """The least whole number from `low` on for which `holds`; it holds from there up to `high`.
 
     >>> _least(lambda number: number**2 >= 50, 1, 16)
     8

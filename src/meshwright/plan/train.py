@@ -322,8 +322,8 @@ class _Scout:
         self._reasons: dict[tuple, tuple[Layout, str | None]] = {}
         # The groups of the pool, and the groups that `narrow` added.
         self._pooled: list[Group] = []
-        self.within = 0.0
         self._few: list[Group] = []
+        self.within = 0.0
         self.considered = 0
 
     def pool(

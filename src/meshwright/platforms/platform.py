@@ -157,9 +157,8 @@ class Platform:
     ragged_exchange: bool = True  # only rows that exist are exchanged
 
     # Steps.
-    gathers_ahead: bool = (
-        False  # a layer's weights are gathered in the layer before, with one out of the loop
-    )
+    # A layer's weights are gathered during the layer before, and the loop leaves out one layer.
+    gathers_ahead: bool = False
     head_waits: bool = True  # the head's gradient may be delayed until the layers' backward passes are done
     early_recompute: bool = False  # a stack of a single layer is recomputed before its backward pass
     hides_offload: bool = False  # transfers to the host's memory are hidden, so that a search offers them

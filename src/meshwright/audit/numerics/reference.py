@@ -105,7 +105,7 @@ def _layer(
                 y += _MIXERS[type(config.state_mixer)](config.state_mixer, w, h, config.norm_eps)
         y = _norm(config, w, "attention_post_norm", y) if config.post_norms else y
         if config.residual_inputs:
-            x = h * config.residual_inputs[layer.kind.has_state]
+            x = h * config.residual_inputs[0 if layer.kind.attends else 1]
         x += scale * y
     if "w_out" not in w and "router" not in w:
         return x, made

@@ -1,6 +1,5 @@
 """A tiny twin of a plan: the same features and options, in sizes that a laptop runs in seconds."""
 
-import itertools
 from contextlib import suppress
 from dataclasses import fields, replace
 
@@ -38,8 +37,8 @@ def tiny_plan(plan: Plan) -> Plan:
         if plan.layout.word(name) > 2 and not (name == PIPE.name and has_many_programs):
             more = {}
             if name == EXPERT.name:  # experts are split over devices of the data axes
-                wide = (axis for axis in (FSDP.name, DATA.name) if plan.layout.word(axis) > 2)
-                more = dict.fromkeys(itertools.islice(wide, 1), 4)
+                wide = [axis for axis in (FSDP.name, DATA.name) if plan.layout.word(axis) > 2]
+                more = dict.fromkeys(wide[:1], 4)
             with suppress(LayoutError):
                 small = _with_degrees(plan, degrees | {name: 4} | more)
                 if small.layout.mesh.num_devices <= _MOST_DEVICES:
@@ -188,13 +187,8 @@ def _fewest_layers(config: ModelConfig) -> int:
 
 def _first_of_all_kinds(config: ModelConfig) -> int:
     """The fewest first layers with every kind of mixer and feed-forward."""
-    kinds = {layer.kind._replace(slope=1.0) for layer in config.layers}
-    found: set[object] = set()
-    for number, layer in enumerate(config.layers, 1):
-        found.add(layer.kind._replace(slope=1.0))
-        if found == kinds:
-            return number
-    return config.num_layers
+    kinds = [layer.kind._replace(slope=1.0) for layer in config.layers]
+    return 1 + max(map(kinds.index, set(kinds)))
 
 
 def _tiny_mixer(config: ModelConfig) -> dict[str, StateMixer]:

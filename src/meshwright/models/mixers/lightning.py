@@ -13,8 +13,8 @@ from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps
 from meshwright.models.param import Param
 
-# Of decays, so that the last layer has some; of the norm.
-_LITTLE, _NORM_EPS = 1e-5, 1e-6
+_LITTLE = 1e-5  # added to the decays' factors, so that the last layer's is not 0
+_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Selective(StateMixer):
         return self.chunk_flops(d_model, chunk)
 
     def piece_flops(self, d_model: int, chunk: int = CHUNK) -> PieceFlops:
-        """None: scans of pieces have no products."""
+        """Zero: scans of pieces have no products."""
         return PieceFlops(0.0, 0.0, 0.0)
 
     def step_flops(self, d_model: int) -> float:
@@ -127,11 +127,10 @@ class Selective(StateMixer):
         self, ops: StateOps, w: Mapping[str, Any], name: str, x: Any, letter: str, norm_eps: float
     ) -> Any:
         """x[B, T, letter], normed if the mixer says so."""
-        spec = f"BT{letter}->BT{letter}"
+        array = f"BT{letter}"
         if self.norms:
-            return ops.apply(
-                name, "rms", f"BT{letter},{letter}->BT{letter}", x, w[name], eps=norm_eps, normed=letter
-            )
+            spec = f"{array},{letter}->{array}"
+            return ops.apply(name, "rms", spec, x, w[name], eps=norm_eps, normed=letter)
         if self.plain_norm_eps is not None:
-            return ops.apply(name, "rms", spec, x, eps=self.plain_norm_eps, normed=letter)
+            return ops.apply(name, "rms", f"{array}->{array}", x, eps=self.plain_norm_eps, normed=letter)
         return x

@@ -28,7 +28,7 @@ _PAGES_OF_BLOCK, _QUERIES_OF_BLOCK = 16, 32
 # Page numbers of one call: they share the 1 MB of scalar memory with the kernel's own.
 _MOST_PAGES = 1 << 17
 # For the GPU's kernel: positions that a program reads at once, its warps, and its stages of loads. On an
-# H200, 64 rows of 1,024 positions take 93 us, and 119 with JAX's kernel.
+# H200, 64 rows of 1,024 positions take 93 us, and 121 with JAX's kernel.
 _POSITIONS_OF_BLOCK, _WARPS, _STAGES = 64, 4, 3
 # Most parts of a sequence that are attended to at once, since each part's sums pass through memory; and parts
 # of all sequences and heads that keep a GPU of 100 to 150 processors busy.

@@ -123,24 +123,24 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
         ]
         if len(blocks) == len(names):
             return _named(names, made), None, None
-        own, before = pieces.segments_local(blocks[-1], 1)
-        return _named(names, made), own.reshape(-1, pieces.length), before.reshape(-1)
+        segments, before = pieces.segments_local(blocks[-1], 1)
+        return _named(names, made), segments.reshape(-1, pieces.length), before.reshape(-1)
 
     of_keys = inputs._replace(q=None).present
 
     def summary(*blocks: Array) -> Array:
         """(R, A) of each piece, [B, m, (g), u, s, p + added]."""
-        inputs, own, before = cut([*of_keys], blocks)
+        inputs, segments, before = cut([*of_keys], blocks)
         v = inputs.v
         start = jnp.eye(added) if is_delta else jnp.ones((inputs.k.shape[-1], 1))
         start = jnp.pad(start.astype(jnp.float32), ((0, 0), (size, 0)))
         wide = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, added)])
         start = jnp.broadcast_to(start, (len(v), *v.shape[2:-1], *start.shape))
-        _, after = _over_chunks(inputs._replace(v=wide), own, start, before)
+        _, after = _over_chunks(inputs._replace(v=wide), segments, start, before)
         return after.reshape(-1, pieces.num_local, *after.shape[1:])
 
     def results(gathered: Array, *blocks: Array) -> Array:
-        inputs, own, before = cut([*inputs_given], blocks)
+        inputs, segments, before = cut([*inputs_given], blocks)
         of_pieces = jnp.moveaxis(pieces.in_order(gathered), 1, 0)
 
         def after(state: Array, piece: Array) -> tuple[Array, Array]:
@@ -150,7 +150,7 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
         _, states = lax.scan(after, jnp.zeros_like(of_pieces[0, ..., :size]), of_pieces)
         mine = jnp.moveaxis(jnp.take(states, pieces.numbers_local(), axis=0), 0, 1)
         start = mine.reshape(-1, *mine.shape[2:])
-        out, _ = chunked(inputs, own, start, before)
+        out, _ = chunked(inputs, segments, start, before)
         return out.reshape(-1, pieces.num_local * pieces.length, *out.shape[2:])
 
     inputs_given = inputs.present

@@ -109,8 +109,8 @@ class StateCache:
             slot = jnp.where(number < first_draft, number, (number - first_draft) // self.num_drafts)
             slots = read - number + slot
             if rows.verifies:
-                first = slots - slot + first_draft + slot * self.num_drafts
-                entries = first[:, None] + jnp.arange(rows.length - 1, dtype=first.dtype)[None]
+                entry = slots - slot + first_draft + slot * self.num_drafts  # of the slot's first draft
+                entries = entry[:, None] + jnp.arange(rows.length - 1, dtype=entry.dtype)[None]
                 after_drafts = jnp.where((slot < self.num_slots)[:, None], entries, num_entries)
         first = positions[:, 0]
         goes_on = (first[1:] > 0) & (slots[1:] == slots[:-1]) & (first[1:] == positions[:-1, -1] + 1)
@@ -148,7 +148,7 @@ class Places(NamedTuple):
     after_drafts: Array | None
 
     def put(self, state: Array, after: Sequence[Array]) -> Array:
-        """The states with those after each token, or after the last token only, of each row."""
+        """The cache's states with those of each row after its last token or, if it verifies, each token."""
         state = state.at[self.written].set(after[0], mode="drop")
         if self.after_drafts is None:
             return state

@@ -33,12 +33,12 @@ def serving_verdict(
 
 
 def _published(point: Point) -> str:
-    """That weights have the narrow type of the model's published files, if they do; "" otherwise."""
+    """Words for weights in the narrow type of the model's published files; "" for other weights."""
     words = published_precision(point.config, by_engine=True)
     if any(getattr(point.layout.precision, name) != dtype for name, dtype in words.items()) or not words:
         return ""
-    what = "experts" if "experts_dtype" in words else "weights"
-    return f", {what} in {point.config.stored_dtype} as its files have them"
+    part = "experts" if "experts_dtype" in words else "weights"
+    return f", {part} in {point.config.stored_dtype} as its files have them"
 
 
 def _words(point: Point, several: bool) -> str:

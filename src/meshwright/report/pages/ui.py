@@ -169,6 +169,7 @@ def ui_page(state: Mapping[str, str]) -> str:
 
 @cache
 def page_policy() -> str:
+    """The Content-Security-Policy of the page."""
     return policy_of(ui_page(DEFAULTS))
 
 

@@ -24,10 +24,10 @@ def joined_type(types: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeSt
 def taken_apart(whole: Array, types: Any) -> Any:
     """The arrays that were joined, with these types and their shardings."""
     leaves, tree = jax.tree.flatten(types)
-    found, first = [], 0
+    arrays, first = [], 0
     for leaf in leaves:
         size = prod(leaf.shape)
         bits = jnp.reshape(lax.slice(whole, (first,), (first + size,)), leaf.shape)
-        found.append(reshard(lax.bitcast_convert_type(bits, leaf.dtype), leaf.sharding.spec))
+        arrays.append(reshard(lax.bitcast_convert_type(bits, leaf.dtype), leaf.sharding.spec))
         first += size
-    return jax.tree.unflatten(tree, found)
+    return jax.tree.unflatten(tree, arrays)

@@ -99,9 +99,9 @@ class Scores(NamedTuple):
 class InferencePrograms:
     """The steps of one model under one layout, over a cache of pages of `page_size` positions.
 
-    num_slots: sequences a replica. States have `num_state_entries` a replica, with num_snapshots and, after
-    each of num_kept_drafts, a state of each slot. The array `last` has as many, and holds the last token of
-    each slot.
+    num_slots: sequences a replica. num_snapshots, num_kept_drafts: arguments of `num_state_entries`, the
+    number of a replica's states. The array `last` has the same number of entries, and holds the last token
+    of each slot.
     num_pages: pages a replica. num_window_pages: pages a replica for layers with a window; 0: they use the
     other pages.
     with_native: the programs call native/kernels.py, which must be built. Otherwise they have only XLA's
@@ -187,10 +187,8 @@ class InferencePrograms:
 
     def jitted_step(self, step: StepShape) -> tuple[Any, tuple[Any, ...]]:
         """The step before it is compiled, and the types of its arguments."""
-        by_token, tables = (
-            (step.num_tokens,),
-            (step.num_rows, max(self._groups, default=0) + 1, step.pages_of_row),
-        )
+        by_token = (step.num_tokens,)
+        tables = step.num_rows, max(self._groups, default=0) + 1, step.pages_of_row
         shapes = by_token, by_token, by_token, tables, (step.num_heads,)
         of_replicas = [(self.num_replicas * first, *rest) for first, *rest in shapes]
         columns = [self._split(*shape) for shape in of_replicas]

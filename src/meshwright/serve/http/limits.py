@@ -112,7 +112,7 @@ def client_of(scope: Scope) -> str:
 class Bodies:
     """The bodies of requests that a server holds, each of at most `most_bytes`.
 
-    Long ones have together at most the bytes of `_MOST_BODIES` of the largest, those of a client half of it.
+    Long bodies together have at most `_MOST_BODIES` times that number of bytes, and those of one client half.
     """
 
     def __init__(self, most_bytes: int) -> None:

@@ -58,7 +58,9 @@ class Grammars:
                 compiled = matcher(self._tokens, grammar)
                 first = compiled.deep_copy()
                 allowed = _unpacked(first.compute_bitmask(), self.vocab_size)
-                if allowed.any() and not first.is_stopped():  # a mask that fails tells so with the next token
+                if (
+                    allowed.any() and not first.is_stopped()
+                ):  # an error in the mask appears with the next token
                     first.consume_token(int(allowed.argmax()))
                 fault = first.get_error()
                 del compiled, first
