@@ -132,7 +132,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 
 _RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
 _LENGTH_OF_RUN = "--epochs", "--num-epochs", "--num-train-epochs", "--steps", "--max-steps", "--train-iters"
-# Whole answers to options that no option of a command replaces, by command.
+# Answers to options that have no counterpart in a command, by command.
 _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
     "mw export": {
         "it writes safetensors; for GGUF type mw export RUN -o DIR, then llama.cpp's convert_hf_to_gguf.py": (
@@ -141,7 +141,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mw plan train": {
         "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
-        "a plan is of a step; --tokens 15T adds how long a run takes": _LENGTH_OF_RUN,
+        "a plan prices one step; --tokens 15T adds the time of a run": _LENGTH_OF_RUN,
     },
     "mw plan serve": {
         "sampling does not change a plan; type mw generate --temperature 0.7": (
@@ -162,7 +162,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "mw doctor": {
-        "it changes nothing; each line that is wrong says what to type": ("--fix", "--repair", "--install"),
+        "it changes nothing; each line with a fault names its remedy": ("--fix", "--repair", "--install"),
     },
 }  # fmt: skip
 
@@ -226,7 +226,7 @@ def answer_here(given: str, command: str) -> str:
     """The answer to an option that a command has under no name; empty if none is known.
 
     >>> answer_here("--epochs", "mw plan train")
-    '--epochs: a plan is of a step; --tokens 15T adds how long a run takes'
+    '--epochs: a plan prices one step; --tokens 15T adds the time of a run'
     """
     plain = given.replace("_", "-").lower()
     answers = _ANSWERS.get(command, {}).items()

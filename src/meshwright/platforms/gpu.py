@@ -73,8 +73,8 @@ GPU = Platform(
         packages=("jax-cuda12-plugin", "jax-cuda13-plugin"),
         extra="cuda12",
         lowering="cuda",
-        # LLaMA-3.2-1B on four H100s, jax 0.10.2: a step of 16 layers has 60 kernels of 0.30 MB, which its
-        # layers share; two layers of experts have 69 of 0.31 MB. A sampler has a third as many.
+        # LLaMA-3.2-1B on four H100s, jax 0.10.2: the 60 kernels of a step have 0.30 MB together, and all 16
+        # layers share them; a step of two layers of experts has 69, 0.31 MB. A sampler has a third of that.
         step_code_bytes=0.3e6,
         sampler_code_bytes=0.1e6,
         # Otherwise JAX gives up a plugin whose driver it does not find.
