@@ -127,12 +127,12 @@ def device_name() -> str:
 
 def seconds_of(run: Callable[[], Any], repeats: int = 5) -> float:
     """The median of some runs, each to its end, after a first."""
-    found = []
+    seconds = []
     for _ in range(repeats + 1):
         started = time.perf_counter()
         jax.block_until_ready(run())
-        found.append(time.perf_counter() - started)
-    return statistics.median(found[1:])
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
 
 
 def ceilings(hardware: Hardware, _: argparse.Namespace) -> Row:
@@ -163,7 +163,7 @@ def tokens(_: Hardware, asked: argparse.Namespace) -> Row:
         "max_position_embeddings": 512,
         "initializer_range": 0.1,
     }
-    found: Row = {}
+    shares: Row = {}
     random = np.random.default_rng(0)
     prompts = [random.integers(0, 512, int(n)).tolist() for n in random.integers(3, 300, 16)]
     with whole_f32():
@@ -187,8 +187,8 @@ def tokens(_: Hardware, asked: argparse.Namespace) -> Row:
                         torch.tensor([prompt]), max_new_tokens=32, do_sample=False, eos_token_id=None
                     )[0, len(prompt) :]
                 alike += int((np.asarray(theirs) == np.asarray(own)).sum())
-            found[f"{name}_alike"] = alike / (32 * len(prompts))
-    return found
+            shares[f"{name}_alike"] = alike / (32 * len(prompts))
+    return shares
 
 
 @contextmanager
@@ -217,14 +217,14 @@ def gradients(_: Hardware, asked: argparse.Namespace) -> Row:
     )  # fmt: skip
     workload, optimizer = Workload(2, seq_len=512), OptimizerConfig(1e-3, total_steps=10, warmup_steps=1)
     batch = np.random.default_rng(0).integers(0, config.vocab_size, (2, 513), np.int32)
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for platform, dtype in {"cpu": "f32", jax.default_backend(): "bf16"}.items():
         layout = Layout.of(compute_dtype=dtype)
         mesh = device_mesh(layout, jax.devices(platform)[:1])
         step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1e12, mesh=mesh)
         _, metrics = step.step(step.init(0), batch)
-        found[platform] = {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}
-    return found
+        figures[platform] = {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}
+    return figures
 
 
 class OnDemand(dict[Any, Any]):
@@ -276,7 +276,7 @@ def baseline(_: Hardware, asked: argparse.Namespace) -> Row:
 
 def generate(dtype: str) -> Callable[[Hardware, argparse.Namespace], Row]:
     def row(hardware: Hardware, asked: argparse.Namespace) -> Row:
-        config, found = load_model(asked.model), {}
+        config, rows = load_model(asked.model), {}
         runner = on_demand(config, dtype, num_slots=BATCHES[-1], context=CONTEXT, chunk=CONTEXT)
         weights, layout = weights_read(runner, config), runner._programs.layout
         runs = {batch: steps(runner, batch, 1, CONTEXT, STEPS) for batch in BATCHES}
@@ -284,15 +284,15 @@ def generate(dtype: str) -> Callable[[Hardware, argparse.Namespace], Row]:
             seconds = seconds_of(run, ROUNDS) / STEPS
             read = weights + batch * kv_read_bytes(config, CONTEXT)
             priced, _ = pass_cost(config, layout.at("generate"), hardware, batch, 1, CONTEXT)
-            found[str(batch)] = {
+            rows[str(batch)] = {
                 "seconds": seconds,
                 "share_of_hbm_bound": read / hardware.chip.hbm_bytes_per_second / seconds,
                 "seconds_over_price": seconds / priced.seconds,
                 **over_torch(asked, dtype, f"generate_{batch}", seconds),
             }
-        slowest = min(runs, key=lambda batch: found[str(batch)]["share_of_hbm_bound"])
-        found["slowest"] = {"batch": slowest, "kernels": kernels(runs[slowest], STEPS)}
-        return found
+        slowest = min(runs, key=lambda batch: rows[str(batch)]["share_of_hbm_bound"])
+        rows["slowest"] = {"batch": slowest, "kernels": kernels(runs[slowest], STEPS)}
+        return rows
 
     return row
 
@@ -304,7 +304,7 @@ def over_torch(asked: argparse.Namespace, dtype: str, name: str, seconds: float)
 
 
 def prefill(hardware: Hardware, asked: argparse.Namespace) -> Row:
-    found: Row = {}
+    rows: Row = {}
     config, longest = load_model(asked.model), max(PROMPTS)
     config = replace(config, max_seq_len=longest)
     runner = on_demand(config, "bf16", num_slots=1, context=longest, chunk=longest)
@@ -313,14 +313,14 @@ def prefill(hardware: Hardware, asked: argparse.Namespace) -> Row:
         seconds = seconds_of(run, ROUNDS)
         priced, _ = pass_cost(config, runner._programs.layout.at("prefill"), hardware, 1, length, length)
         flops = length * forward_flops_per_token(config, length)
-        found[str(length)] = {
+        rows[str(length)] = {
             "seconds": seconds,
             "share_of_flops": flops / seconds / hardware.chip.flops("bf16"),
             "seconds_over_price": seconds / priced.seconds,
             **over_torch(asked, "bf16", f"prefill_{length}", seconds),
             "kernels": kernels(run, 1),
         }
-    return found
+    return rows
 
 
 def http(hardware: Hardware, asked: argparse.Namespace) -> Row:
@@ -373,16 +373,16 @@ def layouts(hardware: Hardware, asked: argparse.Namespace) -> Row:
 
 
 def trained(cases: list[tuple[str, int, str]], hardware: Hardware, asked: argparse.Namespace) -> Row:
-    found: Row = {}
+    rows: Row = {}
     for case in cases:
         name = " ".join(map(str, case))
         try:
             step, num_bytes = compiled_step(*case, asked.train_length, hardware)
             run = Steps(step)
-            found[name] = against_plan(run, num_bytes, hardware) | {"kernels": kernels(run, Steps.COUNT)}
+            rows[name] = against_plan(run, num_bytes, hardware) | {"kernels": kernels(run, Steps.COUNT)}
         except (MeshwrightError, jax.errors.JaxRuntimeError) as error:
-            found[name] = {"error": str(error).splitlines()[0][:200]}
-    return found
+            rows[name] = {"error": str(error).splitlines()[0][:200]}
+    return rows
 
 
 def compiled_step(

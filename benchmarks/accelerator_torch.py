@@ -147,15 +147,15 @@ def captured(model: Llama, num_sequences: int, length: int, first: int) -> Calla
 
 def replay_seconds(replay: Callable[[], None], count: int, rounds: int = 3) -> float:
     """The median of some rounds, each of `count` replays in a row."""
-    found = []
+    seconds = []
     for _ in range(rounds + 1):
         torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(count):
             replay()
         torch.cuda.synchronize()
-        found.append((time.perf_counter() - started) / count)
-    return statistics.median(found[1:])
+        seconds.append((time.perf_counter() - started) / count)
+    return statistics.median(seconds[1:])
 
 
 def rows(
@@ -163,15 +163,15 @@ def rows(
 ) -> dict[str, float]:
     """Seconds of a step that generates at the end of `context`, by batch, and of whole prompts by length."""
     model = Llama(config, dtype, 1, context)
-    found = {}
+    seconds = {}
     for batch in batches:
         model.resize(batch, context)
-        found[f"generate_{batch}"] = replay_seconds(captured(model, batch, 1, context - 1), 20)
+        seconds[f"generate_{batch}"] = replay_seconds(captured(model, batch, 1, context - 1), 20)
     for length in prompts:
         model = Llama(config, dtype, 1, length) if length > context else model
         model.resize(1, max(length, context))
-        found[f"prefill_{length}"] = replay_seconds(captured(model, 1, length, 0), 3)
-    return found
+        seconds[f"prefill_{length}"] = replay_seconds(captured(model, 1, length, 0), 3)
+    return seconds
 
 
 def main() -> None:
@@ -183,15 +183,15 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--prompts", type=numbers, default=[2048, 16384])
     asked = parser.parse_args()
-    config, found = load_model(asked.model), {}
+    config, seconds = load_model(asked.model), {}
     for dtype in asked.dtypes.split(","):
         try:
             prompts = asked.prompts if dtype == "bf16" else []
-            found[dtype] = rows(config, dtype, asked.batches, asked.context, prompts)
+            seconds[dtype] = rows(config, dtype, asked.batches, asked.context, prompts)
         except RuntimeError as error:  # of PyTorch: no such product, or too little memory
-            found[dtype] = {"error": str(error).splitlines()[0]}
+            seconds[dtype] = {"error": str(error).splitlines()[0]}
         torch.cuda.empty_cache()
-    print(json.dumps({"torch": torch.__version__, "seconds": found}))
+    print(json.dumps({"torch": torch.__version__, "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ class ProgramAudit(dict):
             f"{self['verdict']}: {len(warnings)} findings; {len(self['emitted'])} collectives of "
             f"{format_bytes(sent)} on {self['devices']} devices, {seconds} a step"
         ]
-        for one in warnings[:_MOST_FINDINGS]:
-            lines.append(f"- {one['kind']} ({_text(one['seconds'])}): {one['what']}")
+        for warning in warnings[:_MOST_FINDINGS]:
+            lines.append(f"- {warning['kind']} ({_text(warning['seconds'])}): {warning['what']}")
         if len(warnings) > _MOST_FINDINGS:
             lines.append(f"- and {len(warnings) - _MOST_FINDINGS} more, in ['warnings']")
         lines += [f"- not understood: {line}" for line in self["not_understood"][:1]]

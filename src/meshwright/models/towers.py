@@ -140,9 +140,9 @@ def _pixtral(t: Table) -> int:
 def _qwen2(t: Table) -> int:
     """Its table calls the width of the text hidden_size."""
     text, merged = t.size("hidden_size"), t.merged() * t.size("embed_dim")
-    own = Table({**t.given, "hidden_size": t.size("embed_dim")}, t.outer, t.text_width)
-    patches = own.patch(t.size("temporal_patch_size", 2)) * own.width
-    return patches + own.layers() + 2 * own.width + two_layers(merged, merged, text)
+    sizes = Table({**t.given, "hidden_size": t.size("embed_dim")}, t.outer, t.text_width)
+    patches = sizes.patch(t.size("temporal_patch_size", 2)) * sizes.width
+    return patches + sizes.layers() + 2 * sizes.width + two_layers(merged, merged, text)
 
 
 def _qwen25(t: Table) -> int:

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ def check_moves(run: Path, after: Plan, output: Path) -> Plan:
         raise CheckpointError(f"--out {output}: holds files already; name another folder")
     if before.model != after.model:
         first, second = asdict(before.model), asdict(after.model)
-        name = next(name for name in first if first[name] != second[name])
+        compared = (field.name for field in fields(before.model) if field.compare)
+        name = next(name for name in compared if first[name] != second[name])
         raise PlanError(
             f"run {run}: trains a model with {name} = {first[name]!s:.60}, and the plan's has "
             f"{second[name]!s:.60}; fits: a plan with --model {run}"

@@ -115,14 +115,16 @@ def _served(plan: Plan, server: Plan | None, num_devices: int, settings: RlSetti
     """The layout of all servers as one, with replicas as data ranks, and its sequences."""
     if server is None:
         precision = plan.layout.precision
-        one = Layout.of(data=1, weights_dtype=precision.weights_dtype, compute_dtype=precision.compute_dtype)
+        single = Layout.of(
+            data=1, weights_dtype=precision.weights_dtype, compute_dtype=precision.compute_dtype
+        )
         slots = min(_MOST_SLOTS, -(-settings.num_rollouts // num_devices))
     else:
-        one, slots = server.layout.at("generate"), server.workload.num_sequences
-    replicas, rest = divmod(num_devices, one.mesh.num_devices)
+        single, slots = server.layout.at("generate"), server.workload.num_sequences
+    replicas, rest = divmod(num_devices, single.mesh.num_devices)
     if rest or not replicas:
         raise PlanError(
-            f"--generate-plan: the layout {one} has {one.mesh.num_devices} devices, which do not divide the "
-            f"{num_devices} that roll out"
+            f"--generate-plan: the layout {single} has {single.mesh.num_devices} devices, which do not "
+            f"divide the {num_devices} that roll out"
         )
-    return one.replace(data=one.data * replicas), slots * replicas
+    return single.replace(data=single.data * replicas), slots * replicas

@@ -55,12 +55,12 @@ class BatchRows:
 
     def put(self, rows: Any) -> Any:
         """The batch. rows: this process's rows of it, `own_rows`, an array or several."""
-        batch, own = self.abstract_tokens().shape, self.own_rows
+        batch, numbers = self.abstract_tokens().shape, self.own_rows
 
         def placed(array: np.ndarray) -> Array:
             def held(index: Any) -> np.ndarray:
                 first, end, _ = index[0].indices(batch[0])
-                place = own.index(first)
+                place = numbers.index(first)
                 return array[place : place + end - first]
 
             return jax.make_array_from_callback(batch, self.batch_sharding, held)

@@ -211,9 +211,9 @@ class CompiledStep(BatchRows):
         with jax.set_mesh(self.mesh):
             nats = np.asarray(self._run(self._jitted_nats, params, self.put(rows)))
         attended = token_sharding(attention_layout(self.layout), "tokens").axes_of("T")
-        found = np.empty_like(nats)
-        found[:, dealt_positions(self.seq_len, self.layout.mesh.size(attended))] = -nats
-        return found
+        losses = np.empty_like(nats)
+        losses[:, dealt_positions(self.seq_len, self.layout.mesh.size(attended))] = -nats
+        return losses
 
     @cached_property
     def _jitted_nats(self) -> Any:

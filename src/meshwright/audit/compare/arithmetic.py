@@ -40,17 +40,17 @@ def type_findings(
     rounded = Counter(statistics)
     names = dict.fromkeys(statistics, "")
     update = Counter[str]()
-    for one in narrow:
-        if adds_wide and GRADIENTS in scope_of(one.op_name):
-            rounded[GRADIENTS] += one.elements
-            names.setdefault(GRADIENTS, one.op_name)
+    for instruction in narrow:
+        if adds_wide and GRADIENTS in scope_of(instruction.op_name):
+            rounded[GRADIENTS] += instruction.elements
+            names.setdefault(GRADIENTS, instruction.op_name)
             continue
-        if one.direction == "update":
-            update[one.opcode] += one.elements
-            names.setdefault("update", one.op_name)
-        elif one.direction == "forward" and (operation := _needs_wide(one)):
-            rounded[operation] += one.elements
-            names.setdefault(operation, one.op_name)
+        if instruction.direction == "update":
+            update[instruction.opcode] += instruction.elements
+            names.setdefault("update", instruction.op_name)
+        elif instruction.direction == "forward" and (operation := _needs_wide(instruction)):
+            rounded[operation] += instruction.elements
+            names.setdefault(operation, instruction.op_name)
     computed = update.total() - update["convert"]
     if planned.update and state_elements >= 0:
         limit = 0.01 * planned.update.computed
@@ -96,8 +96,8 @@ def condition_findings(program: Program) -> list[Remark]:
 def host_findings(transfers: Iterable[HostTransfer], layout: Layout) -> list[Remark]:
     """One finding for callbacks, and one for arrays that go by the host's memory without a plan for it."""
     calls, moves = [], []
-    for one in transfers:
-        (moves if "copied" in one.what else calls).append(one)
+    for transfer in transfers:
+        (moves if "copied" in transfer.what else calls).append(transfer)
     schedule = layout.schedule
     if schedule.offload or schedule.offload_optimizer:
         moves = []
@@ -105,7 +105,7 @@ def host_findings(transfers: Iterable[HostTransfer], layout: Layout) -> list[Rem
     for group in (calls, moves):
         if group:
             largest = max(group, key=lambda one: one.num_bytes)
-            size = sum(one.num_bytes for one in group)
+            size = sum(transfer.num_bytes for transfer in group)
             name = largest.instruction.op_name or largest.instruction.name
             others = f" and {len(group) - 1} more" if len(group) > 1 else ""
             what = f"`{name}`{others} {largest.what}: {format_bytes(size)} a step, and the device waits"

@@ -191,8 +191,8 @@ def _training(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     loud_loss, *_ = _after_updates(step, placed, build(config, lambda path, _: loud[path]), batches[:1])
 
     differentiated = jax.jit(jax.value_and_grad(partial(_reference_loss, plan)))
-    own, fixed = _parts(config, weights)
-    expected_losses, steps, expected_after = [], [], own
+    trained, fixed = _parts(config, weights)
+    expected_losses, steps, expected_after = [], [], trained
     for batch in batches:
         expected_loss, expected = differentiated(expected_after, fixed, batch)
         expected_losses.append(float(expected_loss))
@@ -249,8 +249,10 @@ def _loss_and_gradients(
     step = training_step(plan.model, plan.layout, plan.workload, _OPTIMIZER, chip_flops_per_second=1.0)
     batch = _tokens(plan.model, plan.workload.num_sequences, plan.workload.seq_len + 1)
     loss, gradients = step.whole_gradients(build(plan.model, lambda path, _: weights[path]), batch)
-    own, fixed = _parts(plan.model, weights)
-    expected_loss, expected = jax.jit(jax.value_and_grad(partial(_reference_loss, plan)))(own, fixed, batch)
+    trained, fixed = _parts(plan.model, weights)
+    expected_loss, expected = jax.jit(jax.value_and_grad(partial(_reference_loss, plan)))(
+        trained, fixed, batch
+    )
     return numerics_report(loss, gradients, float(expected_loss), _arrays(expected), by_spread=by_spread)
 
 
@@ -262,10 +264,10 @@ def _parts(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tuple[dict
     }
 
 
-def _reference_loss(plan: Plan, own: Mapping[str, Any], fixed: Mapping[str, Any], rows: Any) -> Array:
+def _reference_loss(plan: Plan, trained: Mapping[str, Any], fixed: Mapping[str, Any], rows: Any) -> Array:
     """The mean over microbatches, each with its own rows of the experts."""
     config, layout = plan.model, plan.layout
-    weights, count = {**own, **fixed}, layout.schedule.microbatches
+    weights, count = {**trained, **fixed}, layout.schedule.microbatches
     if not (config.moe and has_fixed_rows(layout)):
         return reference.mean_loss(config, weights, rows)
     losses = []

@@ -37,10 +37,10 @@ def mean_loss(config: ModelConfig, w: Weights, rows: Any, capacity: Capacity | N
     e = _norm(config, w, "draft_embed_norm", _embedded(config, w, rows[:, 1:]))
     h = _norm(config, w, "draft_hidden_norm", hidden)
     x = jnp.concatenate([e, h], axis=-1) @ w["draft_in"]
-    own = {
+    of_head = {
         path.removeprefix("draft_layers/"): a[0] for path, a in w.items() if path.startswith("draft_layers/")
     }
-    x, _ = _layer(config, own, x, config.draft_layer, None, capacity)
+    x, _ = _layer(config, of_head, x, config.draft_layer, None, capacity)
     nats = _nats(config, w, _norm(config, w, "draft_norm", x)[:, :-1], rows[:, 2:])
     of_draft = jnp.sum(nats) / rows[:, 1:].size
     if config.draft_head == "frozen":
@@ -75,8 +75,10 @@ def _last_hidden(config: ModelConfig, w: Weights, tokens: Any, capacity: Capacit
     keys_and_values = None
     for layer in config.layers:
         prefix = f"{layer.kind.stack}/"
-        own = {path.removeprefix(prefix): a[layer.row] for path, a in w.items() if path.startswith(prefix)}
-        x, keys_and_values = _layer(config, own, x, layer, keys_and_values, capacity)
+        of_layer = {
+            path.removeprefix(prefix): a[layer.row] for path, a in w.items() if path.startswith(prefix)
+        }
+        x, keys_and_values = _layer(config, of_layer, x, layer, keys_and_values, capacity)
     return _norm(config, w, "final_norm", x)
 
 
@@ -346,13 +348,13 @@ def _experts(config: ModelConfig, w: Weights, h: Array, capacity: Capacity | Non
 
     x = h @ w["latent_w_in"] + w.get("latent_w_in_bias", 0.0) if "latent_w_in" in w else h
 
-    def of_expert(own: Weights, gate: Array) -> Array:
+    def of_expert(expert: Weights, gate: Array) -> Array:
         if moe.scales_input:
-            return jnp.where(gate > 0, _feed_forward(config, own, "expert", x * gate), 0.0)
-        return gate * _feed_forward(config, own, "expert", x)
+            return jnp.where(gate > 0, _feed_forward(config, expert, "expert", x * gate), 0.0)
+        return gate * _feed_forward(config, expert, "expert", x)
 
-    own = {name: a for name, a in w.items() if name.startswith("expert_")}
-    total = jnp.sum(jax.vmap(of_expert)(own, jnp.moveaxis(gates, -1, 0)[..., None]), 0)
+    experts = {name: a for name, a in w.items() if name.startswith("expert_")}
+    total = jnp.sum(jax.vmap(of_expert)(experts, jnp.moveaxis(gates, -1, 0)[..., None]), 0)
     if "latent_norm" in w:
         total = _norm(config, w, "latent_norm", total)
     if "latent_w_out" in w:
@@ -414,8 +416,8 @@ def with_capacity(moe: MoE, factor: float, groups: Any) -> Capacity:
         flat = jnp.reshape(gates, (-1, gates.shape[-1]))
         kept = jnp.zeros(flat.shape, bool)
         for group in np.unique(groups):
-            own = np.flatnonzero(groups.ravel() == group)
-            kept = kept.at[own].set(jnp.cumsum(flat[own] > 0, 0) <= rows)
+            members = np.flatnonzero(groups.ravel() == group)
+            kept = kept.at[members].set(jnp.cumsum(flat[members] > 0, 0) <= rows)
         return jnp.where(jnp.reshape(kept, gates.shape), gates, 0.0)
 
     return within

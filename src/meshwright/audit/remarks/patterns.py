@@ -388,9 +388,9 @@ def _gathered_as(value: TracedValue, context: ProgramContext) -> Emitted | None:
     left, seen = [value], 0
     while left and seen < _FEW:
         *_, origin = history(context.program, left.pop(), MOVES)
-        found = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
-        if found is not None:
-            return found if found.op == "all_gather" else None
+        sent = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
+        if sent is not None:
+            return sent if sent.op == "all_gather" else None
         if origin.instruction.opcode in ELEMENTWISE:
             left += sources(context.program, origin)
         seen += 1

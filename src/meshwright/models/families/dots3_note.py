@@ -29,7 +29,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     layers = []
     for number, kind in enumerate(kinds):
         if kind != "sliding_attention":
-            own = {"num_heads": fields["num_heads"], "mla": mla, "indexer": fields["indexer"]}
+            of_layer = {"num_heads": fields["num_heads"], "mla": mla, "indexer": fields["indexer"]}
         else:
             sizes = {key: given.get(f"swa_{key}", value) for key, value in _LOCAL.items()}
             sizes |= changed.get(number, {})
@@ -40,14 +40,14 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
                 sizes["v_head_dim"],
                 sizes["q_lora_rank"],
             )
-            own = {"num_heads": sizes["num_attention_heads"], "mla": local, "indexer": None}
+            of_layer = {"num_heads": sizes["num_attention_heads"], "mla": local, "indexer": None}
         window = given.get("sliding_window") or given.get("sliding_window_size") or 512
-        own |= {
-            "num_kv_heads": own["num_heads"],
-            "d_head": own["mla"].nope_dim + own["mla"].rope_dim,
+        of_layer |= {
+            "num_kv_heads": of_layer["num_heads"],
+            "d_head": of_layer["mla"].nope_dim + of_layer["mla"].rope_dim,
             "sliding_window": window if kind == "sliding_attention" else None,
         }
-        layers.append(own)
+        layers.append(of_layer)
     moe = replace(fields["moe"], d_ff_shared=given.get("shared_experts_intermediate_size"))
     extras = (vector("rope_norm", "A"), matrix("head_gates", "DN", "D"))
     return {"moe": moe, "extras": extras} | by_layer(layers)

@@ -139,8 +139,8 @@ class DraftNames:
     @property
     def prefixes(self) -> tuple[str, ...]:
         """The beginnings of names that no tensor of the model has."""
-        own = (self.layer.partition("{")[0],) if self.counted_apart else ()
-        return (*own, f"{self.of_head}.") if self.of_head else own
+        prefixes = (self.layer.partition("{")[0],) if self.counted_apart else ()
+        return (*prefixes, f"{self.of_head}.") if self.of_head else prefixes
 
 
 @dataclass(frozen=True)

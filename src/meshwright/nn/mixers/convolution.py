@@ -68,8 +68,10 @@ def convolved_pieces(x: Array, taps: Array, segments: Array | None, pieces: Piec
         for j in range(width):
             read = inputs[:, :, j : j + pieces.length]
             if whole:
-                own, earlier = pieces.segments_local(whole[0], width - 1)
-                counted = jnp.concatenate([earlier, own], axis=2)[:, :, j : j + pieces.length] == own
+                segments, earlier = pieces.segments_local(whole[0], width - 1)
+                counted = (
+                    jnp.concatenate([earlier, segments], axis=2)[:, :, j : j + pieces.length] == segments
+                )
             y = y + jnp.where(_like(counted, read), read, 0) * taps[None, None, None, ..., j].astype(x.dtype)
         return y.reshape(x.shape)
 

@@ -338,8 +338,8 @@ def _by_element(x: Array, k: Array, total: Array) -> Array:
     is_earlier = (jnp.arange(size)[None] < starts)[None, :, None, :, None, None]
     # Keys of the same block, placed on the diagonal of blocks.
     gaps = folded(total)[:, :, :, None] - folded(total)[:, :, None]
-    own = jnp.einsum("bnigs,bnjgs,bnijgus->bnijgu", folded(x), folded(k), jnp.exp(jnp.minimum(gaps, 0.0)))
-    placed = jnp.einsum("bnijgu,nm->bnimjgu", own, jnp.eye(blocks, dtype=own.dtype))
+    within = jnp.einsum("bnigs,bnjgs,bnijgus->bnijgu", folded(x), folded(k), jnp.exp(jnp.minimum(gaps, 0.0)))
+    placed = jnp.einsum("bnijgu,nm->bnimjgu", within, jnp.eye(blocks, dtype=within.dtype))
     every = jnp.where(is_earlier, earlier, 0.0) + placed.reshape(earlier.shape)
     return every.reshape(batch, size, size, num_groups, -1)
 

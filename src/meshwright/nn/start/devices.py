@@ -26,8 +26,8 @@ def flags_with_devices(num_devices: int) -> str:
 
 def num_virtual_devices() -> int:
     """Virtual devices of the host that XLA_FLAGS of this process asks for; 0 if it names no number."""
-    found = _COUNT.search(os.environ.get("XLA_FLAGS", ""))
-    return int(found[1]) if found else 0
+    match = _COUNT.search(os.environ.get("XLA_FLAGS", ""))
+    return int(match[1]) if match else 0
 
 
 def use_cpu_devices(num_devices: int) -> None:

@@ -394,8 +394,8 @@ def _fitting(document: JsonDocument) -> dict[str, str]:
     table = Table.of("", columns, rows, f"Sequences of {document['seq_len']:,} tokens.")
     html = render("ui_served.html.jinja", cards=[], figures=[], table=table, lines=[])
     fits = sum(bool(way["fits"]) for way in document["ways"])
-    said = f"{fits} of {len(rows)} ways fit {document['model']} on {document['hardware']}"
-    return {"html": html, "said": said}
+    summary = f"{fits} of {len(rows)} ways fit {document['model']} on {document['hardware']}"
+    return {"html": html, "said": summary}
 
 
 def figure(name: str, candidates: list[Candidate]) -> Figure:

@@ -17,19 +17,19 @@ def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens,
 
     Raises RequestError for a word without tokens.
     """
-    found: list[Tokens] = []
+    sequences: list[Tokens] = []
     for word in words:
         first, after_blank = (
             tuple(tokenizer.ids(text, add_special_tokens=False)) for text in (word, " " + word.lstrip())
         )
         if not first:
             raise RequestError(f"bad_words: {word!r} has no tokens", param="bad_words")
-        found.append(first)
+        sequences.append(first)
         if len(after_blank) == len(first) and after_blank[0] != first[0]:
-            found.append(after_blank)
-    if sum(map(len, found)) > _MOST_TOKENS:
+            sequences.append(after_blank)
+    if sum(map(len, sequences)) > _MOST_TOKENS:
         raise RequestError(f"bad_words have more than {_MOST_TOKENS:,} tokens", param="bad_words")
-    return tuple(found)
+    return tuple(sequences)
 
 
 def without_words(
