@@ -33,6 +33,8 @@ def _compressed(kind: str, bits: int) -> dict[str, Any]:
         (_compressed("int", 4), "int4"),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, None),
         ({"quant_method": ["fp8"]}, None),
+        ({"quant_method": "gptq", "bits": [4]}, None),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": {}}}}}, None),
         ("fp8", None),
     ],
 )  # fmt: skip

@@ -83,28 +83,24 @@ def search_chain(
             f"--search {','.join(names)} has {count:,} combinations of shardings; fits: "
             f"{MAX_COMBINATIONS:,} or fewer, so name fewer arrays"
         )
-
-    def inputs_of(arrays: Sequence[ShardedArray]) -> list[ShardedArray]:
+    candidates = []
+    for arrays in product(*options):
         chosen = {**layout, **{array.name: array for array in arrays}}
-        return [chosen.get(name, chain.arrays[name]) for name in (*chain.stored, chain.source)]
-
-    def inputs_bytes(arrays: Sequence[ShardedArray]) -> int:
-        return sum(array.bytes_per_device(mesh, sizes, dtype) for array in inputs_of(arrays))
-
-    # If the inputs of none fit, those of the fewest bytes are priced.
-    by_bytes = [(inputs_bytes(arrays), arrays) for arrays in product(*options)]
-    most = max(memory_limit_bytes, min((num_bytes for num_bytes, _ in by_bytes), default=0))
+        inputs = [chosen.get(name, chain.arrays[name]) for name in (*chain.stored, chain.source)]
+        num_bytes = sum(array.bytes_per_device(mesh, sizes, dtype) for array in inputs)
+        candidates.append((num_bytes, arrays, chosen, inputs))
+    # If no inputs fit, those of the fewest bytes are priced.
+    most = max(memory_limit_bytes, min((num_bytes for num_bytes, *_ in candidates), default=0))
     choices = []
-    for num_bytes, arrays in by_bytes:
+    for num_bytes, arrays, chosen, inputs in candidates:
         if num_bytes > most:
             continue
-        chosen = {**layout, **{array.name: array for array in arrays}}
         try:
             algorithm = derive(chain, chosen)
             passes = _priced(algorithm, mesh, sizes, dtype, hardware, backward=backward)
         except NotationError:  # no operation yields this combination
             continue
-        held = peak_bytes(algorithm.forward, inputs_of(arrays), mesh, sizes, dtype)
+        held = peak_bytes(algorithm.forward, inputs, mesh, sizes, dtype)
         choices.append(ChainChoice(arrays, passes, held))
     if not choices:
         raise NotationError(f"no sharding of {', '.join(names)} divides over the mesh")

@@ -5,8 +5,9 @@ from typing import Any
 
 from meshwright.dtypes import NUMBER_TYPES
 
-# (kind, bits) of weights in compressed-tensors, and the algorithms of NVIDIA's ModelOpt.
-_COMPRESSED = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "fp4"}
+# Kind and bits of weights in compressed-tensors, bits of GPTQ and AWQ, and algorithms of NVIDIA's ModelOpt.
+_COMPRESSED = {"float 8": "fp8", "int 8": "int8", "int 4": "int4", "float 4": "fp4"}
+_INTEGERS = {"4": "int4", "8": "int8"}
 _MODELOPT = {"FP8": "fp8", "NVFP4": "fp4"}
 
 
@@ -25,7 +26,7 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
 def _of(declared: Mapping[str, Any]) -> str | None:
     method = declared.get("quant_method")
     if method in ("gptq", "awq"):
-        return {4: "int4", 8: "int8"}.get(declared.get("bits", 0))
+        return _INTEGERS.get(str(declared.get("bits")))
     if method == "bitsandbytes":
         return "nf4" if declared.get("load_in_4bit") else "int8" if declared.get("load_in_8bit") else None
     if method == "modelopt":
@@ -35,6 +36,6 @@ def _of(declared: Mapping[str, Any]) -> str | None:
         for group in groups.values() if isinstance(groups, Mapping) else ():
             weights = group.get("weights") if isinstance(group, Mapping) else None
             if isinstance(weights, Mapping):
-                return _COMPRESSED.get((str(weights.get("type")), weights.get("num_bits", 0)))
+                return _COMPRESSED.get(f"{weights.get('type')} {weights.get('num_bits')}")
         return None
     return next((record.name for record in NUMBER_TYPES.values() if record.quant_method == method), None)

@@ -439,22 +439,24 @@ def batch_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return None
 
 
+# An all-reduce sends its operand twice.
+_SENT_BY_A_SUM = 2
+
+
 def along_the_contraction(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Activations gathered along the dimension that a product sums over, for a far smaller result."""
     if emitted.op != "all_gather" or not _is_moved_activation(emitted, context):
         return None
     shape = emitted.value.instruction.shapes[-1]
     along = re.findall(r"\d+", emitted.value.instruction.attributes.get("dimensions", ""))
+    if along != [str(len(shape.dims) - 1)]:
+        return None
     for user, other in emitted.products(context.program):
         side = 1 if other.instruction is user.operand(0).instruction else 0
         name = ("lhs", "rhs")[side] + "_contracting_dims"
         summed = re.findall(r"\d+", user.instruction.attributes.get(name, ""))
         dims = user.operand(side).instruction.shapes[0].dims
-        if (
-            along != [str(len(shape.dims) - 1)]
-            or summed != [str(len(dims) - 1)]
-            or dims[-1] != shape.dims[-1]
-        ):
+        if summed != [str(len(dims) - 1)] or dims[-1] != shape.dims[-1]:
             continue
         # The weight's columns are split over the same devices, so that a device has a part of the result.
         result_bytes = user.instruction.shapes[0].num_bytes * emitted.collective.groups.size
@@ -468,10 +470,6 @@ def along_the_contraction(emitted: Emitted, context: ProgramContext) -> Fault | 
                 "(P(axis, None)): each device multiplies its shard, and the results are reduced",
             )
     return None
-
-
-# An all-reduce sends its operand twice.
-_SENT_BY_A_SUM = 2
 
 
 def resharded(emitted: Emitted, context: ProgramContext) -> Fault | None:
