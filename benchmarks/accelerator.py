@@ -1,4 +1,4 @@
-"""One accelerator at work: what its engine and training step reach of the chip. Prints JSON.
+"""One accelerator at work: the share of its rates that engine and training step reach. Prints JSON.
 
     python benchmarks/accelerator.py --minutes 12 [--rows generate_bf16,prefill] [-o FILE]
 
@@ -7,19 +7,19 @@ The file is written after each row. A row that is not expected to end in time is
     ceilings   bytes per second of a copy on the device, read and written, and FLOP/s of a product of bf16
     torch      seconds of the same steps by PyTorch, as captured graphs (accelerator_torch.py), on a GPU
     generate_bf16, generate_fp8, generate_int8
-               seconds of a step of 1 to 256 streams of an 8B-shaped model at 1,024 positions, run as the
-               engine runs them, beside those in which the HBM, at its rated bandwidth, gives the weights and
-               the cache: at least 0.85 in bf16 and 0.75 in fp8 and int8, up to 64 streams; over PyTorch's;
-               and the kernels of the slowest
+               a step of 1 to 256 streams of an 8B-shaped model at 1,024 positions, run as the engine runs it:
+               its seconds; the share of them in which the HBM, at its rated bandwidth, reads the weights and
+               the cache (at least 0.85 in bf16 and 0.75 in fp8 and int8, up to 64 streams); PyTorch's
+               seconds over ours; and the kernels of the slowest
     prefill    prompts of 2,048 and 16,384 tokens: at least 0.55 of the rated FLOP/s
     train      a step on 4 sequences of 4,096 tokens of a model of 1B parameters in bf16 and in fp8: MFU, at
                least 0.52, seconds and compiled memory over the plan's, loss and norm of gradients of the
                first update
     http       ragged prompts and answers of 16 clients of the HTTP server: `mw bench serve`
-    tokens     greedy answers of tiny models in f32 beside transformers' on the CPU: at least 1 - 1/32 alike
-    gradients  loss and gradients of a step in bf16 beside those of this machine's CPU in f32, by norm
+    tokens     greedy answers of tiny models in f32: at least 1 - 1/32 equal transformers' on the CPU
+    gradients  loss and gradients of a step in bf16 against those of this machine's CPU in f32, by norm
     layouts    as train, for all that a layout can ask of one chip and a few layers of other families
-    families   loss and all gradients of tiny models of many families in f32 beside the CPU's: the largest
+    families   loss and all gradients of tiny models of many families in f32 against the CPU's: the largest
                difference, relative to the tensor's largest entry
 
 `--hardware h100` names the chip in the catalog, for ratings and prices; it is guessed from the device's name.
@@ -484,7 +484,7 @@ def main() -> None:
     parser.add_argument("--hardware", default="")
     parser.add_argument("--model", default="llama-3-8b")
     parser.add_argument("--train-length", type=int, default=4096)
-    parser.add_argument("--cases", default="", help="layouts: those in whose words this pattern is")
+    parser.add_argument("--cases", default="", help="layouts: only those whose words match this pattern")
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
     asked.torch = {}

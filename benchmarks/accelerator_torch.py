@@ -1,4 +1,4 @@
-"""A LLaMA-shaped model in PyTorch with captured graphs, beside which accelerator.py puts ours. Prints JSON.
+"""A LLaMA-shaped model in PyTorch with captured graphs, for comparison in accelerator.py. Prints JSON.
 
     python benchmarks/accelerator_torch.py [--dtypes bf16,fp8,int8] [--batches 1,16,64,256]
 

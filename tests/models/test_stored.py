@@ -67,7 +67,7 @@ def test_plans_to_serve_take_the_type_of_published_files(
     ("model", "machine", "words"),
     [
         ("llama-3-70b", "h100:1", "take more chips, or --weights-dtype fp8, in which they are 70.6 GB"),
-        ("gpt-oss-120b", "h100:1", "--engine vllm, whose experts in mxfp4 make 61.7 GB"),
+        ("gpt-oss-120b", "h100:1", "--engine vllm: with experts in mxfp4 weights are 61.7 GB"),
     ],
 )
 def test_a_model_too_large_in_16_bits_is_answered_with_a_type_that_fits(

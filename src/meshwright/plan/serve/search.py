@@ -452,11 +452,11 @@ def _weight_bytes(config: ModelConfig, words: Mapping[str, Any]) -> float:
 
 
 def _narrower(config: ModelConfig, words: Mapping[str, Any], capacity: float) -> str:
-    """The widest type of weights that chips have memory for, in words; "" if there is none."""
+    """The remedy of a narrower type of weights that chips have memory for; "" if there is none."""
     published = published_precision(config, by_engine=True)
     if "experts_dtype" in published and _weight_bytes(config, {**words, **published}) < capacity:
         needed = _weight_bytes(config, {**words, **published})
-        return f", or --engine vllm, whose experts in {config.stored_dtype} make {format_bytes(needed)}"
+        return f", or --engine vllm: with experts in {config.stored_dtype} weights are {format_bytes(needed)}"
     for dtype in ("fp8", "int4"):
         needed = _weight_bytes(config, {**words, "weights_dtype": dtype})
         if needed < min(capacity, _weight_bytes(config, words)):
