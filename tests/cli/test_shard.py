@@ -319,4 +319,4 @@ def test_a_price_needs_sizes(written, capsys):
     error = capsys.readouterr().err
     assert "the price needs the sizes of the dimensions; give --dims I=512" in error
     assert main(["shard", "A[I_X]", "--mesh", "X=4", "--run"]) == 2
-    assert "--run: needs --dims" in capsys.readouterr().err
+    assert "--run: needs the sizes" in capsys.readouterr().err

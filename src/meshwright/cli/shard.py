@@ -107,8 +107,9 @@ def shard(
         require("run")
     parsed_mesh = parse_mesh(mesh)
     if dims is None:
-        _refuse({"--svg": svg, "--run": run, "--backward": backward, "--search": search}, "needs --dims")
-        _in_letters(written, parsed_mesh, as_json=as_json)
+        given = {"--svg": svg, "--run": run, "--backward": backward, "--search": search}
+        given |= {"--hardware": hardware, "--memory-limit": memory_limit, "--dtype": dtype != "bf16"}
+        _in_letters(written, parsed_mesh, given, as_json=as_json)
         return
     sizes = parse_sizes(dims)
     machine = _rated(catalog.load(hardware)) if hardware else default_hardware(parsed_mesh)
@@ -197,12 +198,16 @@ def _array(
     )
 
 
-def _in_letters(written: str, mesh: Mesh, *, as_json: bool) -> None:
-    """Print the block of an array without sizes. Raises NotationError if the answer needs sizes."""
+def _in_letters(written: str, mesh: Mesh, given: Mapping[str, object], *, as_json: bool) -> None:
+    """Print the block of an array without sizes.
+
+    Raises NotationError if the answer needs sizes, BadParameter for a given option that needs them.
+    """
     size = 128 * mesh.num_devices
     example = f"--dims {','.join(f'{dim}={size}' for dim in written_dims(written))}"
     if is_chain(written) or len(operands := parse_shard(written)[0]) > 1 or "->" in written:
         raise NotationError(f"{written!r}: the price needs the sizes of the dimensions; give {example}")
+    _refuse(given, f"needs the sizes of the dimensions; give {example}")
     array = operands[0]
     shards = {dim: mesh.size(axes) for dim, axes in zip(array.dims, array.axes, strict=True)}
     block = [dim if number == 1 else f"{dim}/{number}" for dim, number in shards.items()]

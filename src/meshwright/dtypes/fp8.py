@@ -23,6 +23,7 @@ TYPE = NumberType(
     safetensors="F8_E4M3",
     compressed_tensors="float-quantized",
     quant_method="fp8",
+    declared=("compressed-tensors float 8", "modelopt FP8"),
     trained_as=frozenset({"operands", "saved activations", "optimizer state", "frozen weights"}),
     served_as=frozenset({"weights", "operands", "cache"}),
     emulated_on=frozenset({"cpu"}),

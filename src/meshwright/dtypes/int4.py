@@ -13,6 +13,7 @@ TYPE = NumberType(
     aliases=("w4a16", "awq", "gptq"),
     scales=Scales(block=32),
     compressed_tensors="pack-quantized",
+    declared=("gptq 4", "awq 4", "compressed-tensors int 4"),
     served_as=frozenset({"weights"}),
     trained_as=frozenset({"frozen weights"}),
     planned_as=frozenset({"cache"}),

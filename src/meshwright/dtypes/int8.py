@@ -12,6 +12,7 @@ TYPE = NumberType(
     is_integer=True,
     scales=Scales(),
     compressed_tensors="int-quantized",
+    declared=("gptq 8", "awq 8", "compressed-tensors int 8", "bitsandbytes load_in_8bit"),
     trained_as=frozenset({"operands", "optimizer state", "frozen weights"}),
     served_as=frozenset({"weights", "operands", "cache"}),
     # In XLA for CPU, widening the weights takes 20 times longer than multiplying them by int8 activations.

@@ -30,6 +30,7 @@ TYPE = NumberType(
         1.0,
     ),
     scales=Scales(block=64),
+    declared=("bitsandbytes load_in_4bit",),
     planned_as=frozenset({"weights"}),
     trained_as=frozenset({"frozen weights"}),
 )

@@ -54,6 +54,7 @@ class NumberType:
     programs of `jax`, then others that count as this type. safetensors: the name in a safetensors header.
     compressed_tensors: the format of weights that `mw quantize` writes. quant_method: the method in
     config.json that stores weights in it. of_experts: files quantise only the weights of experts to it.
+    declared: what else a `quantization_config` says of weights in it, as `models/stored.py` joins it.
 
     trained_as, served_as: uses that run, in training and in inference; frozen weights have adapters that are
     trained. planned_as: more uses that can be planned. Any type of activations is also the type of operands
@@ -81,6 +82,7 @@ class NumberType:
     compressed_tensors: str | None = None
     quant_method: str | None = None
     of_experts: bool = False
+    declared: tuple[str, ...] = ()
     trained_as: frozenset[Use] = frozenset()
     served_as: frozenset[Use] = frozenset()
     planned_as: frozenset[Use] = frozenset()

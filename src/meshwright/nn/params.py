@@ -81,8 +81,9 @@ def init_params(
     def leaf(path: str, param: Param) -> Any:
         scale = prod(sizes[letter] for letter in param.fan_in) ** -0.5
         stored, tree = jax.tree.flatten(types[path])
-        kept = None if part is None else partial(part, path)
-        program = _start(param.init, param.shape(sizes), scale, dtype, seed, tuple(stored), tree, kept)
+        # A part belongs to one call, so its programs are not kept.
+        start = _start if part is None else partial(_start.__wrapped__, part=partial(part, path))
+        program = start(param.init, param.shape(sizes), scale, dtype, seed, tuple(stored), tree)
         return program(np.uint32(zlib.crc32(path.encode())))
 
     with jax.set_mesh(mesh):
@@ -100,7 +101,7 @@ def _start(
     seed: int,
     stored: tuple[jax.ShapeDtypeStruct, ...],
     tree: Any,
-    part: Callable[[jax.Array], jax.Array] | None,
+    part: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Callable[[np.uint32], Any]:
     """The program of a parameter's first values. It takes the parameter's number.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.cost.collectives import forget_prices
 from meshwright.cost.serving_step import InferenceMemory, Passes, alike_of, cache_bytes
-from meshwright.dtypes import dtype_bytes
+from meshwright.dtypes import dtype_bytes, types_for
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory
@@ -457,7 +457,7 @@ def _narrower(config: ModelConfig, words: Mapping[str, Any], capacity: float) ->
     if "experts_dtype" in published and _weight_bytes(config, {**words, **published}) < capacity:
         needed = _weight_bytes(config, {**words, **published})
         return f", or --engine vllm: with experts in {config.stored_dtype} weights are {format_bytes(needed)}"
-    for dtype in ("fp8", "int4"):
+    for dtype in types_for("weights", "serve"):  # the widest first
         needed = _weight_bytes(config, {**words, "weights_dtype": dtype})
         if needed < min(capacity, _weight_bytes(config, words)):
             return f", or --weights-dtype {dtype}, in which they are {format_bytes(needed)}"
