@@ -17,7 +17,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("export runs/demo --gguf", "--gguf: it writes safetensors; for GGUF"),
         ("gguf runs/demo", "type mw export"),
         ("plan train $P --lr 3e-4", "type mw train plan.toml --learning-rate 3e-4"),
-        ("plan train $P --epochs 3", "--tokens 15T adds how long a run takes"),
+        ("plan train $P --epochs 3", "--tokens 15T adds the time of a run"),
         ("plan train $P --offload", "is --given offload=true here"),
         ("plan train $P --offload_optimizer", "is --given offload_optimizer=true here"),
         ("plan serve $S --tpot-p99 20ms", "is --tpot-p95 here"),
