@@ -26,8 +26,7 @@ def server_memory(plan: Plan, generate: Mapping[str, Any], prefill: Mapping[str,
     compiler = hardware.chip.platform.compiler
     program_bytes = counts.code_bytes(compiler, plan.model.num_layers)
     if None not in code:
-        samplers = counts.samplers * (compiler.sampler_code_bytes or 0)
-        program_bytes = round(counts.generate * code[0] + counts.prompts * code[1] + samplers)
+        program_bytes = counts.bytes_of(code[0], code[1], compiler.sampler_code_bytes or 0)
     total = None
     if None not in memory:
         temporaries = max(one["temporaries"] + one["outputs"] for one in memory)

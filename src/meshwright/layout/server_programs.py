@@ -29,13 +29,17 @@ class ServerPrograms(NamedTuple):
     def total(self) -> int:
         return sum(self)
 
+    def bytes_of(self, generate: float, prompts: float, sampler: float) -> int:
+        """Bytes of all programs, from those of a program of each kind."""
+        return round(self.generate * generate + self.prompts * prompts + self.samplers * sampler)
+
     def code_bytes(self, compiler: Compiler, num_layers: int) -> int | None:
         """Planned bytes of the machine code of all programs on a device; None if they are unknown."""
         step, sampler = compiler.step_code_bytes, compiler.sampler_code_bytes
         if step is None or sampler is None:
             return None
         each = step + num_layers * compiler.layer_code_bytes
-        return round((self.generate + self.prompts) * each + self.samplers * sampler)
+        return self.bytes_of(each, each, sampler)
 
 
 def server_programs(

@@ -11,17 +11,23 @@ _TYPES = {record.quant_method: record.name for record in NUMBER_TYPES.values() i
 }
 
 
+def declared_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The table of a config.json that says how its weights are quantised; None without one."""
+    declared = config.get("quantization_config") or config.get("compression_config")
+    return declared if isinstance(declared, Mapping) else None
+
+
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
     """The number type of quantised matrices; None without quantisation, or with an unknown one.
 
     >>> stored_dtype({"quantization_config": {"quant_method": "gptq", "bits": 4}})
     'int4'
     """
-    for key in ("quantization_config", "compression_config"):
-        if isinstance(declared := config.get(key), Mapping):
-            method = str(declared.get("quant_method"))
-            return _TYPES.get(" ".join([method, *_words(method, declared)]))
-    return None
+    declared = declared_quantisation(config)
+    if declared is None:
+        return None
+    method = str(declared.get("quant_method"))
+    return _TYPES.get(" ".join([method, *_words(method, declared)]))
 
 
 def _words(method: str, declared: Mapping[str, Any]) -> list[str]:

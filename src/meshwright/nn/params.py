@@ -82,7 +82,7 @@ def init_params(
         scale = prod(sizes[letter] for letter in param.fan_in) ** -0.5
         stored, tree = jax.tree.flatten(types[path])
         # A part belongs to one call, so its programs are not kept.
-        start = _start if part is None else partial(_start.__wrapped__, part=partial(part, path))
+        start = _kept_start if part is None else partial(_start, part=partial(part, path))
         program = start(param.init, param.shape(sizes), scale, dtype, seed, tuple(stored), tree)
         return program(np.uint32(zlib.crc32(path.encode())))
 
@@ -90,9 +90,6 @@ def init_params(
         return build(config, leaf, only=only)
 
 
-# A program for each kind of parameter, shared by parameters of the same shape and by later models: a program
-# of all 66 parameters took 4.1 s to compile on 8 virtual CPU devices, those of their kinds take 1.1 s.
-@lru_cache(maxsize=1024)
 def _start(
     init: str,
     shape: tuple[int, ...],
@@ -123,6 +120,11 @@ def _start(
         return frozen(weight, types) if isinstance(types, Frozen) else weight
 
     return jax.jit(start, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, types))
+
+
+# A program for each kind of parameter, shared by parameters of the same shape and by later models: a program
+# of all 66 parameters took 4.1 s to compile on 8 virtual CPU devices, those of their kinds take 1.1 s.
+_kept_start = lru_cache(maxsize=1024)(_start)
 
 
 def as_frozen(

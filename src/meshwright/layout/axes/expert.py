@@ -16,8 +16,6 @@ from meshwright.notation.mesh import Mesh
 # Axes that E takes besides data ranks, in the order of attempts; folded groups take as many as they can.
 _WIDER: tuple[tuple[str, ...], ...] = ((), ("tensor",), ("context",), ("tensor", "context"))
 _FOLDED = (_WIDER[3], *_WIDER[1:3], ())
-# The axes whose degrees multiply to the devices: an expert group is cut out of them.
-_MULTIPLIED = ("pipe", "data", "fsdp", "context", "tensor2", "tensor", "kv_replicas")
 _LARGEST = 5  # degrees that a search tries, above 1
 
 
@@ -189,7 +187,9 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
 
 def _no_owner(form: ShortForm) -> str:
     """The message for experts over more devices than either data axis gives."""
-    expert, degrees = form["expert"], {axis: form[axis] for axis in _MULTIPLIED}
+    from meshwright.layout.axes import MULTIPLIED  # the table of all axes imports this module
+
+    expert, degrees = form["expert"], {axis: form[axis] for axis in MULTIPLIED}
     fits = [degree for degree in divisors(prod(degrees.values())) if _cut(degree, form, _orders(form))]
     owner = "fsdp" if form["fsdp"] > 1 else "data"
     degrees[owner] = lcm(degrees[owner], expert)

@@ -22,6 +22,7 @@ import numpy as np
 from meshwright.dtypes import NUMBER_TYPES, NumberType
 from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
+from meshwright.models.stored import declared_quantisation
 
 _BY_METHOD = {record.quant_method: record for record in NUMBER_TYPES.values() if record.quant_method}
 METHODS = ("gptq", "awq", "compressed-tensors", *_BY_METHOD)
@@ -122,9 +123,7 @@ def _quantization_config(folder: Path) -> Mapping[str, Any] | None:
     path = folder / "config.json"
     if not path.is_file():
         return None
-    config = parse_json(read_text(path, CheckpointError))
-    declared = config.get("quantization_config") or config.get("compression_config")
-    return declared if isinstance(declared, Mapping) else None
+    return declared_quantisation(parse_json(read_text(path, CheckpointError)))
 
 
 class _Reader:

@@ -37,23 +37,22 @@ def _inverse_size(wide: Array, axes: Sequence[int], eps: float) -> Array:
     return lax.rsqrt(jnp.mean(wide * wide, axis=tuple(axes), keepdims=True) + eps)
 
 
+def _rms(x: Array, *scale: Array, eps: float, axes: Sequence[int]) -> Array:
+    wide = x.astype(jnp.float32)
+    normed = (wide * _inverse_size(wide, axes, eps)).astype(x.dtype)
+    return normed * scale[0].astype(x.dtype) if scale else normed
+
+
 def _normed_and_gated(
     y: Array, gate: Array, scale: Array, *, eps: float, axes: Sequence[int], shape: Callable = jax.nn.silu
 ) -> Array:
-    wide = y.astype(jnp.float32)
-    normed = (wide * _inverse_size(wide, axes, eps)).astype(y.dtype) * scale.astype(y.dtype)
+    normed = _rms(y, scale, eps=eps, axes=axes)
     return (normed.astype(jnp.float32) * shape(gate.astype(jnp.float32))).astype(y.dtype)
 
 
 def _gated_and_normed(y: Array, gate: Array, scale: Array, *, eps: float, axes: Sequence[int]) -> Array:
     wide = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
     return (wide * _inverse_size(wide, axes, eps)).astype(y.dtype) * scale.astype(y.dtype)
-
-
-def _rms(x: Array, *scale: Array, eps: float, axes: Sequence[int]) -> Array:
-    wide = x.astype(jnp.float32)
-    normed = (wide * _inverse_size(wide, axes, eps)).astype(x.dtype)
-    return normed * scale[0].astype(x.dtype) if scale else normed
 
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {

@@ -454,11 +454,12 @@ def _weight_bytes(config: ModelConfig, words: Mapping[str, Any]) -> float:
 def _narrower(config: ModelConfig, words: Mapping[str, Any], capacity: float) -> str:
     """The remedy of a narrower type of weights that chips have memory for; "" if there is none."""
     published = published_precision(config, by_engine=True)
-    if "experts_dtype" in published and _weight_bytes(config, {**words, **published}) < capacity:
-        needed = _weight_bytes(config, {**words, **published})
+    needed = _weight_bytes(config, {**words, **published})
+    if "experts_dtype" in published and needed < capacity:
         return f", or --engine vllm: with experts in {config.stored_dtype} weights are {format_bytes(needed)}"
+    least = min(capacity, _weight_bytes(config, words))
     for dtype in types_for("weights", "serve"):  # the widest first
         needed = _weight_bytes(config, {**words, "weights_dtype": dtype})
-        if needed < min(capacity, _weight_bytes(config, words)):
+        if needed < least:
             return f", or --weights-dtype {dtype}, in which they are {format_bytes(needed)}"
     return ""
