@@ -80,6 +80,9 @@ def test_a_formatted_count_reads_back(quarters: int, suffix: str) -> None:
         (format_bytes(4.2e13), "42 TB"),
         (format_bytes(999), "999 B"),
         (format_bytes(-2500), "-2.5 kB"),
+        (format_seconds(2.29e-11), "22.9 ps"),
+        (format_seconds(5.85e-9), "5.85 ns"),
+        (format_seconds(-669e-9), "-669 ns"),
         (format_seconds(11.6e-6), "11.6 us"),
         (format_seconds(0.3), "300 ms"),
         (format_seconds(2.5), "2.5 s"),
@@ -102,6 +105,8 @@ def test_formats(text: str, expected: str) -> None:
         (format_bytes(999.7), "1 kB"),
         (format_seconds(0.9999), "1 s"),
         (format_seconds(0.9999e-3), "1 ms"),
+        (format_seconds(0.9999e-6), "1 us"),
+        (format_seconds(0.9999e-9), "1 ns"),
     ],
 )
 def test_a_value_that_rounds_to_the_next_unit_takes_it(text: str, expected: str) -> None:

@@ -165,11 +165,13 @@ def format_joules(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """`value` seconds with a unit by its size: `11.6 us`, `300 ms`, `2.5 s`, `17 days`.
+    """`value` seconds with a unit by its size: `20.2 ns`, `11.6 us`, `300 ms`, `2.5 s`, `17 days`.
 
-    >>> format_seconds(11.6e-6), format_seconds(0.3), format_seconds(17 * 86400)
-    ('11.6 us', '300 ms', '17 days')
+    >>> format_seconds(20.2e-9), format_seconds(11.6e-6), format_seconds(0.3), format_seconds(17 * 86400)
+    ('20.2 ns', '11.6 us', '300 ms', '17 days')
     """
+    if value == 0:
+        return "0 us"
     if value >= 999.5 * 86400:
         return f"{value / 86400:,.0f} days"
     if value >= 2 * 86400:
@@ -178,4 +180,5 @@ def format_seconds(value: float) -> str:
         return f"{value / 3600:.3g} h"
     if value >= 999.5:
         return f"{value:,.0f} s"
-    return _with_unit(value, ((1, " s"), (1e-3, " ms"))) or f"{value * 1e6:.3g} us"
+    units = ((1, " s"), (1e-3, " ms"), (1e-6, " us"), (1e-9, " ns"))
+    return _with_unit(value, units) or f"{round(value * 1e12, 4):.3g} ps"
