@@ -6,19 +6,16 @@ command or the name of the code. Commands run in this process, each once.
 
 import ast
 import re
-import shlex
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from docs.generate.links import lines_of
 from tests.book_items import ITEMS, Item
+from tests.transcripts import blocks, run
 
 import meshwright as mw
-from meshwright.cli.main import main
 from meshwright.hardware.chip import Torus
 from meshwright.notation.einsum import Einsum
 from meshwright.notation.mesh import Mesh
@@ -28,15 +25,6 @@ ROOT = Path(__file__).parents[1]
 BOOK = ROOT / "docs" / "book"
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#([^)\s]*))?\)")
 NUMBERS = {"A": 41, "B": 29, "C": 35, "D": 47, "E": 18}
-
-
-@cache
-def printed(command: str) -> str:
-    """What a command prints, with its error if it is refused."""
-    result, notes = StringIO(), StringIO()
-    with redirect_stdout(result), redirect_stderr(notes):
-        main(shlex.split(command)[1:])
-    return result.getvalue() + notes.getvalue()
 
 
 @dataclass(frozen=True)
@@ -100,7 +88,7 @@ def test_item(item: Item):
     at = reach(item.page)
     if item.command:
         assert flat(item.command) in flat(at.text + at.near), f"not found from docs/book/{item.page}.md"
-        assert flat(item.figure) in flat(printed(item.command)), item.thing
+        assert flat(item.figure) in flat("\n".join(run(item.command)[1:])), item.thing
     if item.code:
         path, _, name = item.code.partition("#")
         assert (path, name) in at.code, f"docs/book/{item.page}.md does not link to {item.code}"
@@ -111,6 +99,17 @@ def test_item(item: Item):
         assert name in functions(path), f"tests/{path} has no {name}"
     if item.says:
         assert flat(item.says) in flat(at.text), f"docs/book/{item.page}.md does not say it"
+
+
+@pytest.mark.parametrize("page", sorted(path.stem for path in BOOK.glob("*.md") if path.stem != "index"))
+def test_transcripts_are_what_mw_prints(page: str) -> None:
+    """`python -m tests.transcripts docs/book/training.md` rewrites what differs; read what did.
+
+    Here, since the items before have run most of the commands.
+    """
+    transcripts = blocks((BOOK / f"{page}.md").read_text(encoding="utf-8"))
+    assert transcripts
+    assert [block.found for block in transcripts] == [block.expected for block in transcripts]
 
 
 def test_flops_of_a_contraction_of_seven_letters() -> None:

@@ -36,15 +36,12 @@ TRANSCRIPTS = (
     "docs/reference/models.md",
     "docs/how-to/read-a-plan.md",
     "docs/how-to/shard-a-product.md",
-    "docs/book/sharding.md",
-    "docs/book/transformers.md",
-    "docs/book/tensor-parallelism.md",
 )
 SLOW_TRANSCRIPTS = (
-    "docs/book/inference.md",
-    "docs/book/training.md",
+    "docs/how-to/does-it-fit.md",
     "docs/how-to/my-own.md",
     "docs/how-to/plan-a-70b-run.md",
+    "docs/how-to/plan-post-training.md",
     "docs/start/tutorial.md",
 )
 

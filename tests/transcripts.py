@@ -11,6 +11,7 @@ import shlex
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from pathlib import Path
 
@@ -51,12 +52,19 @@ def blocks(text: str) -> list[Block]:
     return checked
 
 
-def printed(command: str) -> list[str]:
-    """The lines that a command prints: its result, or why there is none."""
+@cache
+def run(command: str) -> tuple[int, str, str]:
+    """The exit status of `mw ...` in this process, with its stdout and its stderr. Each command runs once."""
     result, notes = StringIO(), StringIO()
     with redirect_stdout(result), redirect_stderr(notes):
-        code = mw(shlex.split(command.replace("\\\n", " "))[2:])
-    text = notes.getvalue() if code == BAD_INPUT else result.getvalue()
+        status = mw(shlex.split(command)[1:])
+    return status, result.getvalue(), notes.getvalue()
+
+
+def printed(command: str) -> list[str]:
+    """The lines that a command prints: its result, or why there is none."""
+    status, result, notes = run(command.replace("\\\n", " ").removeprefix("$ "))
+    text = notes if status == BAD_INPUT else result
     return [VOLATILE.sub("considered in a moment", line).rstrip() for line in text.splitlines()]
 
 
