@@ -142,11 +142,12 @@ def _from_dict(data: dict, path: Path) -> Plan:
     for key in ("workload", "layout", "model"):
         if not isinstance(data[key], dict):
             raise PlanError(f"{key} = {data[key]!r} must be a table [{key}]")
+    model = model_from_dict(data["model"], "[model]")
     return Plan(
-        model=model_from_dict(data["model"], "[model]"),
+        model=model,
         hardware=_resolved(str(data["hardware"]), path),
         workload=Workload(**_checked(Workload, data["workload"], "[workload]", {"phase", "document_tokens"})),
-        layout=Layout.from_dict(data["layout"]),
+        layout=Layout.from_dict(data["layout"], model),
         planned=data.get("planned", {}),
         asked=_texts(data.get("asked", {})),
         compiler=_options(data.get("compiler", {})),

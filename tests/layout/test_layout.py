@@ -285,6 +285,30 @@ class TestWideLayouts:
         assert str(caught.value) == message
 
     @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (
+                "tensor=8,expert=16",
+                "mixtral-8x7b: 8 experts (E) do not divide over expert = 16; fits: expert in {1, 2, 4, 8}",
+            ),
+            (
+                "tensor=16,expert=8",
+                "wk[L, D, K_tensor, H]: 8 KV heads (K) do not divide over tensor = 16; fits: tensor in "
+                "{1, 2, 4, 8}, or tensor=8,kv_replicas=2, or replicate: wk[L, D, K, H]",
+            ),
+            (
+                "context=16,expert=8",
+                "layout: expert = 8 divides neither data = 1 nor fsdp = 1; "
+                "fits: expert in {1}, or data=8,context=16,expert=8 on 128 devices",
+            ),
+        ],
+    )
+    def test_errors_on_experts_name_degrees_of_the_model(self, text: str, message: str) -> None:
+        with pytest.raises(LayoutError) as caught:
+            Layout.parse(text, load_model("mixtral-8x7b"))
+        assert str(caught.value) == message
+
+    @pytest.mark.parametrize(
         ("model", "text"),
         [
             ("llama-3-70b", "fsdp=4,tensor=10"),

@@ -27,7 +27,7 @@ DEGREE = st.sampled_from([1, 2, 3, 4, 8])
             "pipe=4,tensor=8 has 32 devices and v5p:4x4x4 has 64 chips; "
             "fits: data=2,pipe=4,tensor=8 or pipe=8,tensor=8 or pipe=4,tensor=16",
         ),
-        ("tensor=3,fsdp=5", "fsdp=5,tensor=3 has 15 devices and v5p:4x4x4 has 64 chips; fits: data=64"),
+        ("fsdp=5", "fsdp=5 has 5 devices and v5p:4x4x4 has 64 chips; fits: fsdp=64"),
         ("remat=full", "data=1 has 1 devices and v5p:4x4x4 has 64 chips; fits: data=64"),
     ],
 )
@@ -43,7 +43,22 @@ def test_degrees_that_the_model_lacks_are_not_named():
         check_chips(load("h100:2x8"), Layout.parse("tensor=8"), load_model("llama-3-8b"))
 
 
-@given(st.builds(Layout.of, data=DEGREE, fsdp=DEGREE, context=DEGREE, tensor=DEGREE, pipe=DEGREE))
+def test_degrees_that_never_fit_the_model_come_first():
+    with pytest.raises(LayoutError, match=r"^wq.*: 80 query heads \(N\) do not divide over tensor = 3; "):
+        check_chips(load("v5p:4x4x4"), Layout.parse("tensor=3,fsdp=5"), WIDE)
+
+
+def test_experts_stay_in_what_fits():
+    fits = r"^layout: tensor=8,expert=8 has 8 devices and v5e:8x16 has .*; fits: data=16,tensor=8,expert=8$"
+    with pytest.raises(LayoutError, match=fits):
+        check_chips(load("v5e:8x16"), Layout.parse("tensor=8,expert=8"), load_model("mixtral-8x7b"))
+
+
+@given(
+    st.builds(
+        Layout.of, data=DEGREE, fsdp=DEGREE, context=DEGREE, tensor=st.sampled_from([1, 2, 4, 8]), pipe=DEGREE
+    )
+)
 def test_what_is_said_to_fit_has_as_many_devices(layout: Layout):
     hardware = load("v5p:4x4x4")
     if layout.mesh.num_devices == hardware.num_chips:

@@ -266,7 +266,9 @@ def price(
         layouts = [layout]
     else:
         weights, computes = SearchOptions(weights_dtype, compute_dtype).dtypes(machine.chip)
-        layouts = [Layout.parse(layout, weights_dtype=weights, compute_dtype=compute) for compute in computes]
+        layouts = [
+            Layout.parse(layout, config, weights_dtype=weights, compute_dtype=compute) for compute in computes
+        ]
     return PricedLayout(config, machine, work, price_alone(config, machine, workload, layouts))
 
 

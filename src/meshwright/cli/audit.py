@@ -210,7 +210,7 @@ def _from_options(options: dict[str, Any], phase: str) -> Plan:
         model=config,
         hardware=hardware,
         workload=replace(Train(batch_tokens, seq_len).workload(config), phase=phase),
-        layout=Layout.parse(layout, weights_dtype=dtype, compute_dtype=dtype),
+        layout=Layout.parse(layout, config, weights_dtype=dtype, compute_dtype=dtype),
     )
 
 

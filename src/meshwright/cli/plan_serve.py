@@ -133,7 +133,7 @@ def serve(
     precisions = dtypes.precisions(machines, config, by_engine=software is not None)
     if not rate:
         precisions = [words | _tables_of(words, software) for words in precisions]
-    only = Layout.parse(layout) if layout else None
+    only = Layout.parse(layout, config) if layout else None
     prompt_tokens, output_tokens = requests.pop("prompt_tokens"), requests.pop("output_tokens")
     if phase:
         of_requests = {"--lengths": lengths, "--trace": trace, **changed_options(Serve, requests)}

@@ -148,7 +148,7 @@ def decode(
     from meshwright.plan.degrees import check_chips
 
     config, machine = load_model_with(model, changes), catalog.load(hardware)
-    chosen = Layout.parse(layout) if layout else _over_heads(config, machine.num_chips)
+    chosen = Layout.parse(layout, config) if layout else _over_heads(config, machine.num_chips)
     check_weights(chosen.at("generate"), config, padded=True)
     check_chips(machine, chosen, config)
     precision = replace(chosen.precision, weights_dtype=weights_dtype, kv_dtype=kv_dtype)

@@ -56,7 +56,7 @@ def reshard(
     machine = _machine(hardware, plans)
     dtype = machine.chip.platform.dtype
     layouts = [
-        plan.layout if plan else Layout.parse(text, weights_dtype=dtype)
+        plan.layout if plan else Layout.parse(text, config, weights_dtype=dtype)
         for plan, text in zip(plans, (before, after), strict=True)
     ]
     move = weights_move(config, layouts[0], layouts[1], machine)

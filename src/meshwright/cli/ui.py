@@ -108,7 +108,7 @@ def _dividing(state: Mapping[str, str]) -> tuple[int, Callable[[str], bool]]:
 
     def divides(text: str) -> bool:
         try:
-            layout = Layout.parse(text, weights_dtype=weights, compute_dtype=computes[0])
+            layout = Layout.parse(text, model, weights_dtype=weights, compute_dtype=computes[0])
             if layout.mesh.num_devices != machine.num_chips:
                 return False
             planned = nearest_batch(workload, layout)

@@ -83,16 +83,7 @@ class Expert(Axis):
         return wider if is_free and expert_owner({**form, **wider}) == (owner, cut) else {}
 
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
-        num_experts = config.moe.num_experts if config.moe else 1
-        over = mesh.size(table.axes_of("E"))
-        if num_experts == 1 and over > 1:
-            raise LayoutError(f"{config.name} has no experts (E) for expert = {over}; fits: expert in {{1}}")
-        if num_experts % over:
-            fits = ", ".join(map(str, dividing_degrees(num_experts, num_experts)))
-            raise LayoutError(
-                f"{config.name}: {num_experts} experts (E) do not divide over expert = {over}; "
-                f"fits: expert in {{{fits}}}"
-            )
+        _check_divides(config, mesh.size(table.axes_of("E")))
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         owner = "fsdp" if form["fsdp"] > 1 else "data"
@@ -166,6 +157,28 @@ def _nodes(owner: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
     return [num_nodes] if num_nodes > 1 else []
 
 
+def check_experts(config: ModelConfig, form: ShortForm) -> None:
+    """Raise LayoutError for a degree of `expert` that `config` or the other degrees lack.
+
+    Every degree and layout that the message names fits the model.
+    """
+    _check_divides(config, form["expert"])
+    if _cut(form["expert"], form, _orders(form)) is None:
+        raise LayoutError(_no_owner(form, config))
+
+
+def _check_divides(config: ModelConfig, degree: int) -> None:
+    num_experts = config.moe.num_experts if config.moe else 1
+    if num_experts == 1 and degree > 1:
+        raise LayoutError(f"{config.name} has no experts (E) for expert = {degree}; fits: expert in {{1}}")
+    if num_experts % degree:
+        fits = ", ".join(map(str, dividing_degrees(num_experts, num_experts)))
+        raise LayoutError(
+            f"{config.name}: {num_experts} experts (E) do not divide over expert = {degree}; "
+            f"fits: expert in {{{fits}}}"
+        )
+
+
 def sums_as_matrices(config: ModelConfig) -> bool:
     """Whether all gradients of experts are sums of matrices, for any number of data ranks.
 
@@ -185,15 +198,23 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
     return cut
 
 
-def _no_owner(form: ShortForm) -> str:
-    """The message for experts over more devices than either data axis gives."""
-    from meshwright.layout.axes import MULTIPLIED  # the table of all axes imports this module
+def _no_owner(form: ShortForm, config: ModelConfig | None = None) -> str:
+    """The message for experts over more devices than either data axis gives.
+
+    Raises LayoutError if data ranks are not all that the layout lacks to fit `config`.
+    """
+    from meshwright.layout.axes import MULTIPLIED  # these modules import this one
+    from meshwright.layout.fit import check_fits
+    from meshwright.layout.layout import Layout
 
     expert, degrees = form["expert"], {axis: form[axis] for axis in MULTIPLIED}
-    fits = [degree for degree in divisors(prod(degrees.values())) if _cut(degree, form, _orders(form))]
+    most = config.moe.num_experts if config and config.moe else prod(degrees.values())
+    fits = [degree for degree in divisors(most) if _cut(degree, form, _orders(form))]
     owner = "fsdp" if form["fsdp"] > 1 else "data"
     degrees[owner] = lcm(degrees[owner], expert)
     words = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
+    if config:
+        check_fits(Layout.parse(f"{words},expert={expert}"), config, padded=True)
     return (
         f"layout: expert = {expert} divides neither data = {form['data']} nor fsdp = {form['fsdp']}; "
         f"fits: expert in {{{', '.join(map(str, fits))}}}, or {words},expert={expert} on "
