@@ -15,7 +15,7 @@ A batch may be an array of batches: all figures that depend on it are then array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import comb
 from typing import Any, Literal
 
@@ -41,7 +41,7 @@ from meshwright.layout.moves.attention import attention_layout, gathered_keys, s
 from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, page_of, pages_read
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
-from meshwright.models.config import LayerKind, ModelConfig, Window
+from meshwright.models.config import LayerKind, ModelConfig, MoE, Window
 from meshwright.models.count import (
     cache_arrays,
     cache_scales,
@@ -146,6 +146,7 @@ class _CachedOps(SymbolicOps):
     ) -> None:
         super().__init__(config, layout, shape, Lowering(by_blocks=form == "blocks", kernel=kernel))
         self.form, self._rows = form, rows
+        self._read_shares: dict[MoE, Any] = {}  # the same for all products of an expert
         # Prompts whose positions are split are kept as generation reads them.
         self._kept_as = layout.at("generate") if layout.table.position_axes else layout
 
@@ -193,11 +194,13 @@ class _CachedOps(SymbolicOps):
         moe = self.config.moe
         if "E" not in plan.einsum.lhs or moe is None:
             return 1.0
-        tokens = self.sizes["B"] * self.sizes["T"] / self.mesh.size(self._whole_experts_axes())
-        chosen = 1 - (1 - moe.experts_per_token / moe.num_experts) ** tokens
-        devices = self.mesh.size(self.layout.table.axes_of("E"))
-        held = max(1, round(moe.num_experts / devices))
-        return most_of_any(held, devices, chosen) / held
+        if moe not in self._read_shares:
+            tokens = self.sizes["B"] * self.sizes["T"] / self.mesh.size(self._whole_experts_axes())
+            chosen = 1 - (1 - moe.experts_per_token / moe.num_experts) ** tokens
+            devices = self.mesh.size(self.layout.table.axes_of("E"))
+            held = max(1, round(moe.num_experts / devices))
+            self._read_shares[moe] = most_of_any(held, devices, chosen) / held
+        return self._read_shares[moe]
 
     def _whole_experts_axes(self) -> tuple[str, ...]:
         """Axes that split the tokens and not the experts, which are copied over them."""
@@ -533,7 +536,11 @@ class Passes:
         self.layout, self.batches = layout, batches
         shape, longest = Shape(batches, queries, context), -(-context // LANES) * LANES
         self.graph = record_inference(config, hardware, layout, shape, longest=longest)
-        self.memory = inference_memory(self.graph, layout)
+
+    @cached_property
+    def memory(self) -> InferenceMemory:
+        """The peak on one chip, for every batch."""
+        return inference_memory(self.graph, self.layout)
 
     def seconds(self, hardware: Hardware) -> Any:
         """Seconds of the pass for every batch: `StepPricer.cost` of each."""

@@ -104,7 +104,7 @@ def spread_group(row: LoadTestRow) -> tuple[str, str, str, bool]:
     """Pools, engine, chip, and whether there are experts, as `serving_spread` has them."""
     chip = row.hardware.partition(":")[0]
     pools = ONE_POOL if row.mode == "together" else POOLS_APART
-    return pools, ENGINES.root(row.engine), chip, model_of_load_test(row).moe is not None
+    return pools, ENGINES.root(row.engine), chip, _model_of(tuple(_names(row))).moe is not None
 
 
 def predict_load_tests(
@@ -341,12 +341,15 @@ def _balanced(row: LoadTestRow, servers: Sequence[EngineServer], concurrency: in
 
 def model_of_load_test(row: LoadTestRow) -> ModelConfig:
     """The model that `model` or `hf_model` names. Raises ModelError for an unknown model."""
-    for name in _names(row):
-        if name in PRESETS:
-            config = load_model(name)
-            longest = row.prompt_len + row.output_len + 1
-            return replace(config, max_seq_len=max(config.max_seq_len, longest))
-    return load_model(row.model)
+    config = _model_of(tuple(_names(row)))
+    longest = row.prompt_len + row.output_len + 1
+    return config if longest <= config.max_seq_len else replace(config, max_seq_len=longest)
+
+
+@lru_cache(maxsize=256)
+def _model_of(names: tuple[str, ...]) -> ModelConfig:
+    """The model of the first name that is a preset. Raises ModelError if none is."""
+    return load_model(next((name for name in names if name in PRESETS), names[0]))
 
 
 def _names(row: LoadTestRow) -> Iterator[str]:
