@@ -156,3 +156,21 @@ def test_generation_reads_its_pages_by_a_kernel(kv_dtype: str) -> None:
     cache = audit["memory"]["planned_by_cause"]["cache"]
     assert audit["memory"]["compiled_by_cause"]["temporaries"] < cache / 2
     assert audit["step_seconds"]["scheduled"] < audit["step_seconds"]["planned"]
+
+
+@pytest.mark.parametrize(
+    ("model", "num_layers", "layout"),
+    [
+        ("mixtral-8x7b", 2, "data=4,tensor=2"),  # blocks of eight rows, more than tokens choose
+        ("deepseek-v2-lite", 3, "data=2,tensor=4"),  # shared and routed experts are summed together
+        ("deepseek-v2-lite", 3, "data=8,expert=8"),  # counts are sent before the rows
+        ("gpt-oss-20b", 2, "data=2,tensor=4"),  # a layer with a window and sinks, which has no kernel
+    ],
+)
+def test_generation_by_experts_is_the_planned_one(model: str, num_layers: int, layout: str) -> None:
+    """Experts multiply whole blocks of rows, which are planned."""
+    config = replace(load_model(model), num_layers=num_layers)
+    plan = Plan(config, "h100:8", Workload(64, 4096, "generate"), Layout.parse(layout))
+    audit = audit_plan(plan, "gpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"], audit["not_understood"]) == ("match", [], [])
+    assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.01)

@@ -73,6 +73,8 @@ def test_products_that_xla_merged_are_the_planned_ones() -> None:
     merged = {"wq forward": 60.0, "wk forward": 0.0, "wv forward": 0.0}
     assert _found(**merged) == []
     assert _found(**merged | {"wq forward": 80.0})[0] == ("wq", "forward", 40.0)
+    # More padded rows of another product than of wk is no merge, though as large.
+    assert [name for name, *_ in _found(**{"attention forward": 14.0, **merged})] == ["attention"]
 
 
 def test_attention_may_compute_whole_blocks_of_its_mask() -> None:

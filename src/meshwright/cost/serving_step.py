@@ -37,8 +37,10 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.attention import lacks_flash, why_no_paged
 from meshwright.layout.contractions import contraction_of
+from meshwright.layout.grouped import Blocks
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, single_tokens, uses_ring
 from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, page_of, pages_read
+from meshwright.layout.runnable import has_static_rows
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer
 from meshwright.models.config import LayerKind, ModelConfig, MoE, Window
@@ -129,8 +131,9 @@ def keys_read(
 class _CachedOps(SymbolicOps):
     """Records a pass of T queries of each sequence, after S - T positions in the cache.
 
-    form: of attention. kernel: of whole prompts. rows: queries of a row of a prompt. verified: whether logits
-    of every query are wanted, as for the drafts that a step verifies.
+    form: of attention. kernel: of whole prompts. rows: queries of a row of a prompt. static_blocks: of the
+    rows of experts, see `Lowering`. verified: whether logits of every query are wanted, as for the drafts
+    that a step verifies.
     """
 
     verified = False
@@ -143,8 +146,10 @@ class _CachedOps(SymbolicOps):
         form: AttentionForm = "kernel",
         kernel: Kernel | None = None,
         rows: int = PROMPT_ROWS,
+        static_blocks: int | None = None,
     ) -> None:
-        super().__init__(config, layout, shape, Lowering(by_blocks=form == "blocks", kernel=kernel))
+        lowering = Lowering(by_blocks=form == "blocks", kernel=kernel, static_blocks=static_blocks)
+        super().__init__(config, layout, shape, lowering)
         self.form, self._rows = form, rows
         self._read_shares: dict[MoE, Any] = {}  # the same for all products of an expert
         # Prompts whose positions are split are kept as generation reads them.
@@ -201,6 +206,10 @@ class _CachedOps(SymbolicOps):
             held = max(1, round(moe.num_experts / devices))
             self._read_shares[moe] = most_of_any(held, devices, chosen) / held
         return self._read_shares[moe]
+
+    def reads_of_weight(self, blocks: Blocks) -> Any:
+        """A chosen expert's weight is read once for each block of its rows, at least once."""
+        return largest((1.0, super().reads_of_weight(blocks)))
 
     def _whole_experts_axes(self) -> tuple[str, ...]:
         """Axes that split the tokens and not the experts, which are copied over them."""
@@ -391,13 +400,14 @@ def record_pass(
     *,
     kernel: Kernel | None = None,
     rows: int = PROMPT_ROWS,
+    static_blocks: int | None = None,
     verified: bool = False,
 ) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
 
-    verified: after each of its T tokens. form, kernel, rows: see _CachedOps.
+    verified: after each of its T tokens. form, kernel, rows, static_blocks: see _CachedOps.
     """
-    ops = _CachedOps(config, layout, shape, form, kernel, rows)
+    ops = _CachedOps(config, layout, shape, form, kernel, rows, static_blocks)
     ops.verified = verified
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
@@ -440,6 +450,7 @@ def record_inference(
         form,
         kernel=hardware.chip.platform.flash if has_kernel else None,
         rows=hardware.chip.platform.prompt_rows,
+        static_blocks=hardware.chip.platform.share_blocks if has_static_rows(hardware, layout) else None,
         verified=queries > 1 and layout.phase == "generate",
     )
 
@@ -447,9 +458,10 @@ def record_inference(
 def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
     """The properties of machines that determine a recorded pass in this phase (`attention_form`)."""
     chip, is_ours = hardware.chip, hardware.software.is_ours
+    static_blocks = hardware.software.static_rows and chip.platform.share_blocks
     if phase == "generate":
-        return (is_ours and chip.platform.page_by_page,)
-    return chip.kind, chip.compute_capability, is_ours
+        return is_ours and chip.platform.page_by_page, static_blocks
+    return chip.kind, chip.compute_capability, is_ours, static_blocks
 
 
 @lru_cache(maxsize=256)

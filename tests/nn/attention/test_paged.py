@@ -108,6 +108,23 @@ def test_a_long_row_reads_several_pages_at_a_time(form, window, last):
     assert not np.isnan(together).any()
 
 
+@pytest.mark.parametrize(
+    ("window", "num_pages"), [(Window(8), 3), (Window(11), 4), (Window(12, chunked=True), 4)]
+)
+def test_a_row_gathers_only_the_pages_of_its_window(window: Window, num_pages: int) -> None:
+    """Of 37 pages; one row ends with its table, and one is padding."""
+    pools = [jnp.asarray(RANDOM.normal(size=(40, K, PAGE, H)), jnp.float32) for _ in range(2)]
+    tables = jnp.asarray([RANDOM.permutation(40)[:37] for _ in range(5)], jnp.int32)
+    positions = jnp.asarray([[2], [40], [95], [147], [paged.PADDING]], jnp.int32)
+    q = jnp.asarray(RANDOM.normal(size=(5, 1, K * G, H)), jnp.float32)
+    asked = paged._Asked(q, positions, tables)
+    assert paged._of_window(asked, window, PAGE)[0].shape == (5, num_pages)
+    found = paged._gathered(asked, pools, window, Scores(None, 0.5), None, None).out
+    wanted = paged._page_by_page(asked, pools, window, Scores(None, 0.5), None, None).out
+    np.testing.assert_allclose(found[:4], wanted[:4], atol=1e-5)
+    assert np.isfinite(found).all()
+
+
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pallas's kernels run in JAX, whose rule of stores wants a shape of numbers, too (0.10.2)."""

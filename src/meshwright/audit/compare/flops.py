@@ -91,7 +91,8 @@ def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
     pass have too few.
     """
     left = {key: extra for key, extra in differences.items() if extra}
-    for key in [key for key, extra in left.items() if extra > 0]:
+    # The largest first: a small difference may be as large as a missing tensor that a larger one took in.
+    for key in sorted((key for key, extra in left.items() if extra > 0), key=lambda key: -left[key]):
         fewer = [other for other, extra in left.items() if extra < 0 and other[1] == key[1]]
         some = (part for count in (1, 2) for part in combinations(fewer, count))
         merged = next(

@@ -144,7 +144,7 @@ class ProductOps(Recorder):
         product = Work(flops, rows_moved + weight_bytes, kernels, (rows, inner, columns), batch, routed)
         of_weight = replace(product, shape=(inner, rows, columns))
         if routed and self.expert_rows.blocks is not None:
-            reads = self.expert_rows.blocks.even / self.expert_rows.local_experts
+            reads = self.reads_of_weight(self.expert_rows.blocks)
             product = replace(product, hbm_bytes=rows_moved + weight_bytes * reads)
             of_weight = self._of_weight(of_weight, w, rows_moved, self.expert_rows.blocks)
         self.add(
@@ -170,6 +170,10 @@ class ProductOps(Recorder):
         in_float32 = self.elements(w.array) * dtype_bytes("f32")
         of_sums = (2 * blocks.sums / self.expert_rows.local_experts + 2) * in_float32 + w.bytes_per_device
         return replace(work, flops=work.flops * more, hbm_bytes=rows_moved * more + of_sums)
+
+    def reads_of_weight(self, blocks: Blocks) -> Any:
+        """How often a product reads an expert's weight: once for each block of its rows, by even load."""
+        return blocks.even / self.expert_rows.local_experts
 
     def multiplied_share(self, array: ShardedArray) -> Any:
         """The share of an array that is computed: only existing rows of experts."""

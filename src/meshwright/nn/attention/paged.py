@@ -19,9 +19,9 @@ and TPUs have kernels (paged_kernel.py). The TPU's reads pools with key and valu
 
     pool     kv[B_data, S, 2K_tensor, H]
 
-Other devices, and rows of several queries on GPUs, gather tables: for such rows TOGETHER pages at a time, up
-to the last that a row of the step sees. Positions of a page beyond its sequence are never seen: they are
-padding, or keys of an earlier sequence.
+Other devices, and rows of several queries on GPUs, gather tables: rows of one query the pages of their
+window, rows of several TOGETHER pages at a time, up to the last that a row of the step sees. Positions of a
+page beyond its sequence are never seen: they are padding, or keys of an earlier sequence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -495,15 +495,17 @@ def _gathered(
     slopes: Array | None,
     split: Axes = (),
 ) -> _Found:
-    """The queries over each row's gathered pages."""
+    """The queries over each row's gathered pages, of a window only those that the row sees."""
     num_rows, length, num_heads, width = asked.q.shape
-    k, v = (_joined(x).astype(asked.q.dtype) for x in _keys_and_values(pools, partial(_read, asked.tables)))
-    grouped = num_rows, length, k.shape[1], num_heads // k.shape[1], width
     page_size = _values(pools[0]).shape[-2]
-    pages = jnp.arange(k.shape[2] // page_size, dtype=jnp.int32)[:, None] * (page_size * _count(split))
-    keys = jnp.reshape(
-        pages + page_size * _number(split) + jnp.arange(page_size, dtype=jnp.int32)[None], (1, -1)
-    )
+    size = page_size * _count(split)
+    tables, first = _of_window(asked, window, size)
+    k, v = (_joined(x).astype(asked.q.dtype) for x in _keys_and_values(pools, partial(_read, tables)))
+    grouped = num_rows, length, k.shape[1], num_heads // k.shape[1], width
+    pages = first[:, None] + jnp.arange(tables.shape[1], dtype=jnp.int32)[None]
+    begins = pages * size + page_size * _number(split)
+    keys = begins[..., None] + jnp.arange(page_size, dtype=jnp.int32)[None, None]
+    keys = jnp.reshape(keys, (len(first), -1))
     # Later positions may be of a sequence that failed; pages before the window may be reused by others.
     seen = keys <= jnp.max(asked.positions, axis=1, keepdims=True)
     if window is not None:
@@ -524,6 +526,21 @@ def _gathered(
         return _Found(out, None)
     log_sum = jnp.moveaxis(jax.nn.logsumexp(scores, axis=-1), 3, 1)
     return _Found(out, jnp.reshape(log_sum, out.shape[:3]))
+
+
+def _of_window(asked: _Asked, window: Window | None, size: int) -> tuple[Array, Array]:
+    """(the pages i32[R, P] that each row's queries may see, the first one's number in its table, [R] or [1]).
+
+    size: positions of a page on all devices that share it.
+    """
+    width, length = asked.tables.shape[1], asked.q.shape[1]
+    most = width if window is None else (window.size + length + size - 3) // size + 1
+    if window is None or most >= width:
+        return asked.tables, jnp.zeros(1, jnp.int32)
+    first = jnp.maximum(window.first(asked.positions[:, 0]), 0) // size
+    # Pages after the table's last begin after the query, which does not see them.
+    places = jnp.minimum(first[:, None] + jnp.arange(most, dtype=jnp.int32)[None], width - 1)
+    return jnp.take_along_axis(asked.tables, places, axis=1), first
 
 
 def _in_blocks(
