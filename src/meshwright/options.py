@@ -9,6 +9,7 @@ The command line makes its parameters from these fields (`cli/parameters.py`). `
 that come from Python or from a file.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
@@ -21,7 +22,9 @@ from meshwright.dtypes import KNOWN, named, unknown_dtype
 from meshwright.errors import MeshwrightError
 from meshwright.units import (
     parse_count,
+    parse_days,
     parse_length,
+    parse_rate,
     parse_seconds,
     parse_seconds_per_token,
     parse_seconds_to_first_token,
@@ -44,6 +47,8 @@ _METAVARS = {
     parse_count: "N",
     parse_length: "T",
     parse_dtype: "DTYPE",
+    parse_rate: "RATE",
+    parse_days: "DAYS",
     parse_seconds: "TIME",
     parse_seconds_per_token: "TIME",
     parse_seconds_to_first_token: "TIME",
@@ -93,9 +98,12 @@ class Option:
             return self.parser(text)
         number, form, kind = (int, "d", "") if self.kind is int else (float, "g", "a finite number, ")
         try:
-            value = number(text)
+            value = number(_bare(text) if number is float else text)
         except ValueError:
-            raise MeshwrightError(f"{brief(text)} is not a {'whole ' * (number is int)}number") from None
+            example = self.default if isinstance(self.default, int | float) else self.least or 1
+            raise MeshwrightError(
+                f"{brief(text)} is not a {'whole ' * (number is int)}number; write {example:{form}}"
+            ) from None
         least = self.above if self.least is None else self.least
         if not ((least is None or least <= value < inf) and (self.most is None or value <= self.most)):
             bounds = (
@@ -120,6 +128,18 @@ class Option:
             raise MeshwrightError(f"{self.flag} {value:g} is {fault}")
         if self.most is not None and value > self.most:
             raise MeshwrightError(f"{self.flag} {value:g} is above {self.most:g}")
+
+
+def _bare(text: str) -> str:
+    """The number of a text with a sign of dollars or percent.
+
+    >>> _bare("$50"), _bare("50%"), _bare("0.5")
+    ('50', '0.5', '0.5')
+    """
+    plain = str(text).strip().removeprefix("$")  # defaults are numbers
+    if re.fullmatch(r"[0-9.]+ ?%", plain):
+        return str(float(plain.removesuffix("%")) / 100)
+    return plain
 
 
 def option(

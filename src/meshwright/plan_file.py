@@ -21,6 +21,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.files import model_from_dict
 from meshwright.models.parameters import parameters
+from meshwright.models.presets import PRESETS
 
 # A plan's name in the folder of a run.
 PLAN_FILE = "plan.toml"
@@ -122,6 +123,11 @@ def _layout_item(layout: Layout) -> Table:
 
 def load_plan(path: Path) -> Plan:
     """The plan of a plan.toml. Raises PlanError with the file and its fault."""
+    if not path.suffix and not path.exists() and str(path).lower() in PRESETS:
+        raise PlanError(
+            f"{path} is a model and no plan; first type mw plan train --model {path} --hardware h100:8 "
+            "--batch-tokens 1Mi --seq-len 8k -o plan.toml"
+        )
     try:
         data = parse_toml(read_text(path, PlanError))
     except ValueError as error:

@@ -7,6 +7,7 @@ from typing import Any
 from meshwright.errors import MeshwrightError
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
+_IN_WORDS = {"thousand": "k", "million": "m", "billion": "b", "trillion": "t"}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 # Lengths of sequences are usually powers of two, so their k is 1,024.
 _LENGTHS = {"": 1, "k": 2**10, "m": 2**20}
@@ -15,8 +16,8 @@ _LENGTHS = {"": 1, "k": 2**10, "m": 2**20}
 def parse_count(text: str | int) -> int:
     """An integer: `4M` is 4,000,000, `32k` is 32,000, `32Ki` is 32,768.
 
-    >>> parse_count("4M"), parse_count("1.5k"), parse_count("32Ki")
-    (4000000, 1500, 32768)
+    >>> parse_count("4M"), parse_count("1.5k"), parse_count("32Ki"), parse_count("15 trillion tokens")
+    (4000000, 1500, 32768, 15000000000000)
     """
     return _parse(text, _SUFFIXES, "4194304, 4M (4e6), 32k (32e3) or 32Ki (32768)")
 
@@ -41,6 +42,10 @@ def parse_share(text: str | float) -> float:
         share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     except ValueError:
         share = -1.0
+    if re.fullmatch(r"[0-9.]+ ?[kmgt]i?b", number.lower()):
+        raise MeshwrightError(
+            f"{text!r} is not a share; write 10%, or bound the memory: --given 'memory<=70GB'"
+        )
     if not 0 <= share < 1:
         raise MeshwrightError(f"{text!r} is not a share; write 10% or 0.1, below 100%")
     return share
@@ -76,6 +81,51 @@ def parse_seconds_to_first_token(text: str | float) -> float:
     return _with_a_unit_above(_MOST_TO_FIRST, text)
 
 
+_PER_SECOND = {
+    "": 1,
+    "s": 1,
+    "sec": 1,
+    "second": 1,
+    "min": 60,
+    "minute": 60,
+    "h": 3600,
+    "hour": 3600,
+    "day": 86400,
+}
+_LEAST_RATE, _MOST_RATE = 1e-3, 1e9
+
+
+def parse_rate(text: str | float) -> float:
+    """Requests per second: `20`, `20/s`, `20 rps` and `1200/min` are the same.
+
+    >>> parse_rate("20"), parse_rate("20 rps"), parse_rate("1200/min"), parse_rate("1.7M/day")
+    (20.0, 20.0, 20.0, 19.675925925925927)
+    """
+    form = r"([0-9][0-9_,]*\.?[0-9]*|\.[0-9]+)([km]?)(?:rps|qps|req(?:uests?)?)?(?:/|per)?([a-z]*)"
+    match = re.fullmatch(form, str(text).lower().replace(" ", ""))
+    if not match or match[3] not in _PER_SECOND:
+        raise MeshwrightError(f"{text!r} is not a rate; write 20 (requests per second), 20/s or 1200/min")
+    number = float(match[1].replace("_", "").replace(",", "")) * _SUFFIXES[match[2]]
+    rate = number / _PER_SECOND[match[3]]
+    if not _LEAST_RATE <= rate <= _MOST_RATE:
+        raise MeshwrightError(f"{text!r} is out of range; it must be at least {_LEAST_RATE:g} a second")
+    return rate
+
+
+def parse_days(text: str | float) -> float:
+    """Days: `30`, `30d` and `30 days` are the same, and `2 weeks` are 14.
+
+    >>> parse_days("30"), parse_days("30d"), parse_days("2 weeks"), parse_days("36h")
+    (30.0, 30.0, 14.0, 1.5)
+    """
+    match = re.fullmatch(
+        r"([0-9]+\.?[0-9]*|\.[0-9]+)(d|days?|w|weeks?|h|hours?)?", str(text).lower().replace(" ", "")
+    )
+    if not match or not 0 < float(match[1]) < _MOST_RATE:
+        raise MeshwrightError(f"{text!r} is not a number of days; write 30, 30d or 2w")
+    return float(match[1]) * {"w": 7, "h": 1 / 24}.get((match[2] or "d")[0], 1)
+
+
 def _with_a_unit_above(most: float, text: str | float) -> float:
     seconds, number = parse_seconds(text), str(text).strip()
     if seconds > most and number[-1].isdigit():
@@ -84,8 +134,9 @@ def _with_a_unit_above(most: float, text: str | float) -> float:
 
 
 def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
-    match = re.fullmatch(r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,4})?)\s*([a-z]*)\s*", str(text).lower())
-    factor = match and (suffixes | _BINARY).get(match[2])
+    form = r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,4})?)\s*([a-z]*?)\s*(?:tokens|tok)?\s*"
+    match = re.fullmatch(form, str(text).lower())
+    factor = match and (suffixes | _BINARY).get(_IN_WORDS.get(match[2], match[2]))
     if not match or not factor:
         raise MeshwrightError(f"{text!r} is not a count; write {examples}")
     value = Decimal(match[1].replace("_", "").replace(",", "")) * factor

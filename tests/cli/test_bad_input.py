@@ -196,7 +196,7 @@ def test_a_plan_for_another_model_names_every_size_that_differs():
         ("plan train", "plan train needs --model, --hardware, --batch-tokens, --seq-len; such as mw"),
         ("plan train --model tiny", "mw plan train needs --hardware, --batch-tokens, --seq-len; such as"),
         ("plan train --global-batch 8", "is --batch-tokens, the sequences times --seq-len, here"),
-        ("plan train --lora 8", "--lora is --set lora_rank=16 here"),
+        ("plan train --lora 8", "--lora is --set lora_rank=8 here"),
         ("audit --model tiny --hardware cpu:8 --batch-tokens 64 --seq-len 8 --layout tp=8", "write tensor=8"),
         ("audit --model tiny --hardware cpu:8 --batch-tokens 64 --seq-len 8 --layout ga=2", "microbatches=2"),
         ("audit --model tiny --hardware cpu:8 --batch-tokens 64 --seq-len 8 --layout remat=selective",

@@ -71,7 +71,7 @@ def test_version(capsys):
     [
         (["modle"], "mw: command 'modle' is unknown; did you mean model"),
         (["plan", "trian"], "mw: No such command 'trian'. Did you mean 'train'?"),
-        (["model", "tiny", "--seqlen", "8"], "mw: No such option: --seqlen (Possible options: --seq-len"),
+        (["model", "tiny", "--seqlen", "8"], "mw: mw model has no --seqlen; did you mean --seq-len?"),
         (["shard"], "mw: mw shard needs EXPRESSION, --mesh; such as"),
         (["plan"], "mw: name a command of mw plan: serve, rl, train"),
         (["launch"], "mw: name a command of mw launch: local, slurm, k8s"),
@@ -83,7 +83,7 @@ def test_version(capsys):
             ["model", "tiny", "--kv-dtype", "int9"],
             "mw: Invalid value for '--kv-dtype': dtype 'int9'",
         ),
-        (["--loud"], "mw: No such option: --loud"),
+        (["--loud"], "mw: mw has no --loud"),
         (["serve", "--checkpoint", "x", "--port", "70000"], "mw: Invalid value for '--port'"),
         (
             ["serve", "--checkpoint", "x", "--kv-dtype", "int4"],

@@ -218,7 +218,7 @@ BAD = [
     (["--weights-dtype", "int8"], "weights_dtype = 'int8'; fits: f32, bf16"),
     (["-o", "/nowhere/at/all/plan.json"], "name a .toml"),
     (["--top", "0"], "Invalid value for '--top'"),
-    (["--given", "tensr=8"], "'tensr' is not supported; did you mean tensor"),
+    (["--given", "tensr=8"], "write a word of a layout or memory: tensor=8, memory<=70GB; did you mean tensor"),
     (
         ["--given", "tensor"],
         "--given tensor: not a condition; write FIELD, one of = != <= >= < >, and a value",

@@ -5,6 +5,10 @@ import shlex
 import pytest
 
 from meshwright.cli.main import main
+from meshwright.hardware import catalog
+from meshwright.hardware.prices import Prices
+from meshwright.plan.verdict import price_words
+from meshwright.units import parse_rate
 
 TRAIN = "--model llama-3-8b --hardware h100:1x8 --batch-tokens 1Mi --seq-len 8192"
 SERVE = "--model llama-3-8b --hardware h100:1x8"
@@ -60,10 +64,10 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --batch-tokens 1MB", "4M (4e6)"),
         ("plan train $P --tp 8", "--tp is --given tensor=8 here"),
         ("plan train $P --tensor-model-parallel-size 8", "is --given tensor=8 here"),
-        ("plan train $P --pp 2", "is --given pipe=4 here"),
-        ("plan train $P --ep 2", "is --given expert=8 here"),
+        ("plan train $P --pp 2", "is --given pipe=2 here"),
+        ("plan train $P --ep 2", "is --given expert=2 here"),
         ("plan train $P --layout tp=8", "write tensor=8"),
-        ("plan train $P --layout tensor8", "write data=2,fsdp=4"),
+        ("plan train $P --layout tensor8", "write tensor=8"),
         ("plan train $P --layout 'tensor=2 data=4'", "joined by commas"),
         ("plan train $P --layout tensor=2", "fits: data=4,tensor=2 or tensor=8"),
         ("plan train $P --layout fsdp=8,remat=selective", "write remat=attention"),
@@ -112,10 +116,62 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("model llama3", "or llama-3-8b"),
         ("fit llama-3-8b --hardware macbook", "did you mean m4-max"),
         ("fit llama-3-8b --hardware aws-gpu:8", "did you mean trainium2 or"),
-        ("fit llama-3-8b --gpu 4090", "is --hardware"),
+        ("fit llama-3-8b --gpu 4090", "--gpu is --hardware 4090 here"),
         ("fit --model llama-3-8b", "--model has no dashes here: mw fit MODEL"),
         ("plan train $P --vp 2", "is --given schedule=interleaved here"),
         ("plan train $P --use-distributed-optimizer", "is --given zero=1 here"),
+        ("plan train $P --layout zero3", "write fsdp=8"),
+        ("plan train $P --layout ddp", "write data=8"),
+        ("plan train $P --layout dp4tp2", "write data=4,tensor=2"),
+        ("plan train $P --layout fsdp:8", "write fsdp=8"),
+        ("plan train $P --layout 'fsdp=8;remat=full'", "joined by commas; write fsdp=8,remat=full"),
+        ("plan train $P --layout fsdp=8,seq_len=4096", "write --seq-len 4096"),
+        ("plan train $P --given 'pp>1'", "pp is pipe here; write pipe>1"),
+        ("plan train $P --given 'tensor>=2 pipe=1'", "joined by commas; write tensor>=2,pipe=1"),
+        ("plan train $P --given 'mfu>50%'", "write a word of a layout or memory"),
+        ("plan train $P --price 2,5", "write 2.5"),
+        ("plan train $P --headroom 10GB", "--given 'memory<=70GB'"),
+        ("plan train $P --top all", "is not a whole number; write 10"),
+        ("plan train $P --weights-dtype 8bit", "write fp8 or mxfp8 or int8"),
+        ("plan train $P --software vllm", "type mw plan serve --engine vllm"),
+        ("plan train $P --set layers=16", "write num_layers"),
+        ("plan train $P --tokens 15 trillion", "quote '15 trillion', or leave it out"),
+        ("plan train $P --smallest 4", "takes no value; leave out '4'"),
+        ("plan train $P --output", "--output is last and has no value"),
+        ("plan train $P --headrom 10%", "did you mean --headroom?"),
+        ("plan train $P --tensor-parallelism 4", "is --given tensor=4 here"),
+        ("plan train $P --flash-attn", "attention is a fused kernel"),
+        ("plan train $P --n-layers 32", "is --set num_layers=32 here"),
+        ("plan train $P --max-gpus 64", "is --smallest, for the fewest chips"),
+        ("plan train $P --dataset c4", "a plan needs no data"),
+        ("plan train $P --mfu 0.4", "it is predicted"),
+        ("plan train $P --interconnect nvlink", "is --network infiniband here"),
+        ("plan train $P --target tpu", "it is an option of mw audit and mw tune"),
+        ("plan train $P --quiet", "2>/dev/null"),
+        ("plan train $P --model llama.gguf", "give the folder that has its config.json"),
+        ("plan train $P --hardware local", "did you mean cpu:8?"),
+        ("plan --model llama-3-8b", "name a command of mw plan before --model: mw plan serve"),
+        ("launch -n 4 train plan.toml", "name a command of mw launch before -n: mw launch local"),
+        ("plan serve $S --rate ten", "write 20 (requests per second), 20/s or 1200/min"),
+        ("plan serve $S --tensor-parallel-size 4", "is --layout tensor=4 here"),
+        ("plan serve $S --gpu-memory-utilization 0.9", "--engine vllm plans with vLLM's"),
+        ("plan serve $S --speculative-model x", "is --drafts 3 here"),
+        ("plan serve $S --users 100", "is --rate 100 here"),
+        ("plan serve $S --enable-prefix-caching", "is --prefix-hit 0.5 here"),
+        ("plan serve $S --lengths my.jsonl", "write --trace my.jsonl"),
+        ("plan serve $S --engine megatron", "type mw plan train --software megatron"),
+        ("plan rl $S --num-generations 8", "is --samples here"),
+        ("plan rl $S --algorithm grpo", "only the samples of a prompt change the plan"),
+        ("plan rl $S --kl 0.1", "it is an option of mw train --rl"),
+        ("fit llama-3-8b 4090", "write --hardware 4090"),
+        ("fit llama-3-8b --load-in-4bit", "leave it out"),
+        ("fit llama-3-8b --vram 24GB", "memory belongs to a chip"),
+        ("fit llama-3-8b --hardware m3", "did you mean m3-ultra?"),
+        ("fit llama-3-8b --tp 8", "it tries every split of the chips"),
+        ("model llama-3-8b --dtype int4", "type mw fit MODEL"),
+        ("hardware --list", "type mw hardware for the list"),
+        ("train llama-3-8b --data a.jsonl", "first type mw plan train --model llama-3-8b"),
+        ("serve --checkpoint a --served-model-name x", "the model has its folder's name"),
         ("train plan.toml --from llama --qlora", "is --lora 16 --base-dtype nf4 here"),
     ],
 )
@@ -132,3 +188,21 @@ def test_keys_of_other_files_are_named(tmp_path, capsys: pytest.CaptureFixture[s
     path.write_text("hidden_size = 64\n")
     assert main(["model", str(path)]) == 2
     assert "'hidden_size' is unknown; write d_model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [("20/s", 20.0), ("20 rps", 20.0), ("1,200/min", 20.0), ("72k per hour", 20.0)],
+)
+def test_rates_are_read_with_their_unit(typed: str, value: float) -> None:
+    assert parse_rate(typed) == value
+
+
+@pytest.mark.parametrize("typed", ["RTX 4090", "rtx-4090", "1x4090", "4090"])
+def test_chips_are_read_as_shops_write_them(typed: str) -> None:
+    assert catalog.load(f"{catalog.usual(typed)}".partition(":")[0] + ":1").chip.name == "rtx4090"
+
+
+def test_a_price_of_the_user_has_no_source_of_the_catalog() -> None:
+    [machine] = Prices("$2.50/h", None).of([catalog.load("h100:8")])
+    assert price_words(machine.chip) == "2.50 USD a chip-hour"

@@ -168,7 +168,7 @@ class TestText:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("data", "layout: 'data' is not KEY=VALUE; write data=2,fsdp=4"),
+            ("data", "layout: 'data' is not KEY=VALUE; write data=8"),
             ("tensr=2", "layout: 'tensr' is not supported; did you mean tensor or tensor2?"),
             ("tensor=0", "layout: tensor = 0; it must be a positive integer"),
             ("tensor=two", "layout: tensor = 'two'; it must be a positive integer"),

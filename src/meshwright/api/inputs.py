@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.dtypes import COMPUTED, named
+from meshwright.engines.engine import ENGINES
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
@@ -19,6 +20,7 @@ from meshwright.programs.program import DEFAULT as XLA
 from meshwright.programs.program import PROGRAMS
 from meshwright.units import (
     parse_count,
+    parse_days,
     parse_length,
     parse_seconds,
     parse_seconds_per_token,
@@ -134,6 +136,8 @@ class Conditions:
     def of(self, machine: Hardware) -> Hardware:
         """The machine under these conditions. Raises HardwareError for an unknown program or network."""
         program = self.software
+        if program in ENGINES.names and program not in PROGRAMS:
+            raise PlanError(f"--software {program}: it serves; type mw plan serve --engine {program}")
         if self.launcher:
             if self.launcher not in LAUNCHERS.names:
                 raise PlanError(
@@ -162,7 +166,7 @@ class SizeOptions:
         None, parser=parse_seconds, help="With --smallest: the longest step allowed: 2.5, 500ms."
     )
     days: float | None = option(
-        None, metavar="DAYS", least=0, help="With --smallest and --tokens: the longest run allowed."
+        None, parser=parse_days, help="With --smallest and --tokens: the longest run allowed."
     )
 
 

@@ -19,6 +19,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.short import read_words
 from meshwright.models.config import ModelConfig
+from meshwright.models.files import field_here
 from meshwright.models.presets import load_model
 from meshwright.options import REQUIRED, option
 from meshwright.progress import Progress
@@ -122,7 +123,8 @@ def load_model_with(model: str, changes: str | None) -> ModelConfig:
     known = [field.name for field in fields(config)]
     for name in words:
         if name not in known:
-            raise ModelError(f"--set {name}: a model has no such field; {nearest(name, known)}")
+            hint = f"write {ours}" if (ours := field_here(name)) in known else nearest(name, known)
+            raise ModelError(f"--set {name}: a model has no such field; {hint}")
     return replace(config, **{name: _FLAGS.get(str(value), value) for name, value in words.items()})
 
 

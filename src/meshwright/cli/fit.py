@@ -8,6 +8,7 @@ import typer
 from meshwright.cli.common import JSON, emit, load_hardware, load_model_with, show
 from meshwright.cli.completions import models
 from meshwright.cli.parameters import command
+from meshwright.hardware.catalog import usual
 from meshwright.hardware.here import this_machine
 from meshwright.options import option
 from meshwright.plan.fit import verdicts
@@ -38,7 +39,7 @@ def fit(
     mw fit qwen3-32b --hardware rtx4090:2 --seq-len 8k
     """
     config = load_model_with(model, None)
-    spec = hardware or this_machine()
+    spec = usual(hardware or this_machine())
     machine = load_hardware(spec if ":" in spec or spec.endswith(".toml") else f"{spec}:1")
     length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
     ways = [asdict(verdict) for verdict in verdicts(config, machine, length)]

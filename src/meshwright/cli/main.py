@@ -9,7 +9,6 @@ A command's module is imported when the command runs, so help and plans answer a
 """
 
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -24,12 +23,11 @@ from typer.main import get_command as to_command
 
 from meshwright import __version__
 from meshwright.cli.extras import bringing
-from meshwright.cli.other_words import answer_here, command_here, option_here, subcommand_here
+from meshwright.cli.faults import usage_fault
+from meshwright.cli.other_words import command_here
 from meshwright.errors import MeshwrightError, nearest, shorten
 
 BAD_INPUT, INTERRUPTED = 2, 130
-# The parser's message for a group without a command, such as `mw plan`.
-_NO_COMMAND = "Missing command."
 # Maximum length of a path or a layout in a message.
 _LONGEST_WORD = 160
 
@@ -162,7 +160,7 @@ def main(args: Sequence[str]) -> int:
     except MeshwrightError as error:
         return _fail(str(error))
     except typer.TyperException as error:
-        return _fail(_usage_fault(error))
+        return _fail(usage_fault(error, args, list(COMMANDS)))
     except ModuleNotFoundError as error:
         extra = bringing(error.name or "")
         if extra is None or extra.is_installed:
@@ -203,47 +201,6 @@ def run() -> None:
             sys.stdout.flush()
             os._exit(code)
     sys.exit(code)
-
-
-def _usage_fault(error: typer.TyperException) -> str:
-    """The parser's message, or for a group without a command the list of its commands."""
-    context = getattr(error, "ctx", None)
-    names = getattr(context.command, "commands", None) if context else None
-    if context and names and error.message == _NO_COMMAND:
-        return f"name a command of {context.command_path}: {', '.join(names)}"
-    # Typer exports no classes for these errors.
-    if context and (given := getattr(error, "option_name", "")) and type(error).__name__ == "NoSuchOption":
-        options = [name for param in context.command.params for name in param.opts]
-        if answer := answer_here(given, context.command_path):
-            return answer
-        if ours := option_here(given, options):
-            return f"{given} is {ours} here"
-        arguments = {p.name: p for p in context.command.params if p.param_type_name == "argument"}
-        if given.lstrip("-") in arguments:
-            return f"{given} has no dashes here: {context.command_path} {given.lstrip('-').upper()}"
-        if not getattr(error, "possibilities", None):
-            return f"No such option: {given}; {context.command_path} --help lists them"
-    if context and names and (match := re.match(r"No such command '(.+?)'", error.message)):
-        if ours := subcommand_here(match[1]):
-            return f"{context.command_path} has no command {match[1]!r}; type {context.command_path} {ours}"
-        if "Did you mean" not in error.message:
-            return f"{context.command_path} has no command {match[1]!r}; {nearest(match[1], list(names))}"
-    if type(error).__name__ == "MissingParameter" and context:
-        return _missing(context)
-    # The parser of choices puts the kind of error before a validator's message.
-    return getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
-
-
-def _missing(context: Any) -> str:
-    """All options that lack, in one line with the command's first example."""
-    lacking = [
-        param.opts[-1] if param.param_type_name == "option" else (param.metavar or param.name or "").upper()
-        for param in context.command.params
-        if param.required and context.params.get(param.name) is None
-    ]
-    lines = (context.command.help or "").splitlines()
-    example = next((line.strip() for line in lines if line.strip().startswith("mw ")), "")
-    return f"{context.command_path} needs {', '.join(lacking)}{f'; such as {example}' if example else ''}"
 
 
 def _fail(message: str) -> int:

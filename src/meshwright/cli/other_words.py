@@ -1,8 +1,11 @@
 """Commands and options by their names in other programs, each with the words to type here instead."""
 
+import re
 from collections.abc import Collection
+from itertools import pairwise
 
 _PRODUCTS_IN_FP8 = ("--fp8",)
+_MACHINE = "--hardware h100:8"
 # Words to type here, each with the options of other programs that mean the same. Words are offered only to
 # commands that have their first option, so an option may be listed several times.
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -18,7 +21,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
     "--lora": ("--lora-r", "--lora-rank", "--peft"),
     "--lora 16 --base-dtype nf4": ("--qlora", "--load-in-4bit", "--weights-dtype", "--quantization"),
-    "--hardware h100:8": (
+    _MACHINE: (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
         "--accelerator", "--gpu-type", "--tpu", "--num-devices", "--world-size", "--nproc-per-node",
         "--gpus-per-node",
@@ -39,24 +42,37 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--ep", "--expert-parallel-size", "--expert-model-parallel-size", "--expert-parallel",
     ),
     "--given fsdp=8": ("--fsdp", "--fsdp-size", "--shard", "--hsdp"),
-    "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage"),
+    "--layout tensor=8": (
+        "--tp", "--tp-size", "--tensor-parallel-size", "--tensor-model-parallel-size", "--tensor-parallel",
+        "--mp",
+    ),
+    "--layout pipe=4": ("--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size"),
+    "--layout data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
+    "--layout fsdp=8": ("--fsdp", "--zero3"),
+    "--layout expert=8": ("--ep", "--ep-size", "--expert-parallel-size", "--enable-expert-parallel"),
+    "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage", "--stage", "--zero3"),
     "--given zero=1": ("--distributed-optimizer", "--use-distributed-optimizer", "--shard-optimizer"),
     "--given remat=full": (
         "--remat", "--gradient-checkpointing", "--activation-checkpointing", "--recompute",
         "--recompute-granularity", "--recompute-activations", "--checkpoint-activations",
     ),
     "--given microbatches=8": (
-        "--micro-batch-size", "--mbs", "--microbatch", "--microbatches", "--micro-batches",
-        "--gradient-accumulation-steps", "--grad-accum", "--accumulation",
+        "--microbatch", "--microbatches", "--micro-batches", "--gradient-accumulation-steps", "--grad-accum",
+        "--accumulation",
+    ),
+    "--given microbatches=N, the sequences of a replica divided by it,": (
+        "--micro-batch-size", "--mbs", "--per-device-train-batch-size", "--train-micro-batch-size-per-gpu",
     ),
     "--given sequence_parallel=true": ("--sp", "--sequence-parallel"),
     "--given schedule=interleaved": (
         "--pipeline-schedule", "--schedule", "--virtual-stages", "--vp", "--vpp",
         "--virtual-pipeline-parallel-size", "--num-layers-per-virtual-pipeline-stage",
     ),
+    "--for deepspeed": ("--deepspeed", "--deepspeed-config", "--ds-config"),
+    "--for torchtitan": ("--torchtitan", "--torch", "--pytorch"),
     "--for megatron": ("--framework", "--trainer", "--backend", "--program"),
     "--engine vllm": ("--framework", "--backend", "--server", "--software"),
-    "--compute-dtype": ("--mixed-precision", "--bf16", "--fp16", "--amp"),
+    "--compute-dtype bf16": ("--mixed-precision", "--bf16", "--fp16", "--amp"),
     "--matmul-dtype fp8": _PRODUCTS_IN_FP8,
     "--given matmul_dtype=fp8": (*_PRODUCTS_IN_FP8, "--matmul-dtype"),
     "--weights-dtype": (
@@ -66,10 +82,11 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--kv-dtype": ("--kv-cache-dtype", "--cache-dtype", "--kv-bits"),
     "--prompt-tokens": (
         "--input-len", "--input-tokens", "--isl", "--input-length", "--prompt-len", "--prompt-length",
-        "--input",
+        "--input", "--max-prompt-length", "--prefill-len", "--input-seq-len", "--random-input-len",
     ),
     "--output-tokens": (
         "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens",
+        "--max-completion-length", "--max-response-length", "--completion-tokens", "--decode-len",
     ),
     "--max-tokens": ("--max-new-tokens", "--num-tokens", "--max-length", "--length", "--n-predict"),
     "--temperature": ("--temp",),
@@ -109,10 +126,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--max-price-per-hour": ("--budget", "--max-cost", "--max-price"),
     "--days": ("--deadline", "--duration"),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
-    "--set num_layers=32,d_model=4096": (
-        "--num-layers", "--layers", "--hidden-size", "--d-model", "--num-attention-heads",
-        "--ffn-hidden-size",
-    ),
+    "--set num_layers=32": ("--num-layers", "--layers"),
+    "--set d_model=4096": ("--hidden-size", "--d-model"),
+    "--set num_heads=32": ("--num-attention-heads",),
+    "--set d_ff=14336": ("--ffn-hidden-size",),
     "--drafts": ("--num-speculative-tokens", "--speculative", "--speculative-tokens", "--spec-tokens"),
     "--mode": ("--disaggregated", "--disaggregation", "--chunked-prefill"),
     "--chunk": ("--chunked-prefill", "--chunked-prefill-size", "--max-num-batched-tokens", "--prefill-chunk"),
@@ -124,16 +141,151 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--requests": ("--num-prompts", "--num-requests"),
     "--tpot-p95": ("--tpot-p99", "--tpot-p90", "--itl-p95", "--itl-p99"),
     "--ttft-p95": ("--ttft-p99", "--ttft-p90"),
+    "--ttft-p95 1s --tpot-p95 30ms": (
+        "--p99", "--p95", "--p90", "--slo", "--sla", "--latency-slo", "--goodput",
+    ),
+    "--samples": (
+        "--num-generations", "--group-size", "--n", "--num-samples", "--rollouts-per-prompt", "--n-samples",
+        "--num-samples-per-prompt", "--g",
+    ),
+    "--prompts": (
+        "--rollout-batch-size", "--train-batch-size", "--batch-size", "--num-prompts", "--global-batch-size",
+        "--prompt-batch-size",
+    ),
+    "--judge": ("--reward-model", "--rm", "--reward", "--critic"),
+    "--processes": ("--nproc", "--nproc-per-node", "--np", "-np"),
     "--given offload=true": ("--offload", "--cpu-offload", "--activation-offload"),
     "--given offload_optimizer=true": ("--offload-optimizer", "--optimizer-offload"),
     "--fast": ("--quick", "--short"),
     "--url": ("--base-url", "--endpoint", "--host"),
 }  # fmt: skip
 
+# Words to type here, each with words of which one is in another program's option; the first that a command
+# has is offered. Consulted after _OPTIONS.
+_WORDS_OF_OPTIONS: dict[str, str] = {
+    "--smallest, for the fewest chips that suffice,": "fewest smallest min-gpus max-gpus max-nodes auto",
+    "--software megatron-te": "te transformer-engine comm-overlap overlap",
+    "--given zero=1": "zero optimizer distributed",
+    "--given remat=full": "recompute checkpointing checkpoint remat rematerialization",
+    "--given offload=true": "offload offloading",
+    "--given expert=8": "ep expert experts moe",
+    "--given tensor=8": "tp tensor",
+    "--given pipe=4": "pp pipeline stages",
+    "--given context=2": "cp ring ulysses",
+    "--given data=8": "dp ddp",
+    "--given fsdp=8": "fsdp shard sharding sharded hsdp",
+    "--layout expert=8": "ep expert experts moe",
+    "--layout tensor=8": "tp tensor",
+    "--layout data=8": "dp ddp",
+    "--tensor 8": "tp tensor",
+    "--set num_layers=32": "layers depth",
+    "--set vocab_size=32000": "vocab vocabulary",
+    "--set num_heads=32": "heads",
+    "--set d_ff=14336": "ffn intermediate mlp-dim",
+    "--set d_model=4096": "hidden dim width d-model",
+    "--network infiniband": "network interconnect nic ib infiniband nvlink bandwidth roce fabric",
+    "--software pytorch-compiled": "compile compiled inductor",
+    "--drafts 3": "speculative draft drafts spec eagle medusa mtp",
+    "--prefix-hit 0.5": "prefix caching",
+    "--prefix-cache": "prefix caching",
+    "--chunk 512": "chunk chunked prefill batched-tokens",
+    "--paged": "paged page block blocks",
+    "--rate 20": "users rps qps requests rate traffic clients",
+    "--replicas 2": "replicas instances workers",
+    "--slots": "seqs sequences batch parallel concurrency",
+    "--phase generate --batch": "batch seqs sequences concurrency bs",
+    "--batch-tokens, the sequences times --seq-len,": "batch bs",
+    "--lengths sharegpt": "dataset data workload distribution",
+    "--given 'memory<=70GB'": "mem memory vram hbm",
+    "--headroom 10%": "fraction utilization reserve",
+    "--kv-dtype": "kv cache",
+    "--weights-dtype": "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision",
+    "--price 2.5": "price cost spot reserved usd dollars hourly",
+    "--currency EUR": "euro eur currency",
+    "--judge": "reward scorer critic",
+    "--samples 8": "generations samples rollouts group",
+    "--prompts": "batch bs queries",
+    "--hardware h100:8": "gpu gpus node nodes device devices chips cards accelerators tpus world hosts",
+    "--model": "model arch architecture m",
+    "--seq-len": "seq sequence context ctx length len",
+    "--context": "ctx length len context",
+    "--checkpoint": "model weights ckpt checkpoint c",
+    "--data": "data dataset corpus text d",
+    "--learning-rate": "lr learning",
+    "--steps": "epochs iters iterations steps",
+    "--run": "dir logdir folder out output",
+    "--from": "pretrained base init load",
+    "--temperature": "temp t",
+    "--max-tokens": "tokens new n predict",
+    "-o": "output out save file export write",
+    "--json": "json format csv yaml jsonl",
+    "--explain": "explain verbose debug why details",
+    "--top": "top rows limit",
+}
+# The same for answers without an option to type, by command; "" for all commands.
+_WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
+    "mw plan train": {
+        "attention is a fused kernel but for --software eager; leave it out": "flash attn attention fused",
+        "a plan needs no data; leave it out": "data dataset corpus tokenizer text seed",
+        "it is predicted; to correct a plan by a measured run type --anchor metrics.jsonl": "mfu flops speed",
+        "layouts are ranked by step time; leave it out": "goal objective metric optimize minimize maximize",
+        "for energy type mw compare plan.toml": "power energy watts carbon tdp",
+        "it is the default; leave it out": "causal packing flash-attn shuffle amp",
+    },
+    "mw plan serve": {
+        "the frontier lists tokens/s; add --tpot 30ms or --max-price-per-hour 50": "tps throughput goal",
+        "it plans and starts nothing; --engine vllm prints the line that does": "port host api served name",
+        "with --rate 20 pools apart are tried too": "pd disaggregation disaggregated disagg",
+        "attention is a fused kernel; leave it out": "flash attn attention",
+    },
+    "mw plan rl": {
+        "rollouts on the same chips and apart are compared; leave it out": "vllm sglang colocate colocated",
+        "it changes no plan; it is an option of mw train --rl": "kl lr clip beta gamma epsilon",
+        "the split of chips is searched; leave it out": "gpus train rollout trainer generator",
+    },
+    "mw fit": {
+        "it tries every split of the chips; leave it out": "tp pp dp tensor parallel layout",
+        "it shows every way with its largest batch and context; leave it out": "batch bs context lora quant",
+    },
+    "mw serve": {
+        "set --slots and --context, which need the memory": "gpu mem memory utilization",
+        "the model has its folder's name; leave it out": "served name alias",
+        "it runs here in JAX; leave it out": "trust device enforce eager cuda",
+    },
+    "": {
+        "notes go to stderr; add 2>/dev/null": "quiet silent progress q",
+        "it is decided by itself; leave it out": "no-progress color colour yes y force",
+    },
+}
+
 _RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
 _LENGTH_OF_RUN = "--epochs", "--num-epochs", "--num-train-epochs", "--steps", "--max-steps", "--train-iters"
 # Answers to options that have no counterpart in a command, by command.
 _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "mw fit": {
+        "it shows LoRA, QLoRA and every number type, each with its largest batch; leave it out": (
+            "--load-in-4bit", "--load-in-8bit", "--quantization", "--quantize", "--dtype", "--weights-dtype",
+            "--bits", "--lora", "--qlora", "--batch-size", "--batch", "--kv-dtype", "--precision",
+            "--4bit", "--8bit", "--training", "--inference", "--train", "--serve",
+        ),
+        "memory belongs to a chip; type --hardware rtx4090, or edit mw hardware --template rtx4090": (
+            "--vram", "--memory", "--gpu-memory", "--ram", "--mem",
+        ),
+    },
+    "mw model": {
+        "mw model counts parameters; for bytes by number type and batch type mw fit MODEL": (
+            "--quantize", "--quantization", "--dtype", "--weights-dtype", "--batch", "--batch-size",
+            "--load-in-4bit", "--bits", "--hardware", "--gpu",
+        ),
+    },
+    "mw hardware": {
+        "type mw hardware for the list, mw hardware h100 for a chip, mw hardware h100:8 for a machine": (
+            "--list", "--all", "--gpus", "--chips", "--name", "--chip", "--gpu", "-l", "--hardware",
+        ),
+    },
+    "mw plan rl": {
+        "only the samples of a prompt change the plan: --samples 8": ("--algorithm", "--algo", "--method"),
+    },
     "mw export": {
         "it writes safetensors; for GGUF type mw export RUN -o DIR, then llama.cpp's convert_hf_to_gguf.py": (
             "--format", "--gguf", "--outtype", "--to", "--type",
@@ -146,6 +298,9 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
     "mw plan serve": {
         "sampling does not change a plan; type mw generate --temperature 0.7": (
             "--temperature", "--temp", "--top-p",
+        ),
+        "each engine keeps its own share; --engine vllm plans with vLLM's": (
+            "--gpu-memory-utilization", "--mem-fraction-static", "--headroom", "--memory-fraction",
         ),
     },
     "mw train": {
@@ -206,20 +361,46 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def option_here(given: str, options: Collection[str]) -> str:
+def option_here(given: str, options: Collection[str], value: str = "") -> str:
     """The words to type in place of another program's option; empty if none are known.
 
-    options: of the command.
+    options: of the command. value: the value given, which takes the place of the example's if it can.
 
-    >>> option_here("--tensor_parallel_size", ["--model", "--given"])
-    '--given tensor=8'
+    >>> option_here("--tensor_parallel_size", ["--model", "--given"], "4")
+    '--given tensor=4'
+    >>> option_here("--gpu", ["--hardware"], "4090"), option_here("--gpus", ["--hardware"], "16")
+    ('--hardware 4090', '--hardware h100:16')
     """
     plain = given.replace("_", "-").lower()
     for ours, theirs in _OPTIONS.items():
         first_option = ours.split()[0].rstrip(",")
         if plain in theirs and first_option in options:
-            return ours
+            return _with_value(ours, value)
     return plain if plain in options and plain != given else ""
+
+
+def _words_of(option: str) -> set[str]:
+    """The words of an option, and each two neighbours joined.
+
+    >>> sorted(_words_of("--max-gpus"))
+    ['gpus', 'max', 'max-gpus']
+    """
+    words = option.lstrip("-").split("-")
+    return {*words, *(f"{first}-{second}" for first, second in pairwise(words))}
+
+
+def _with_value(words: str, value: str) -> str:
+    """`words` with their example replaced by the value that was given."""
+    if words == _MACHINE and value:
+        from meshwright.errors import HardwareError
+        from meshwright.hardware.catalog import load, usual  # here, since most command lines are right
+
+        try:
+            load(f"{usual(value)}:1")
+            return f"--hardware {value}"
+        except HardwareError:
+            return f"--hardware h100:{value}" if value.isdigit() else words
+    return re.sub(r"(?<=[= ])\d+$", value, words) if value.isdigit() else words
 
 
 def answer_here(given: str, command: str) -> str:
@@ -231,6 +412,33 @@ def answer_here(given: str, command: str) -> str:
     plain = given.replace("_", "-").lower()
     answers = _ANSWERS.get(command, {}).items()
     return next((f"{given}: {answer}" for answer, options in answers if plain in options), "")
+
+
+def option_by_words(given: str, options: Collection[str], value: str = "") -> str:
+    """The words to type in place of an option that has one of a few words in its name; empty without one.
+
+    >>> option_by_words("--enable-prefix-caching", ["--prefix-hit"])
+    '--prefix-hit 0.5'
+    """
+    words = _words_of(given.replace("_", "-").lower())
+    for ours, theirs in _WORDS_OF_OPTIONS.items():
+        if ours.split()[0].rstrip(",") in options and words & set(theirs.split()):
+            return _with_value(ours, value)
+    return ""
+
+
+def answer_by_words(given: str, command: str) -> str:
+    """The answer to the words of an option; empty if none is known.
+
+    >>> answer_by_words("--use-flash-attn", "mw plan train")
+    '--use-flash-attn: attention is a fused kernel but for --software eager; leave it out'
+    """
+    words = _words_of(given.replace("_", "-").lower())
+    for name in (command, ""):
+        for answer, theirs in _WORDS_OF_ANSWERS.get(name, {}).items():
+            if words & set(theirs.split()):
+                return f"{given}: {answer}"
+    return ""
 
 
 def command_here(given: str, commands: Collection[str]) -> str:

@@ -124,7 +124,7 @@ def _parameter(option: Option, *, optional: bool) -> Parameter:
         help=text,
         metavar=metavar or None,
         envvar=option.env,
-        parser=_parser(option) if option.parser or option.is_bounded else None,
+        parser=_parser(option) if option.parser or option.is_bounded or kind is float else None,
         autocompletion=OF_OPTIONS.get(option.flag),
     )
     kind = Annotated[kind if default is not None else kind | None, declared]

@@ -40,7 +40,8 @@ def plan_for_load(
         *(f"cheaper, but {each['missed']}: {_servers(each)}" for each in document["cheaper"]),
         *launch_lines(document["launch"]),
         *boot_lines(document["boot"]),
-        f"{document['simulated']} choices simulated, of {format_number_of(document['considered'], 'layout')}",
+        f"{format_number_of(document['simulated'], 'choice')} simulated, of "
+        f"{format_number_of(document['considered'], 'layout')}",
     )
 
 

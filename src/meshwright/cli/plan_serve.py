@@ -36,11 +36,13 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, changed_options, option
 from meshwright.plan.serve.launch_line import launch_line, runs_on
+from meshwright.programs.program import PROGRAMS
 from meshwright.units import (
     format_bytes,
     format_number_of,
     format_seconds,
     parse_length,
+    parse_rate,
     parse_seconds_per_token,
     parse_seconds_to_first_token,
 )
@@ -86,10 +88,12 @@ def serve(
         help="Prefill prompts as mw serve does, or also by position over devices that share weights.",
     ),
     engine: str | None = option(
-        None, help="Price the steps of this engine, and print the line that starts it: vllm, sglang, ..."
+        None,
+        help="Price the steps of this engine, and print the line that starts it: vllm, sglang, ...",
+        unset="none; with --rate vllm, on TPUs vllm-tpu",
     ),
     rate: float | None = option(
-        None, least=1e-3, help="With --engine: requests per second; finds the cheapest servers by simulation."
+        None, parser=parse_rate, help="Requests per second; finds the cheapest servers by simulation."
     ),
     ttft_p95: float | None = option(
         None,
@@ -129,7 +133,8 @@ def serve(
     machines = prices.of(serving_machines(spec for text in hardware for spec in text.split(",")))
     if ideal:
         machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
-    software = _engine(engine, {"--rate": rate, "--ttft-p95": ttft_p95, "--tpot-p95": tpot_p95})
+    of_rate = {"--rate": rate, "--ttft-p95": ttft_p95, "--tpot-p95": tpot_p95}
+    software = _engine(engine, of_rate, machines[0].chip.kind)
     precisions = dtypes.precisions(machines, config, by_engine=software is not None)
     if not rate:
         precisions = [words | _tables_of(words, software) for words in precisions]
@@ -188,16 +193,20 @@ def _tables_of(words: Mapping[str, str], software: Engine | None) -> dict[str, s
     return {"tables_dtype": words["compute_dtype"]} if narrow else {}
 
 
-def _engine(name: str | None, of_rate: Mapping[str, float | None]) -> Engine | None:
-    """The engine's record. Raises PlanError for options that need another one."""
+# The engine whose servers meet a rate unless another is named, by kind of chip.
+_ENGINES = {"gpu": "vllm", "tpu": "vllm-tpu", "cpu": "meshwright"}
+
+
+def _engine(name: str | None, of_rate: Mapping[str, float | None], kind: str) -> Engine | None:
+    """The engine's record; with a rate the usual one of a kind of chip. Raises PlanError without a rate."""
     given = [flag for flag, value in of_rate.items() if value is not None]
-    if given and not (name and of_rate["--rate"]):
-        raise PlanError(
-            f"{given[0]} needs {'--engine' if of_rate['--rate'] else '--rate'}; add "
-            f"{'--engine vllm' if of_rate['--rate'] else '--rate 20'}"
-        )
+    if given and not of_rate["--rate"]:
+        raise PlanError(f"{given[0]} needs --rate; add --rate 20")
+    name = name or (_ENGINES[kind] if given else None)
     if name is None:
         return None
+    if name not in ENGINES and name in PROGRAMS:
+        raise PlanError(f"--engine {name}: it trains; type mw plan train --software {name}")
     if not ENGINES[name].command:
         known = ", ".join(known for known in ENGINES.names if ENGINES[known].command)
         raise PlanError(f"--engine {name}: its command line is not known; fits: {known}")

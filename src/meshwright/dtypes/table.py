@@ -1,5 +1,6 @@
 """The number types of this folder, by name: a type is a file here that has a `TYPE`."""
 
+import re
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -37,8 +38,12 @@ def number_type(name: str) -> NumberType:
 
 
 def unknown_dtype(text: str) -> MeshwrightError:
-    """The error for a name that is no type of a model's arrays; it lists these types."""
-    return MeshwrightError(f"dtype {text!r} is unknown; known: {', '.join(KNOWN)}")
+    """The error for a name that is no type of a model's arrays; it lists types with its bits, or all."""
+    bits = re.search(r"\d+", text)
+    alike = [name for name in KNOWN if bits and NUMBER_TYPES[name].bits == int(bits[0])]
+    alike = [named(text)] if named(text) in KNOWN else alike
+    hint = f"write {' or '.join(alike)}" if alike else f"known: {', '.join(KNOWN)}"
+    return MeshwrightError(f"dtype {text!r} is unknown; {hint}")
 
 
 def named(text: str) -> str:

@@ -27,6 +27,7 @@ _FORMS = (
 # Other ways to write a chip and a number, which counts chips, or cores in the names of Google's TPUs.
 _USUAL = (
     (r"(?P<number>\d+) ?x? ?(?P<name>[a-z][\w-]*)", "chips"),
+    (r"(?P<number>\d+) ?x ?(?P<name>\d[\w-]*)", "chips"),
     (r"(?P<name>[a-z][\w-]*?) ?x ?(?P<number>\d+)", "chips"),
     (r"(?P<name>v\w+)-(?P<number>\d+)", "cores"),
 )
@@ -69,7 +70,13 @@ def usual(spec: str) -> str:
 
     >>> usual("64xh100"), usual("h100x8"), usual("v5p-256"), usual("v5litepod-16"), usual("h100:8")
     ('h100:64', 'h100:8', 'v5p:128', 'v5e:16', 'h100:8')
+    >>> usual("RTX 4090"), usual("2x4090")
+    ('rtx4090', 'rtx4090:2')
     """
+    for joined in (spec.replace(" ", ""), spec.replace(" ", "-")):
+        name, colon, sizes = joined.partition(":")
+        if " " in spec and name.lower() in _aliases():
+            return f"{_aliases()[name.lower()]}{colon}{sizes}"
     for pattern, form in _USUAL:
         if (match := re.fullmatch(pattern, spec, re.I)) and match["name"].lower() in _aliases():
             known = chip(match["name"])
@@ -154,6 +161,7 @@ def _description(name: str) -> Description:
 _OF_VENDORS = {
     "nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"), "google": ("v5p", "v6e"),
     "apple": ("m4-max", "m3-ultra"), "macbook": ("m4-max", "m4-pro"), "mac": ("m4-max", "m4-pro"),
+    **dict.fromkeys(("local", "localhost", "here", "this", "laptop", "pc", "self"), ("cpu:8",)),
     "aws": ("trainium2", "inferentia2"), "gpu": ("h100", "rtx4090"),
 }  # fmt: skip
 
@@ -164,7 +172,9 @@ def _like(name: str, known: Iterable[str]) -> str:
     The hint is the chips of a cloud's machine, a chip whose words are all in the name, chips of a vendor that
     the name mentions, or the names with the nearest spelling.
     """
-    machine = name.removeprefix("standard_").replace("dgx_", "dgx-").replace("hgx_", "hgx-")
+    machine = (
+        name.removeprefix("standard_").removeprefix("ml.").replace("dgx_", "dgx-").replace("hgx_", "hgx-")
+    )
     if machine in _machines():
         return f"write {_machines()[machine]}"
     words = set(re.split(r"[^a-z0-9]+", name.replace("litepod", "e").replace("lite", "e")))
@@ -175,7 +185,8 @@ def _like(name: str, known: Iterable[str]) -> str:
     for word, chips in _OF_VENDORS.items():
         if word in words:
             return f"did you mean {' or '.join(chips)}?"
-    return nearest(name, list(known))
+    begun = [chip for chip in names() if len(name) > 1 and chip.startswith(name)]
+    return f"did you mean {' or '.join(begun[:3])}?" if begun else nearest(name, list(known))
 
 
 @cache

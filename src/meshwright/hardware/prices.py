@@ -1,5 +1,6 @@
 """Prices of a chip-hour: list prices from the catalog, or the user's own."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,11 @@ from meshwright.errors import HardwareError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.options import option
+
+# A price of an hour; dollars unless --currency names others.
+_PRICE = re.compile(
+    r"\s*\$?\s*(\d+\.?\d*|\.\d+)\s*(?:usd|dollars)?\s*(?:(?:/|per)\s*(?:chip-|gpu-)?h(?:r|our)?)?\s*", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -44,16 +50,18 @@ def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
 
     >>> parse_prices("v5p=4.2,h100=2.5"), parse_prices("2.5", ["h100"])
     ({'v5p': 4.2, 'h100': 2.5}, {'h100': 2.5})
+    >>> parse_prices("$2.50/h", ["h100"])
+    {'h100': 2.5}
     """
     prices: dict[str, float] = {}
-    if chips and text.strip().replace(".", "", 1).isdigit():
-        text = ",".join(f"{chip}={text.strip()}" for chip in dict.fromkeys(chips))
+    if chips and (match := _PRICE.fullmatch(text)):
+        text = ",".join(f"{chip}={match[1]}" for chip in dict.fromkeys(chips))
+    if re.fullmatch(r"\s*\d+,\d+\s*", text):
+        raise HardwareError(f"--price {text.strip()!r} has a comma; write {text.strip().replace(',', '.')}")
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, price = item.partition("=")
-        try:
-            value = float(price)
-        except ValueError:
-            value = -1.0
+        match = _PRICE.fullmatch(price)
+        value = float(match[1]) if match else 0.0
         if not equals or not 0 < value < float("inf"):
             raise HardwareError(
                 f"--price {item!r} is not a price of a chip-hour; write 2.5, or v5p=4.2,h100=2.5"
@@ -69,7 +77,10 @@ def priced(machine: Hardware, prices: Mapping[str, float], currency: str | None 
     """
     chip = machine.chip
     if chip.name in prices:
-        chip = replace(chip, price_per_chip_hour=prices[chip.name], currency=currency or "USD")
+        sources = {key: text for key, text in chip.sources.items() if key != "price_per_chip_hour"}
+        chip = replace(
+            chip, price_per_chip_hour=prices[chip.name], currency=currency or "USD", sources=sources
+        )
     elif currency not in (None, chip.currency):
         chip = replace(chip, price_per_chip_hour=None, currency=currency or chip.currency)
     return replace(machine, chip=chip)

@@ -1,5 +1,6 @@
 """The short form of a Layout, `data=2,fsdp=64,tensor=8,remat=full`, and its mesh and rules."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
@@ -31,6 +32,8 @@ _ALSO: dict[str, str] = {
     **dict.fromkeys(("recompute", "checkpoint", "activation_checkpointing", "ac"), "remat"),
     **dict.fromkeys(("zero_stage", "zero_optimization"), "zero"),
 }
+# Options of commands that are no words of a layout.
+_NOT_IN_LAYOUTS = ("model", "hardware", "seq-len", "batch-tokens", "batch", "software", "network", "price")
 # How a flag may be written; True and 1 are the same key.
 _FLAGS: dict[object, bool] = {
     True: True,
@@ -54,17 +57,58 @@ DEFAULTS: ShortForm = {
 
 def read_words(text: str) -> dict[str, object]:
     """KEY=VALUE, ... as a dictionary; numbers as such."""
+    joined = re.sub(r"\s*[;|\n]\s*", ",", text).strip(",")
+    if joined != text and re.search(r"=[^,]*[;|\n]", text):
+        raise LayoutError(f"layout: pairs are joined by commas; write {joined}")
     values: dict[str, object] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = item.partition("=")
         if not equals:
-            raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write data=2,fsdp=4")
+            raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write {_as_words(item)}")
         if key.strip() in values:
             raise LayoutError(
                 f"layout: {key.strip()} is given twice, as {values[key.strip()]} and {value.strip()}"
             )
         values[key.strip()] = _number(value.strip())
     return values
+
+
+# Strategies by their names, as layouts of eight chips.
+_STRATEGIES = {
+    **dict.fromkeys(("ddp", "dp", "data", "zero0"), "data=8"),
+    **dict.fromkeys(("zero1", "zero_1", "zero-1"), "data=8,zero=1"),
+    **dict.fromkeys(("zero2", "zero_2", "zero-2"), "data=8,zero=2"),
+    **dict.fromkeys(("zero3", "zero_3", "zero-3", "fsdp", "fsdp2", "full_shard"), "fsdp=8"),
+    **dict.fromkeys(("hsdp", "hybrid_shard"), "data=2,fsdp=4"),
+    **dict.fromkeys(("tp", "tensor", "megatron", "mp"), "tensor=8"),
+    **dict.fromkeys(("pp", "pipe", "gpipe"), "data=2,pipe=4"),
+    **dict.fromkeys(("1f1b", "zb-v"), "data=2,pipe=4,schedule=1f1b"),
+    **dict.fromkeys(("cp", "context", "ring"), "data=4,context=2"),
+}
+
+
+def _as_words(item: str) -> str:
+    """The words for text that is no KEY=VALUE: a strategy's name, or keys next to their numbers.
+
+    >>> _as_words("zero3"), _as_words("tp8"), _as_words("dp4-tp2"), _as_words("{'tensor': 8}")
+    ('fsdp=8', 'tensor=8', 'data=4,tensor=2', 'tensor=8')
+    """
+    plain = item.lower()
+    if plain in _STRATEGIES:
+        return _STRATEGIES[plain]
+    pairs = re.findall(r"([a-z_]+)['\"]?\s*:?\s*(\d+)", plain)
+    words = [_written(word_here(key.strip("_")), number) for key, number in pairs]
+    known = bool(words) and all(word.partition("=")[0] in WORDS for word in words)
+    return ",".join(words) if known else "data=2,fsdp=4"
+
+
+def word_here(name: str) -> str:
+    """The word of the short form for a name in other programs; any other name is returned unchanged.
+
+    >>> word_here("tp"), word_here("sp"), word_here("pipe")
+    ('tensor', 'sequence_parallel=true', 'pipe')
+    """
+    return _ALSO.get(name.lower(), name)
 
 
 def _number(text: str) -> int | float | str:
@@ -86,6 +130,8 @@ def clean_words(values: Mapping[str, object]) -> dict[str, Any]:
             raise LayoutError(
                 f"layout: {key} is {word.partition('=')[0]} here; write {_written(word, value)}"
             )
+        if (option := key.lower().replace("_", "-")) in _NOT_IN_LAYOUTS:
+            raise LayoutError(f"layout: {key} is an option; write --{option} {value}")
         if key not in WORDS:
             raise LayoutError(f"layout: {key!r} is not supported; {nearest(key, list(WORDS))}")
         if key in _IS_FLAG:

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.load import traffic
 from meshwright.options import option
-from meshwright.units import parse_count, parse_seconds_per_token, parse_seconds_to_first_token
+from meshwright.units import parse_count, parse_rate, parse_seconds_per_token, parse_seconds_to_first_token
 
 _CLOSED_LOOP = 8
 
@@ -21,7 +21,7 @@ class Traffic:
     concurrency: int | None = option(
         None, least=1, help="Closed loop: requests in flight.", unset=str(_CLOSED_LOOP)
     )
-    rate: float | None = option(None, least=1e-3, help="Open loop: requests per second, Poisson.")
+    rate: float | None = option(None, parser=parse_rate, help="Open loop: requests per second, Poisson.")
     burst: int = option(1, least=1, help="With --rate: requests that arrive together.")
     trace: Path | None = option(None, help="JSON lines of arrival_seconds, prompt_tokens, output_tokens.")
     lengths: str = option("sharegpt", help="Distribution of lengths: sharegpt, alpaca or fixed.")

@@ -80,6 +80,10 @@ LENGTHS = {
 def named_lengths(name: str, prompt_tokens: int | None, output_tokens: int | None) -> Lengths:
     """The distribution `name`, with other means if given. Raises DataError for an unknown name."""
     if name not in LENGTHS:
+        if "." in name:
+            raise DataError(
+                f"--lengths takes a distribution; for the requests of a file write --trace {name}"
+            )
         raise DataError(f"lengths {name!r} are unknown; {nearest(name, list(LENGTHS))}")
     known = LENGTHS[name]
     return Lengths(prompt_tokens or known.prompt_mean, output_tokens or known.output_mean, known.spread)

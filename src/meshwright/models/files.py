@@ -98,6 +98,16 @@ _OTHER_KEYS = {
     "tie_word_embeddings": "tied_embeddings",
 }
 
+
+def field_here(key: str) -> str | None:
+    """The field of a model for a key of other programs; None if none is known.
+
+    >>> field_here("hidden_size"), field_here("layers")
+    ('d_model', 'num_layers')
+    """
+    return _OTHER_KEYS.get(key)
+
+
 _TABLES: dict[str, type] = {"rope_scaling": RopeScaling} | TABLES
 
 
@@ -105,7 +115,7 @@ def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
     known = [field.name for field in fields(kind)]
     for key in values:
         if key not in known:
-            ours = _OTHER_KEYS.get(key)
+            ours = field_here(key)
             hint = f"write {ours}" if ours in known else nearest(key, known)
             raise ModelError(f"{where}: {key!r} is unknown; {hint}")
     needed = [field.name for field in fields(kind) if field.default is MISSING]

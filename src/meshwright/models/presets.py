@@ -44,6 +44,9 @@ def _like(spec: str) -> str:
     if spec.lower().startswith(_CLOSED):
         return "its sizes are not published: take an open model, or a TOML of your own"
 
+    if spec.lower().endswith((".gguf", ".safetensors", ".bin", ".pt", ".pth")):
+        return "give the folder that has its config.json"
+
     def plain(text: str) -> str:
         return re.sub(r"[^a-z0-9.]|meta|instruct|chat$|base$|hf$", "", text.lower())
 

@@ -17,6 +17,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?=\[)")
 # Unicode has subscripts for the digits and some small letters.
 _LETTERS = dict(zip("ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ₀₁₂₃₄₅₆₇₈₉", "aehijklmnoprstuvx0123456789", strict=True))
 _SMALL = re.compile(f"[{''.join(_LETTERS)}]+")
+_DOTS = ".", "·", "*", "@"  # the last two as in NumPy
 _COUNT = re.compile(r"[^,]*")
 _LONGEST_COUNT, _MOST_SIZES = 40, 1000  # characters of a size, which is at most 1e18; sizes in one text
 
@@ -85,7 +86,7 @@ def parse_product(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
     """
     reader = _Reader(text)
     operands = [_array(reader)]
-    if reader.take(".") or reader.take("·"):
+    if any(reader.take(sign) for sign in _DOTS):
         start = reader.at
         summed = _subscript(reader)
         operands.append(_array(reader))

@@ -16,7 +16,7 @@ from meshwright.notation.chain import Chain
 from meshwright.notation.parse import parse_array
 
 _ARRAY = re.compile(r"[A-Za-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
-_DOT = re.compile(r"(?<=[\w\]}])\s*[.·@](?:_(?:\{[^}]*\}|\w+))?\s*(?=[A-Za-z])")
+_DOT = re.compile(r"(?<=[\w\]}])\s*[.·*@](?:_(?:\{[^}]*\}|\w+))?\s*(?=[A-Za-z])")
 
 
 def parse_written(text: str) -> tuple[Chain, dict[str, ShardedArray]]:

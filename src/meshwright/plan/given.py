@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
 
-from meshwright.errors import PlanError
+from meshwright.errors import PlanError, nearest
 from meshwright.layout import COMPANY, Layout
-from meshwright.layout.short import clean_words, read_words
+from meshwright.layout.short import WORDS, clean_words, read_words, word_here
 from meshwright.units import parse_bytes
 
 # Fields of a layout that a search does not choose, but takes from conditions.
@@ -79,12 +79,22 @@ def memory_limit(text: str) -> tuple[str, int | None]:
 
 def _condition(text: str) -> Condition:
     match = _CONDITION.fullmatch(text)
+    if not match and len(several := text.split()) > 1 and all(map(_CONDITION.fullmatch, several)):
+        raise PlanError(f"--given {text.strip()}: conditions are joined by commas; write {','.join(several)}")
     if not match:
         raise PlanError(
             f"--given {text.strip()}: not a condition; write FIELD, one of {' '.join(_COMPARISONS)}, and a "
             "value: tensor=8,pipe<=4"
         )
     field, comparison, written = match.groups()
+    if (word := word_here(field)) != field:
+        fits = word if "=" in word else f"{word}{comparison}{written}"
+        raise PlanError(f"--given {text.strip()}: {field} is {word.partition('=')[0]} here; write {fits}")
+    if field not in (*WORDS, "memory"):
+        raise PlanError(
+            f"--given {text.strip()}: write a word of a layout or memory: tensor=8, memory<=70GB; "
+            f"{nearest(field, [*WORDS, 'memory'])}"
+        )
     if field == "memory":
         raise PlanError(f"--given {text.strip()}: the memory of one machine; name the topology")
     if field in _OPTIONS:

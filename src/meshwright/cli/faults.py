@@ -1,0 +1,192 @@
+"""Faults of a command line: each is answered with the words to type instead."""
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.main import get_command as to_command
+
+from meshwright.cli.other_words import (
+    answer_by_words,
+    answer_here,
+    option_by_words,
+    option_here,
+    subcommand_here,
+)
+from meshwright.errors import HardwareError, MeshwrightError, ModelError, nearest
+
+# The parser's message for a group without a command, such as `mw plan`.
+_NO_COMMAND = "Missing command."
+# Ratios of equal letters: of a typing error, and of a similar name.
+_TYPO, _ALIKE = 0.85, 0.7
+_LEAST_BEGUN = 4  # letters of an option that is cut short, with its dashes
+_EXTRA = re.compile(r"Got unexpected extra arguments? ?(?:\(s\) )?\((.+)\)")
+_NO_VALUE = re.compile(r"Option '(.+?)' requires an argument")
+
+
+def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequence[str]) -> str:
+    """The answer to a command line that the parser refuses.
+
+    args: the words after `mw`. commands: the modules of cli/ whose options may be meant.
+    """
+    context = getattr(error, "ctx", None)
+    if match := _NO_VALUE.match(error.message):
+        return f"{match[1]} is last and has no value; write it after the option"
+    if context is None:
+        return _of_parser(error)
+    names = getattr(context.command, "commands", None)
+    message = error.message
+    if names and message == _NO_COMMAND:
+        return f"name a command of {context.command_path}: {', '.join(names)}"
+    # Typer exports no classes for these errors.
+    kind = type(error).__name__
+    if kind == "NoSuchOption":
+        return _unknown_option(error, context, args, commands)
+    if names and (match := re.match(r"No such command '(.+?)'", message)):
+        if ours := subcommand_here(match[1]):
+            return f"{context.command_path} has no command {match[1]!r}; type {context.command_path} {ours}"
+        if "Did you mean" not in message:
+            return f"{context.command_path} has no command {match[1]!r}; {nearest(match[1], list(names))}"
+    if kind == "MissingParameter":
+        return _missing(context)
+    if match := _EXTRA.match(message):
+        return _extra(match[1].split()[0], context, args)
+    return _of_parser(error)
+
+
+def _of_parser(error: typer.TyperException) -> str:
+    # The parser of choices puts the kind of error before a validator's message.
+    return getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
+
+
+def _unknown_option(error: Any, context: Any, args: Sequence[str], commands: Sequence[str]) -> str:
+    given, path = error.option_name, context.command_path
+    if names := getattr(context.command, "commands", None):
+        return f"name a command of {path} before {given}: {', '.join(f'{path} {name}' for name in names)}"
+    options = [name for param in context.command.params for name in param.opts]
+    if answer := answer_here(given, path):
+        return answer
+    value = _value_of(given, args)
+    if ours := option_here(given, options, value):
+        return f"{given} is {ours} here"
+    arguments = {param.name for param in context.command.params if param.param_type_name == "argument"}
+    if given.lstrip("-") in arguments:
+        return f"{given} has no dashes here: {path} {given.lstrip('-').upper()}"
+    if typo := get_close_matches(given, options, n=2, cutoff=_TYPO):
+        return f"{path} has no {given}; did you mean {' or '.join(typo)}?"
+    if answer := answer_by_words(given, path):
+        return answer
+    if ours := option_by_words(given, options, value):
+        return f"{given} is {ours} here"
+    begun = [option for option in options if len(given) >= _LEAST_BEGUN and option.startswith(given)]
+    if alike := begun[:2] or get_close_matches(given, options, n=2, cutoff=_ALIKE):
+        return f"{path} has no {given}; did you mean {' or '.join(alike)}?"
+    if owners := _with_option(given, commands):
+        return f"{path} has no {given}; it is an option of {' and '.join(owners[:3])}"
+    return f"{path} has no {given}; {path} --help lists its options"
+
+
+def _value_of(option: str, args: Sequence[str]) -> str:
+    """The word that was given as an unknown option's value; empty without one."""
+    for at, arg in enumerate(args):
+        if arg.startswith(f"{option}="):
+            return arg.partition("=")[2]
+        if arg == option and at + 1 < len(args):
+            return "" if args[at + 1].startswith("-") else args[at + 1]
+    return ""
+
+
+def _with_option(option: str, commands: Sequence[str]) -> list[str]:
+    """The commands that have an option."""
+    found = []
+    for name in commands:
+        command = to_command(import_module(f"meshwright.cli.{name}").app)
+        inner = getattr(command, "commands", None)
+        paths = (
+            {f"mw {name} {each}": part for each, part in inner.items()} if inner else {f"mw {name}": command}
+        )
+        found += [path for path, each in paths.items() if any(option in param.opts for param in each.params)]
+    return found
+
+
+def _extra(word: str, context: Any, args: Sequence[str]) -> str:
+    """The answer to a word that belongs to no option."""
+    path, params = context.command_path, context.command.params
+    options = {name: param for param in params for name in param.opts}
+    if option := next((name for name, known in _KINDS.items() if name in options and known(word)), ""):
+        return f"{word!r} belongs to no option; write {option} {word}"
+    before = list(args[: args.index(word)]) if word in args else []
+    if len(before) >= 2 and before[-2] in options and not options[before[-2]].is_flag:
+        return f"{word!r} belongs to no option; quote '{before[-1]} {word}', or leave it out"
+    if before and before[-1] in options:
+        return f"{before[-1]} takes no value; leave out {word!r}"
+    arguments = [_shown(param) for param in params if param.param_type_name == "argument"]
+    takes = f"takes {' '.join(arguments)}" if arguments else "takes options alone"
+    return f"{path} {takes}; leave out {word!r}{_such_as(context)}"
+
+
+def _shown(argument: Any) -> str:
+    return (argument.metavar or argument.name or "").upper()
+
+
+def _is_machine(word: str) -> bool:
+    from meshwright.hardware.catalog import load
+
+    try:
+        load(word)
+    except HardwareError:
+        return ":" not in word and _is_chip(word)
+    return True
+
+
+def _is_chip(word: str) -> bool:
+    from meshwright.hardware.catalog import chip
+
+    try:
+        chip(word)
+    except HardwareError:
+        return False
+    return True
+
+
+def _is_model(word: str) -> bool:
+    from meshwright.models.presets import load_model
+
+    try:
+        load_model(word)
+    except (ModelError, OSError):
+        return False
+    return True
+
+
+def _is_layout(word: str) -> bool:
+    from meshwright.layout.short import clean_words, read_words
+
+    try:
+        return bool(clean_words(read_words(word)))
+    except MeshwrightError:
+        return False
+
+
+# Options whose values are recognised, in the order of trial.
+_KINDS = {"--layout": _is_layout, "--hardware": _is_machine, "--model": _is_model}
+
+
+def _missing(context: Any) -> str:
+    """All options that lack, in one line with the command's first example."""
+    lacking = [
+        param.opts[-1] if param.param_type_name == "option" else _shown(param)
+        for param in context.command.params
+        if param.required and context.params.get(param.name) is None
+    ]
+    return f"{context.command_path} needs {', '.join(lacking)}{_such_as(context)}"
+
+
+def _such_as(context: Any) -> str:
+    """The first example in a command's help, as the end of a sentence; empty without one."""
+    lines = (context.command.help or "").splitlines()
+    example = next((line.strip() for line in lines if line.strip().startswith("mw ")), "")
+    return f"; such as {example}" if example else ""
