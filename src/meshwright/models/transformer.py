@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.mixers.mixer import StateOps
+from meshwright.models.mixers.mixer import Cache, Kind, StateOps, V
 from meshwright.models.parameters import (
     ADAPTER_A,
     ADAPTER_B,
@@ -122,7 +122,7 @@ class Ahead(NamedTuple):
     targets: Any
 
 
-class Ops(Protocol):
+class Ops(Protocol[V]):
     """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
 
     norm: over the last letter, or the last `num_letters`; scale and bias have the last letters of x. kept: x,
@@ -149,68 +149,75 @@ class Ops(Protocol):
       with the weight in `head`, plus `unembed_bias` if there is one, capped if there is a cap.
     """
 
-    def embed(self, name: str, tokens: Any, table: Any) -> Any: ...
-    def add_positions(self, name: str, x: Any, places: Places, table: Any) -> Any: ...
-    def scale(self, name: str, x: Any, factor: float) -> Any: ...
+    def embed(self, name: str, tokens: V, table: V) -> V: ...
+    def add_positions(self, name: str, x: V, places: Places, table: V) -> V: ...
+    def scale(self, name: str, x: V, factor: float) -> V: ...
     def norm(
-        self, name: str, x: Any, scale: Any, bias: Any = None, *, kind: str = "rms", num_letters: int = 1
-    ) -> Any: ...
-    def dot(self, name: str, x: Any, w: Any) -> Any: ...
-    def clip(self, name: str, x: Any, limit: float) -> Any: ...
-    def gated(self, name: str, y: Any, gate: Any) -> Any: ...
-    def kept(self, name: str, x: Any) -> Any: ...
-    def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
-    def bias(self, name: str, y: Any, b: Any) -> Any: ...
-    def rope(self, name: str, x: Any, places: Places, kind: Any) -> Any: ...
-    def turned_norm(self, name: str, x: Any, kind: Any) -> Any: ...
-    def temperature(self, name: str, q: Any, places: Places, kind: Any) -> Any: ...
-    def for_layers(self, name: str, x: Any) -> Any: ...
+        self,
+        name: str,
+        x: V,
+        scale: V | None,
+        bias: V | None = None,
+        *,
+        kind: str = "rms",
+        num_letters: int = 1,
+    ) -> V: ...
+    def dot(self, name: str, x: V, w: V) -> V: ...
+    def clip(self, name: str, x: V, limit: float) -> V: ...
+    def gated(self, name: str, y: V, gate: V) -> V: ...
+    def kept(self, name: str, x: V) -> V: ...
+    def einsums(self, x: V, weights: Mapping[str, V], **specs: str) -> tuple[V, ...]: ...
+    def bias(self, name: str, y: V, b: V) -> V: ...
+    def rope(self, name: str, x: V, places: Places, kind: Kind) -> V: ...
+    def turned_norm(self, name: str, x: V, kind: Kind) -> V: ...
+    def temperature(self, name: str, q: V, places: Places, kind: Kind) -> V: ...
+    def for_layers(self, name: str, x: V) -> V: ...
     def attention(
         self,
         name: str,
-        q: Any,
-        k: Any,
-        v: Any,
+        q: V,
+        k: V,
+        v: V,
         places: Places,
-        cache: Any,
-        kind: Any,
+        cache: Cache,
+        kind: Kind,
         *,
         softcap: float | None = None,
         scale: float | None = None,
-        sinks: Any = None,
-    ) -> tuple[Any, Any]: ...
+        sinks: V | None = None,
+    ) -> tuple[V, Cache]: ...
     def activation(
-        self, name: str, gate: Any, up: Any, kind: str, slopes: tuple[Any, Any] | None = None
-    ) -> Any: ...
-    def residual(self, name: str, x: Any, y: Any) -> Any: ...
+        self, name: str, gate: V, up: V | None, kind: str, slopes: tuple[V, V] | None = None
+    ) -> V: ...
+    def residual(self, name: str, x: V, y: V) -> V: ...
     def layers(
         self,
         block: Callable,
-        weights: Any,
-        x: Any,
+        weights: Mapping[str, V],
+        x: V,
         places: Places,
-        cache: Any,
+        cache: Cache,
         layers: Sequence[Layer],
-    ) -> tuple[Any, Any]: ...
-    def take(self, name: str, x: Any, indices: Any) -> Any: ...
-    def join(self, name: str, x: Any, y: Any) -> Any: ...
-    def detached(self, x: Any) -> Any: ...
-    def with_draft_loss(self, handed_on: Any, loss: Any) -> Any: ...
-    def softcap(self, name: str, logits: Any, cap: float) -> Any: ...
+    ) -> tuple[V, Cache]: ...
+    def take(self, name: str, x: V, indices: V) -> V: ...
+    def join(self, name: str, x: V, y: V) -> V: ...
+    def detached(self, x: V) -> V: ...
+    def with_draft_loss(self, handed_on: object, loss: V) -> object: ...
+    def softcap(self, name: str, logits: V, cap: float) -> V: ...
     def loss(
         self,
         name: str,
-        x: Any,
-        weights: Mapping[str, Any],
-        targets: Any,
+        x: V,
+        weights: Mapping[str, V],
+        targets: V,
         cap: float | None = None,
         *,
         has_last: bool = True,
         **head: str,
-    ) -> Any: ...
+    ) -> V: ...
 
 
-class LatentOps(Ops, Protocol):
+class LatentOps(Ops[V], Protocol[V]):
     """The operations of latent attention.
 
     join_rope: k[B,T,N,J] and rope[B,T,A], the same in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O]
@@ -218,25 +225,25 @@ class LatentOps(Ops, Protocol):
     the keys that each query reads chosen by the scores of q[B,T,x,y] over k[B,S,y], weighed by [B,T,x].
     """
 
-    def index(self, name: str, q: Any, k: Any, weights: Any, cache: Any, kind: Any) -> Any: ...
+    def index(self, name: str, q: V, k: V, weights: V, cache: Cache, kind: Kind) -> Cache: ...
 
-    def join_rope(self, name: str, k: Any, rope: Any) -> Any: ...
+    def join_rope(self, name: str, k: V, rope: V) -> V: ...
     def latent_attention(
         self,
         name: str,
-        q: Any,
-        latent: Any,
-        rope: Any,
-        w: Mapping[str, Any],
+        q: V,
+        latent: V,
+        rope: V,
+        w: Mapping[str, V],
         places: Places,
-        cache: Any,
-        kind: Any,
+        cache: Cache,
+        kind: Kind,
         *,
         scale: float | None = None,
-    ) -> tuple[Any, Any]: ...
+    ) -> tuple[V, Cache]: ...
 
 
-class ExpertOps(Ops, Protocol):
+class ExpertOps(Ops[V], Protocol[V]):
     """The operations of a mixture of experts.
 
     router: gates[B, T, E], the weight of each expert in a token's result, zero except for its k experts;
@@ -245,22 +252,22 @@ class ExpertOps(Ops, Protocol):
     the gates, or only summed if the gates scaled the rows before. In one pass or several.
     """
 
-    def router(self, name: str, x: Any, w: Any, b: Any = None, choice: Any = None) -> Any: ...
+    def router(self, name: str, x: V, w: V, b: V | None = None, choice: V | None = None) -> V: ...
     def experts(
-        self, block: Callable[[Any, Mapping[str, Any], Any], Any], w: Mapping[str, Any], x: Any, gates: Any
-    ) -> Any: ...
+        self, block: "Callable[[ExpertOps[V], Mapping[str, V], V], V]", w: Mapping[str, V], x: V, gates: V
+    ) -> V: ...
 
 
 def _block(
     config: ModelConfig,
-    ops: Ops,
-    w: Mapping[str, Any],
-    x: Any,
+    ops: Ops[V],
+    w: Mapping[str, V],
+    x: V,
     places: Places,
-    cache: Any,
-    kind: Any,
-    shared: Any = None,
-) -> tuple[Any, Any, Any]:
+    cache: Cache,
+    kind: Kind,
+    shared: Sequence[V] | None = None,
+) -> tuple[V, Cache, tuple[V, ...] | None]:
     """One layer: x[B, T, D] -> x[B, T, D], the layer's cache, and its keys and values for other layers.
 
     shared: keys and values of an earlier layer, for a layer without its own. A block has only a mixer or only
@@ -279,7 +286,7 @@ def _block(
         if "state_out" in w:
             assert config.state_mixer is not None, "a model whose layers have states has a mixer for them"
             y, cache = config.state_mixer.mix(
-                cast(StateOps, ops), w, h, places, cache, kind, norm_eps=config.norm_eps
+                cast(StateOps[V], ops), w, h, places, cache, kind, norm_eps=config.norm_eps
             )
             mixed.append(y)
         y = mixed[0] if len(mixed) == 1 else ops.residual("mixed", *mixed)
@@ -295,7 +302,7 @@ def _block(
         h = source if config.parallel else x
         h = ops.kept("mlp_norm", norm("mlp_norm", h)) if config.pre_norms else h
     if "router" in w:
-        y = _mixture(config, cast(ExpertOps, ops), w, h)
+        y = _mixture(config, cast(ExpertOps[V], ops), w, h)
     else:
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     if config.post_norms or ("router" in w and config.moe and config.moe.post_norm):
@@ -304,7 +311,7 @@ def _block(
     return ops.residual("mlp_residual", x, _scaled(config, ops, "mlp_residual_scale", y)), cache, made
 
 
-def _planned(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> None:
+def _planned(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V) -> None:
     """The products with weights that only plans know, each of x[B, T, D] or of an earlier result."""
     made = {"D": x}
     for extra in config.extras:
@@ -316,18 +323,18 @@ def _planned(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> Non
 
 def _attend(
     config: ModelConfig,
-    ops: Ops,
-    w: Mapping[str, Any],
-    h: Any,
+    ops: Ops[V],
+    w: Mapping[str, V],
+    h: V,
     places: Places,
-    cache: Any,
-    kind: Any,
-    shared: Any,
-) -> tuple[Any, Any, Any]:
+    cache: Cache,
+    kind: Kind,
+    shared: Sequence[V] | None,
+) -> tuple[V, Cache, tuple[V, ...] | None]:
     """y[B, T, D] of the normed h[B, T, D], the cache, and keys and values for other layers."""
     made = None
     if config.mla:
-        a, cache = _latent_attention(config, cast(LatentOps, ops), w, h, places, cache, kind)
+        a, cache = _latent_attention(config, cast(LatentOps[V], ops), w, h, places, cache, kind)
     else:
         a, cache, made = _attention(config, ops, w, h, places, cache, kind, shared)
     o = value_letter(config)
@@ -340,30 +347,30 @@ def _attend(
     return _biased(ops, w, "wo", y), cache, made
 
 
-def _entered(config: ModelConfig, ops: Ops, name: str, x: Any, normed: Any, part: int) -> Any:
+def _entered(config: ModelConfig, ops: Ops[V], name: str, x: V, normed: V, part: int) -> V:
     """The input that a layer adds to: x, or its normed form times the factor of this part of the layer."""
     return ops.scale(name, normed, config.residual_inputs[part]) if config.residual_inputs else x
 
 
-def _scaled(config: ModelConfig, ops: Ops, name: str, y: Any) -> Any:
+def _scaled(config: ModelConfig, ops: Ops[V], name: str, y: V) -> V:
     """The result of attention or a feed-forward, as it is added to the layer's input."""
     return ops.scale(name, y, config.residual_scale) if config.residual_scale else y
 
 
 def _apply_norm(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], name: str, x: Any, num_letters: int = 1
-) -> Any:
+    config: ModelConfig, ops: Ops[V], w: Mapping[str, V], name: str, x: V, num_letters: int = 1
+) -> V:
     scale, bias = w.get(name), w.get(f"{name}_bias")
     return ops.norm(name, x, scale, bias, kind=config.norm, num_letters=num_letters)
 
 
-def _biased(ops: Ops, w: Mapping[str, Any], name: str, y: Any) -> Any:
+def _biased(ops: Ops[V], w: Mapping[str, V], name: str, y: V) -> V:
     """The product y with the weight `name`, plus its bias if it has one."""
     bias = f"{name}_bias"
     return ops.bias(bias, y, w[bias]) if bias in w else y
 
 
-def _products(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, **specs: str) -> tuple[Any, ...]:
+def _products(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, **specs: str) -> tuple[V, ...]:
     """The products of x with these weights, plus s (x A) B for weights with adapters."""
     products = ops.einsums(x, w, **specs)
     parts = {name: adapter_specs(spec) for name, spec in specs.items() if name + ADAPTER_A in w}
@@ -396,14 +403,14 @@ def adapter_specs(spec: str) -> tuple[str, str]:
 
 def _attention(
     config: ModelConfig,
-    ops: Ops,
-    w: Mapping[str, Any],
-    h: Any,
+    ops: Ops[V],
+    w: Mapping[str, V],
+    h: V,
     places: Places,
-    cache: Any,
-    kind: Any,
-    shared: Any,
-) -> tuple[Any, Any, Any]:
+    cache: Cache,
+    kind: Kind,
+    shared: Sequence[V] | None,
+) -> tuple[V, Cache, tuple[V, ...] | None]:
     """a[B, T, N, H] of the normed h[B, T, D], the cache, and k, v[B, S, K, H] for other layers."""
     o = value_letter(config)
     specs = {"wq": "BTD,DNH->BTNH", "wk": "BTD,DKH->BTKH", "wv": f"BTD,DK{o}->BTK{o}"}
@@ -413,7 +420,7 @@ def _attention(
         (down,) = ops.einsums(h, w, wq_down="BTD,DQ->BTQ")
         down = _apply_norm(config, ops, w, "q_latent_norm", down)
         products = (*ops.einsums(down, w, wq_up="BTQ,QNH->BTNH"), *products)
-    cache = _indexed(config, cast(LatentOps, ops), w, h, down, cache, kind)
+    cache = _indexed(config, cast(LatentOps[V], ops), w, h, down, cache, kind)
     q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
     kv = [*kv, *kv] if config.values_are_keys else kv
     num_letters = 2 if config.qk_norm_over == "width" else 1
@@ -435,7 +442,7 @@ def _attention(
         q, kv = _normed(config, ops, w, q, kv, num_letters)
     if config.layers_per_cache > 1:
         kv = [ops.for_layers(name, x) for name, x in zip("kv", kv, strict=False)]
-    k, v = kv or shared
+    k, v = kv or cast(Sequence[V], shared)
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
     a, cache = ops.attention("attention", q, k, v, places, cache, kind, **scores)
     a = _gated(config, ops, w, h, a, "H")
@@ -445,7 +452,7 @@ def _attention(
     return a, cache, tuple(kv) if kv and shares else None
 
 
-def _gated(config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, a: Any, o: str) -> Any:
+def _gated(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, a: V, o: str) -> V:
     """The result of attention a[B, T, N, o], gated by a projection of h[B, T, D] if the model has a gate."""
     if not config.attention_gate:
         return a
@@ -454,16 +461,22 @@ def _gated(config: ModelConfig, ops: Ops, w: Mapping[str, Any], h: Any, a: Any, 
 
 
 def _normed(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], q: Any, kv: list[Any], num_letters: int
-) -> tuple[Any, list[Any]]:
+    config: ModelConfig, ops: Ops[V], w: Mapping[str, V], q: V, kv: list[V], num_letters: int
+) -> tuple[V, list[V]]:
     """Normed queries and keys, with the values; no keys and values if an earlier layer has them."""
     q = _apply_norm(config, ops, w, "q_norm", q, num_letters)
     return q, [_apply_norm(config, ops, w, "k_norm", kv[0], num_letters), kv[1]] if kv else []
 
 
 def _latent_attention(
-    config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, places: Places, cache: Any, kind: Any
-) -> tuple[Any, Any]:
+    config: ModelConfig,
+    ops: LatentOps[V],
+    w: Mapping[str, V],
+    h: V,
+    places: Places,
+    cache: Cache,
+    kind: Kind,
+) -> tuple[V, Cache]:
     """a[B, T, N, O] of the normed h[B, T, D] through latents, and the cache (DeepSeek-V2, 2024).
 
     A cache holds the normed latent [R] and the turned rotary key [A] of each token, R + A elements a layer;
@@ -490,8 +503,14 @@ def _latent_attention(
 
 
 def _indexed(
-    config: ModelConfig, ops: LatentOps, w: Mapping[str, Any], h: Any, down: Any, cache: Any, kind: Any
-) -> Any:
+    config: ModelConfig,
+    ops: LatentOps[V],
+    w: Mapping[str, V],
+    h: V,
+    down: V | None,
+    cache: Cache,
+    kind: Kind,
+) -> Cache:
     """The cache, after an indexer has chosen keys by the normed h[B, T, D] or by the queries' latent."""
     if config.own_indexer is None:
         return cache
@@ -506,7 +525,7 @@ def _indexed(
     return ops.index("index", index_q, index_k, weights[0] if weights else index_q, cache, kind)
 
 
-def spelt_out(ops: LatentOps, w: Mapping[str, Any], latent: Any, rope: Any) -> tuple[Any, Any]:
+def spelt_out(ops: LatentOps[V], w: Mapping[str, V], latent: V, rope: V) -> tuple[V, V]:
     """k[B, T, N, H] and v[B, T, N, O] of latent[B, T, R] and rope[B, T, A], for training and prefill.
 
     Generation may absorb wk_up into the queries and wv_up into the result instead. Then it attends to the
@@ -517,8 +536,8 @@ def spelt_out(ops: LatentOps, w: Mapping[str, Any], latent: Any, rope: Any) -> t
 
 
 def _feed_forward(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, prefix: str, into: str, out: str
-) -> Any:
+    config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, prefix: str, into: str, out: str
+) -> V:
     """y of x, of the same shape, through the weights with this prefix; into, out: first and last einsum."""
     names = [f"{prefix}_{name}" for name in first_matrices(config)]
     products = _products(config, ops, w, x, **dict.fromkeys(names, into))
@@ -533,11 +552,11 @@ def _feed_forward(
     return _biased(ops, w, f"{prefix}_out", y)
 
 
-def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) -> Any:
+def _mixture(config: ModelConfig, ops: ExpertOps[V], w: Mapping[str, V], h: V) -> V:
     """y[B, T, D] of h[B, T, D]: each token through its k experts and the shared experts."""
     gates = ops.router("router", h, w["router"], w.get("router_bias"), w.get("router_choice_bias"))
 
-    def through(ops: ExpertOps, w: Mapping[str, Any], d: Any) -> Any:
+    def through(ops: ExpertOps[V], w: Mapping[str, V], d: V) -> V:
         d, m = ops.kept("dispatch", d), row_letter(config)
         return _feed_forward(config, ops, w, d, "expert", f"EC{m},E{m}M->ECM", f"ECM,EM{m}->EC{m}")
 
@@ -562,7 +581,7 @@ def _mixture(config: ModelConfig, ops: ExpertOps, w: Mapping[str, Any], h: Any) 
 # The forward pass in parts, which stages of a pipeline combine
 
 
-def enter(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, places: Places) -> Any:
+def enter(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], tokens: V, places: Places) -> V:
     """x[B, T, D] of tokens[B, T], before the first layer."""
     x = _embedded(config, ops, w, tokens)
     if config.positions == "learned":
@@ -571,7 +590,7 @@ def enter(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, plac
     return x
 
 
-def _embedded(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any) -> Any:
+def _embedded(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], tokens: V) -> V:
     """The embeddings x[B, T, D] of tokens[B, T], scaled and normed."""
     x = ops.embed("embed", tokens, w["embed"])
     if config.scale_embedding:
@@ -581,7 +600,7 @@ def _embedded(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any) 
     return _apply_norm(config, ops, w, EMBED_NORM, x) if config.embedding_norm else x
 
 
-def enter_draft(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any, hidden: Any) -> Any:
+def enter_draft(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], tokens: V, hidden: V) -> V:
     """x[B, T, D] before the layer of a draft head (DeepSeek-V3, arXiv:2412.19437, equation 21).
 
     tokens[B, T]: the token after each position. hidden[B, T, D]: of the positions, after the final norm, or a
@@ -595,18 +614,18 @@ def enter_draft(config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: Any
 
 def through(
     config: ModelConfig,
-    ops: Ops,
-    w: Mapping[str, Any],
-    x: Any,
+    ops: Ops[V],
+    w: Mapping[str, V],
+    x: V,
     places: Places,
-    cache: Any,
+    cache: Cache,
     layers: Sequence[Layer],
-) -> tuple[Any, Any]:
+) -> tuple[V, Cache]:
     """x[B, T, D] after some consecutive layers of `config.layers`, and the cache."""
     return ops.layers(partial(_block, config), w, x, places, cache, layers)
 
 
-def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: Any = None) -> Any:
+def leave(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, indices: V | None = None) -> V:
     """logits[B, T, V] of x[B, T, D] after the last layer; with indices[B, n] only of these positions."""
     x = x if indices is None else ops.take("take", x, indices)
     x = _logits_input(config, ops, final_norm(config, ops, w, x))
@@ -615,17 +634,17 @@ def leave(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, indices: 
     return ops.softcap("logit_softcap", out, config.logit_softcap) if config.logit_softcap else out
 
 
-def final_norm(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any) -> Any:
+def final_norm(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V) -> V:
     """The last hidden state[B, T, D]: x[B, T, D] after the last layer and the final norm."""
     return _apply_norm(config, ops, w, DRAFT_NORM if config.draft_head == "alone" else "final_norm", x)
 
 
-def leave_with_loss(config: ModelConfig, ops: Ops, w: Mapping[str, Any], x: Any, targets: Any) -> Any:
+def leave_with_loss(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, targets: V) -> V:
     """The mean cross-entropy of targets[B, T] by x[B, T, D] after the last layer, in nats per token."""
     return _loss_of_hidden(config, ops, w, final_norm(config, ops, w, x), targets)
 
 
-def _loss_of_hidden(config: ModelConfig, ops: Ops, w: Mapping[str, Any], hidden: Any, targets: Any) -> Any:
+def _loss_of_hidden(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], hidden: V, targets: V) -> V:
     """The mean cross-entropy of targets[B, T] by hidden[B, T, D] after the final norm."""
     is_draft = config.draft_head == "alone"
     x = ops.kept(DRAFT_NORM if is_draft else "final_norm", _logits_input(config, ops, hidden))
@@ -633,7 +652,7 @@ def _loss_of_hidden(config: ModelConfig, ops: Ops, w: Mapping[str, Any], hidden:
     return ops.loss(name, x, w, targets, cap, has_last=not is_draft, **_head(config))
 
 
-def _logits_input(config: ModelConfig, ops: Ops, x: Any) -> Any:
+def _logits_input(config: ModelConfig, ops: Ops[V], x: V) -> V:
     """x[B, T, D], whose product with the head is the scaled logits."""
     return ops.scale("logit_scale", x, config.logit_scale) if config.logit_scale else x
 
@@ -648,13 +667,13 @@ def _head(config: ModelConfig) -> dict[str, str]:
 
 def logits(
     config: ModelConfig,
-    ops: Ops,
-    w: Mapping[str, Any],
-    tokens: Any,
+    ops: Ops[V],
+    w: Mapping[str, V],
+    tokens: V,
     places: Places,
-    cache: Any = None,
-    indices: Any = None,
-) -> tuple[Any, Any]:
+    cache: Cache = None,
+    indices: V | None = None,
+) -> tuple[V, Cache]:
     """logits[B, T, V] after each of tokens[B, T], and the cache, in training, prefill and generation.
 
     indices[B, n]: the positions in T whose logits are returned, [B, n, V]; None for all.
@@ -666,13 +685,13 @@ def logits(
 
 def losses(
     config: ModelConfig,
-    ops: Ops,
-    w: Mapping[str, Any],
-    tokens: Any,
-    targets: Any,
+    ops: Ops[V],
+    w: Mapping[str, V],
+    tokens: V,
+    targets: V,
     places: Places,
     ahead: Ahead | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[V, Cache]:
     """The mean cross-entropy of targets[B, T], and the result of `layers` instead of a cache.
 
     ahead: of a model with a draft head. The loss of a head that is trained with the model is in the second

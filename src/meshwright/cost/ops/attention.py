@@ -165,7 +165,7 @@ class AttentionOps(ProductOps):
         *,
         scale: float | None = None,
     ) -> tuple[Value, object]:
-        k, v = spelt_out(cast(LatentOps, self), w, latent, rope)
+        k, v = spelt_out(cast(LatentOps[Value], self), w, latent, rope)
         return self.attention(name, q, k, v, places, cache, kind, scale=scale)
 
     def _attend(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from meshwright.errors import ModelError
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import CHUNK, PieceFlops, State, StateMixer, StateOps
+from meshwright.models.mixers.mixer import CHUNK, Cache, Kind, PieceFlops, State, StateMixer, StateOps, V
 from meshwright.models.param import Param
 
 
@@ -126,15 +126,15 @@ class GatedDelta(StateMixer):
 
     def mix(
         self,
-        ops: StateOps,
-        w: Mapping[str, Any],
-        h: Any,
+        ops: StateOps[V],
+        w: Mapping[str, V],
+        h: V,
         places: Any,
-        cache: Any,
-        kind: Any,
+        cache: Cache,
+        kind: Kind,
         *,
         norm_eps: float,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[V, Cache]:
         specs = {"state_q": "BTD,Dgs->BTgs", "state_k": "BTD,Dgs->BTgs", "state_v": "BTD,Dgup->BTgup"}
         specs |= {"state_beta": "BTD,Dgu->BTgu"}
         per, narrow_decay = self._decays, self.rank and not self.wide_decay
@@ -149,7 +149,7 @@ class GatedDelta(StateMixer):
         if narrow_gate:
             (gate,) = ops.einsums(gate, w, state_gate_up="BTr,rgup->BTgup")
 
-        def convolved(name: str, x: Any, cache: Any) -> tuple[Any, Any]:
+        def convolved(name: str, x: V, cache: Cache) -> tuple[V, Cache]:
             return ops.convolution(name, x, w[name], None, places, cache, kind, memory=name)
 
         q, cache = convolved("conv_q", q, cache)

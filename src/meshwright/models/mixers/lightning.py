@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps
+from meshwright.models.mixers.mixer import CHUNK, Cache, Kind, State, StateMixer, StateOps, V
 from meshwright.models.param import Param
 
 _LITTLE = 1e-5  # added to the decays' factors, so that the last layer's is not 0
@@ -64,15 +64,15 @@ class Lightning(StateMixer):
 
     def mix(
         self,
-        ops: StateOps,
-        w: Mapping[str, Any],
-        h: Any,
+        ops: StateOps[V],
+        w: Mapping[str, V],
+        h: V,
         places: Any,
-        cache: Any,
-        kind: Any,
+        cache: Cache,
+        kind: Kind,
         *,
         norm_eps: float,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[V, Cache]:
         q, k, v, gate = ops.einsums(
             h,
             w,

@@ -13,7 +13,7 @@ read in place of a token (models/config.py, MoE) is split as D is.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from meshwright.models.param import Param
 
@@ -24,6 +24,12 @@ LIKE_LETTERS: Mapping[str, str] = {"N": HEADS, "F": "i", "D": "m"}
 WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "step")
 # Positions that the chunked form computes at once.
 CHUNK = 64
+# A value of the operations in use: an array in `nn/`, a recorded value in `cost/`.
+V = TypeVar("V")
+# A LayerKind, or the record of a reader that runs layers of several kinds at once, which has `stack` too.
+Kind = Any
+# What a reader keeps of earlier positions; None in training.
+Cache = Any
 
 
 class State(NamedTuple):
@@ -44,7 +50,7 @@ class PieceFlops(NamedTuple):
     added: float
 
 
-class StateOps(Protocol):
+class StateOps(Protocol[V]):
     """The operations of mixers with a state.
 
     apply: an elementwise function (`nn/mixers/elementwise.py`) of activations and small weights; the spec
@@ -61,39 +67,39 @@ class StateOps(Protocol):
       With log_rates[u, s] and values [B, T, u], the log-decay is -exp(log_rates) times `decay`.
     """
 
-    def einsums(self, x: Any, weights: Mapping[str, Any], **specs: str) -> tuple[Any, ...]: ...
-    def bias(self, name: str, y: Any, b: Any) -> Any: ...
-    def kept(self, name: str, x: Any) -> Any: ...
-    def apply(self, name: str, function: str, spec: str, *operands: Any, **constants: Any) -> Any: ...
-    def all_positions(self, name: str, x: Any) -> Any: ...
-    def for_heads(self, name: str, x: Any) -> Any: ...
-    def slopes(self, name: str, v: Any, kind: Any) -> Any: ...
+    def einsums(self, x: V, weights: Mapping[str, V], **specs: str) -> tuple[V, ...]: ...
+    def bias(self, name: str, y: V, b: V) -> V: ...
+    def kept(self, name: str, x: V) -> V: ...
+    def apply(self, name: str, function: str, spec: str, *operands: V, **constants: object) -> V: ...
+    def all_positions(self, name: str, x: V) -> V: ...
+    def for_heads(self, name: str, x: V) -> V: ...
+    def slopes(self, name: str, v: V, kind: Kind) -> V: ...
     def convolution(
         self,
         name: str,
-        x: Any,
-        taps: Any,
-        bias: Any,
+        x: V,
+        taps: V,
+        bias: V | None,
         places: Any,
-        cache: Any,
-        kind: Any,
+        cache: Cache,
+        kind: Kind,
         *,
         memory: str,
         activated: bool = True,
-    ) -> tuple[Any, Any]: ...
+    ) -> tuple[V, Cache]: ...
     def recurrence(
         self,
         name: str,
-        q: Any,
-        k: Any,
-        v: Any,
-        decay: Any,
-        beta: Any,
+        q: V,
+        k: V,
+        v: V,
+        decay: V,
+        beta: V | None,
         places: Any,
-        cache: Any,
-        kind: Any,
-        log_rates: Any = None,
-    ) -> tuple[Any, Any]: ...
+        cache: Cache,
+        kind: Kind,
+        log_rates: V | None = None,
+    ) -> tuple[V, Cache]: ...
 
 
 @dataclass(frozen=True)
@@ -153,20 +159,20 @@ class StateMixer:
 
     def mix(
         self,
-        ops: StateOps,
-        w: Mapping[str, Any],
-        h: Any,
+        ops: StateOps[V],
+        w: Mapping[str, V],
+        h: V,
         places: Any,
-        cache: Any,
-        kind: Any,
+        cache: Cache,
+        kind: Kind,
         *,
         norm_eps: float,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[V, Cache]:
         """y[B, T, D] of the normed h[B, T, D], and the cache."""
         raise NotImplementedError
 
 
-def biased(ops: StateOps, w: Mapping[str, Any], name: str, y: Any) -> Any:
+def biased(ops: StateOps[V], w: Mapping[str, V], name: str, y: V) -> V:
     """The product y with the weight `name`, plus its bias if it has one."""
     bias = f"{name}_bias"
     return ops.bias(bias, y, w[bias]) if bias in w else y

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import CHUNK, PieceFlops, State, StateMixer, StateOps, biased, with_biases
+from meshwright.models.mixers.mixer import (
+    CHUNK,
+    Cache,
+    Kind,
+    PieceFlops,
+    State,
+    StateMixer,
+    StateOps,
+    V,
+    biased,
+    with_biases,
+)
 from meshwright.models.param import Param
 
 
@@ -94,15 +105,15 @@ class Selective(StateMixer):
 
     def mix(
         self,
-        ops: StateOps,
-        w: Mapping[str, Any],
-        h: Any,
+        ops: StateOps[V],
+        w: Mapping[str, V],
+        h: V,
         places: Any,
-        cache: Any,
-        kind: Any,
+        cache: Cache,
+        kind: Kind,
         *,
         norm_eps: float,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[V, Cache]:
         into = {"state_gate": "BTD,Du->BTu", "state_x": "BTD,Du->BTu"}
         products = ops.einsums(h, w, **into)
         gate, x = (biased(ops, w, name, y) for name, y in zip(into, products, strict=True))
@@ -124,8 +135,8 @@ class Selective(StateMixer):
         return biased(ops, w, "state_out", y), cache
 
     def _normed(
-        self, ops: StateOps, w: Mapping[str, Any], name: str, x: Any, letter: str, norm_eps: float
-    ) -> Any:
+        self, ops: StateOps[V], w: Mapping[str, V], name: str, x: V, letter: str, norm_eps: float
+    ) -> V:
         """x[B, T, letter], normed if the mixer says so."""
         array = f"BT{letter}"
         if self.norms:

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps, biased, with_biases
+from meshwright.models.mixers.mixer import (
+    CHUNK,
+    Cache,
+    Kind,
+    State,
+    StateMixer,
+    StateOps,
+    V,
+    biased,
+    with_biases,
+)
 from meshwright.models.param import Param
 
 _INTO = ("state_b", "state_c", "state_x")
@@ -49,15 +59,15 @@ class ShortConvolution(StateMixer):
 
     def mix(
         self,
-        ops: StateOps,
-        w: Mapping[str, Any],
-        h: Any,
+        ops: StateOps[V],
+        w: Mapping[str, V],
+        h: V,
         places: Any,
-        cache: Any,
-        kind: Any,
+        cache: Cache,
+        kind: Kind,
         *,
         norm_eps: float,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[V, Cache]:
         products = ops.einsums(h, w, **dict.fromkeys(_INTO, "BTD,Di->BTi"))
         b, c, x = (biased(ops, w, name, y) for name, y in zip(_INTO, products, strict=True))
         x = ops.apply("input_gate", "times", "BTi,BTi->BTi", b, x)

@@ -13,7 +13,17 @@ from typing import Any, ClassVar, Literal
 
 from meshwright.errors import ModelError
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps, biased, with_biases
+from meshwright.models.mixers.mixer import (
+    CHUNK,
+    Cache,
+    Kind,
+    State,
+    StateMixer,
+    StateOps,
+    V,
+    biased,
+    with_biases,
+)
 from meshwright.models.param import Param
 
 GatedNorm = Literal["after", "before", "none"]
@@ -115,15 +125,15 @@ class StateSpace(StateMixer):
 
     def mix(
         self,
-        ops: StateOps,
-        w: Mapping[str, Any],
-        h: Any,
+        ops: StateOps[V],
+        w: Mapping[str, V],
+        h: V,
         places: Any,
-        cache: Any,
-        kind: Any,
+        cache: Cache,
+        kind: Kind,
         *,
         norm_eps: float,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[V, Cache]:
         g = self._groups
         values, keys, heads = f"{g}up", f"{g}s", f"{g}u"
         into = {"state_gate": values, "state_x": values, "state_b": keys, "state_c": keys}
@@ -133,7 +143,7 @@ class StateSpace(StateMixer):
         if not g:
             b, c = ops.all_positions("state_b", b), ops.all_positions("state_c", c)
 
-        def convolved(name: str, x: Any, cache: Any) -> tuple[Any, Any]:
+        def convolved(name: str, x: V, cache: Cache) -> tuple[V, Cache]:
             bias = w.get(f"{name}_bias")
             return ops.convolution(name, x, w[name], bias, places, cache, kind, memory=name)
 

@@ -92,7 +92,7 @@ class ProductOps:
         """A table for look-ups: in the type that it travels in, unless its gradient has another."""
         return table if self._sent_in else table.astype(self.dtype)
 
-    def kept(self, name: str, x: Array) -> Array | Kept:
+    def kept(self, name: str, x: Array) -> Readable:
         """x for products and gates, in the type of `saved_dtype`, under its name in remat policies."""
         if self._saved_in is None:
             return x

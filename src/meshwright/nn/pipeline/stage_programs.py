@@ -280,10 +280,10 @@ class ChunkPrograms:
         """y, or for the last chunk the microbatch's share of the loss, as in validation."""
         _, targets, places = self.batch(rows, index)
         ops = self.ops.of_validation()
-        x = self._entered(ops, self._ends(weights)[0], x, rows, index)
+        entered = self._entered(ops, self._ends(weights)[0], x, rows, index)
         stacks, leaves = self._parts(weights, STACKS)
         used = as_used(self.config, self.layout, stacks, leaves)
-        y, _ = transformer.through(self.config, ops, used, x, places, None, self.layers)
+        y, _ = transformer.through(self.config, ops, used, entered, places, None, self.layers)
         if not self.is_last:
             return y
         return self._left_with_loss(ops, self._ends(weights)[0], y, targets, rows)
@@ -302,8 +302,9 @@ class ChunkPrograms:
             d_routers = jnp.asarray(d_routers) / self.layout.schedule.microbatches
         return vjp((d_y, d_routers))
 
-    def _entered(self, ops: JaxOps, ends: Any, x: Array | None, rows: Rows, index: Array) -> Any:
+    def _entered(self, ops: JaxOps, ends: Any, x: Array | None, rows: Rows, index: Array) -> Array:
         if not self.is_first:
+            assert x is not None, "the chunk before sends its result"
             return x
         tokens, _, places = self.batch(rows, index)
         with jax.named_scope(FORWARD):
