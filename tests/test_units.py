@@ -89,7 +89,7 @@ def test_a_formatted_count_reads_back(quarters: int, suffix: str) -> None:
         (format_seconds(1370.4), "1,370 s"),
         (format_seconds(3 * 3600), "3 h"),
         (format_seconds(17 * 86400), "17 days"),
-        (format_seconds(0), "0 us"),
+        (format_seconds(0), "0 s"),
     ],
 )
 def test_formats(text: str, expected: str) -> None:

@@ -222,7 +222,7 @@ def format_seconds(value: float) -> str:
     ('20.2 ns', '11.6 us', '300 ms', '17 days')
     """
     if value == 0:
-        return "0 us"
+        return "0 s"
     if value >= 999.5 * 86400:
         return f"{value / 86400:,.0f} days"
     if value >= 2 * 86400:

@@ -31,9 +31,12 @@ def test_plans_of_both_phases_are_written(tmp_path: Path, capsys: pytest.Capture
             "form", "step_seconds", "idle_share", "staleness", "chips", "price", "currency", "trainer",
             "generator", "move", "bytes_per_chip", "phases",
         }  # fmt: skip
+        [moved] = [each for each in form["move"]["moves"] if each["parameter"].endswith("w_out")]
+        assert moved["before"].startswith("w_out[L, F")
     assert load_plan(plan).workload.phase == "train"
     assert load_plan(plan.with_suffix(".generate.toml")).workload.phase == "generate"
     html = page.read_text()
+    assert "Moving weights, " + document["best"] in html and "w_out[L, F" in html
     assert "Recommended" in html and all(form["form"] in html for form in document["forms"])
     assert main(["report", str(plan), "-o", str(again := tmp_path / "again.html")]) == 0
     assert again.read_text() == html
@@ -43,7 +46,8 @@ def test_plans_of_both_phases_are_written(tmp_path: Path, capsys: pytest.Capture
 def test_the_best_form_comes_first_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ASK, "--reference-model", "none"]) == 0
     out = capsys.readouterr().out
-    assert "64 rollouts of 256 tokens, at most 1,024" in out and "chips are idle for" in out
+    assert "64 rollouts of 256 tokens, at most 1,024 (2" in out and "chips are idle for" in out
+    assert "weights move by" in out and "of weights in place" in out
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,23 @@ def test_plans_name_the_model_and_the_machine(tmp_path, capsys: pytest.CaptureFi
     assert (document["model"], document["hardware"], document["dtype"]) == ("tiny", "cpu:8", "f32")
 
 
+def test_a_plan_of_one_server_is_repeated(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `mw plan rl -o` writes them, in either order; other numbers of devices are refused."""
+    trainer, server = str(tmp_path / "rl.toml"), str(tmp_path / "rl.generate.toml")
+    work = ["--batch-tokens", "512", "--seq-len", "64", "--layout", "fsdp=8"]
+    assert main(["plan", "train", *TINY, *work, "-o", trainer]) == 0
+    step = ["--phase", "generate", "--batch", "4", "--context", "64", "--layout", "tensor=2"]
+    one = ["--model", "tiny", "--hardware", "cpu:2"]
+    assert main(["plan", "serve", *one, *step, "-o", server]) == 0
+    for pair in ((trainer, server), (server, trainer)):
+        capsys.readouterr()
+        assert main(["reshard", *pair, "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["hardware"] == "cpu:8" and "data=4,tensor=2,remat=none" in document.values()
+    assert main(["reshard", trainer, "tensor=2"]) == 2
+    assert "fits: equal numbers" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "hardware"), [("cpu", "h100:8x8"), ("tpu", "v5p:4x4x4"), ("gpu", "h100:8x8")]

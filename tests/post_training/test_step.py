@@ -1,7 +1,6 @@
 """Plans of post-training: the parts of a step by hand, and what must hold of every form."""
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 
@@ -14,6 +13,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load
+from meshwright.models.count import kv_bytes_per_token
 from meshwright.plan.serve.steps import StepSeconds
 from meshwright.plan.train import price
 from meshwright.post_training import step as step_module
@@ -78,6 +78,11 @@ def test_states_wait_in_the_host_or_take_memory(steps: list) -> None:
     kept, offloaded = (next(s for s in steps if s.form.endswith(word)) for word in ("kept", "offloaded"))
     states = kept.trainer.memory.weights + kept.trainer.memory.optimizer
     assert kept.needed_bytes["roll out"] - kept.rollouts.needed_bytes == states
+    assert kept.resident_bytes - kept.rollouts.weights_bytes == states
+    cache = kept.rollouts.needed_bytes - kept.rollouts.weights_bytes
+    tokens = kept.rollouts.generator.slots * (256 + 512)
+    chips = kept.rollouts.generator.machine.num_chips
+    assert cache == pytest.approx(kv_bytes_per_token(CONFIG) * tokens / chips, rel=0.05)
     swaps = [phase.seconds for phase in offloaded.phases if "host" in phase.what]
     assert swaps == pytest.approx([states / MACHINE.chip.host_link_bytes_per_second] * 2)
 
@@ -144,30 +149,34 @@ def test_a_cut_below_the_mean_is_refused() -> None:
         replace(WORK, most_output_tokens=100)
 
 
-def test_pools_that_cannot_be_faster_are_left_out(steps: list, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds leave out trainers without changing the fastest step."""
+def test_pools_that_cannot_be_faster_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lower bound above the best step leaves out the search of a trainer, and a true bound is lower."""
     searched: list[int] = []
 
     def counted(question: Question, machine: Hardware) -> tuple:
         searched.append(machine.num_chips)
         return best_trainer(question, machine)
 
-    asked = replace(ASKED, machine=catalog.load("h100:4x8"))  # which has two ways to split it
+    asked = replace(ASKED, machine=catalog.load("h100:4x8"))
     monkeypatch.setattr(step_module, "best_trainer", counted)
-    fastest = list(apart(asked, steps[0]))[-1]
-    pruned = len(searched)
-    # A bound of minus infinity, also for rollouts, leaves out none.
-    bounded = step_module._Pools.seconds
-    monkeypatch.setattr(step_module, "least_training_seconds", lambda asked, machine: -inf)
-    monkeypatch.setattr(
-        step_module._Pools,
-        "seconds",
-        lambda pools, learning: bounded(pools, learning) if learning > -inf else -inf,
-    )
-    searched.clear()
-    every = list(apart(asked, steps[0]))[-1]
-    assert pruned < len(searched) and every.trainer.layout == fastest.trainer.layout
+    fastest = list(apart(asked, None))[-1]
     assert least_training_seconds(asked, fastest.trainer.hardware) < fastest.trainer.step_seconds
+    assert searched[0] == 16 and len(searched) > 1
+    searched.clear()
+    monkeypatch.setattr(step_module, "least_training_seconds", lambda asked, machine: 1e9)
+    assert len(list(apart(asked, None))) == 1 and searched == [16]
+
+
+@pytest.mark.slow
+def test_the_split_of_the_chips_is_the_best_of_all(steps: list) -> None:
+    """By every split of 4 nodes, one after another."""
+    asked = replace(ASKED, machine=catalog.load("h100:4x8"))
+    every = []
+    for number in (8, 16, 24):
+        pools = step_module._pools_of(asked, number)
+        every.append(step_module._at_once(pools, best_trainer(asked, pools.trains))[0].seconds)
+    near = next(together(asked))
+    assert list(apart(asked, near))[-1].seconds == min(every)
 
 
 def test_a_pool_of_any_size_receives_weights() -> None:
@@ -187,5 +196,5 @@ def test_the_size_of_pages_changes_no_rollouts() -> None:
     chats = [Chat(0.0, (turn,)) for turn in WORK.shares(generator.replicas, 1)[0]]
     answers, _ = simulate_server(Planned(limits, prices, prefix_cache=False), Load(chats, None))
     assert first == max(answer.end_seconds for answer in answers)
-    assert server_ends(CONFIG, generator, WORK, within=first) == []
+    assert server_ends(CONFIG, generator, WORK, within=first) == ()
     assert others

@@ -109,18 +109,19 @@ def rl(
 
 
 def _show(document: dict[str, Any]) -> None:
-    from meshwright.report.pages.post_training import crossover_table, forms_table
+    from meshwright.report.moves import move_words
+    from meshwright.report.pages.post_training import crossover_table, forms_table, rollouts_words
     from meshwright.report.terminal.tables import rich_table
     from meshwright.units import format_seconds
 
     show(
-        f"{document['model']} on {document['hardware']}: {document['rollouts']:,} rollouts of "
-        f"{document['output_tokens']:,} tokens, at most {document['longest_answer']:,}\n",
+        f"{document['model']} on {document['hardware']}: {rollouts_words(document)}\n",
         "\n".join(f"- {sentence}" for sentence in document["why"]),
         rich_table(forms_table(document)),
     )
     for form in document["forms"]:
         parts = ", ".join(f"{one['what']} {format_seconds(one['seconds'])}" for one in form["phases"])
         show(f"{form['form']}: {parts}")
+    show(f"{document['best']}: {move_words(document['forms'][0]['move'])}")
     if document["crossover"]:
         show("", rich_table(crossover_table(document)))

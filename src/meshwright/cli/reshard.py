@@ -13,11 +13,13 @@ from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.axes import DATA
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.nn.start.devices import use_devices_of
 from meshwright.options import option
 from meshwright.plan_file import PLAN_FILE, Plan, load_plan
+from meshwright.report.moves import moves_table
 from meshwright.report.text import seconds_text
 from meshwright.units import format_bytes
 
@@ -29,7 +31,7 @@ def reshard(
     before: Annotated[str, typer.Argument(help="The layout of today: a plan.toml, a run, or fsdp=64.")],
     after: Annotated[str, typer.Argument(help="The layout to move to: a plan.toml, or data=8,tensor=8.")],
     model: str | None = option(None, help="A preset, a config.json, a folder or a TOML.", unset="the plan's"),
-    hardware: str | None = option(None, help="The machine of both layouts.", unset="the plan's"),
+    hardware: str | None = option(None, help="The machine of both layouts.", unset="the larger plan's"),
     changes: str | None = CHANGES,
     output: Path | None = option(
         None, flag="--out", help="Move the run's checkpoint, and write it as a run that goes on there."
@@ -56,7 +58,7 @@ def reshard(
     machine = _machine(hardware, plans)
     dtype = machine.chip.platform.dtype
     layouts = [
-        plan.layout if plan else Layout.parse(text, config, weights_dtype=dtype)
+        _of_machine(plan, machine) if plan else Layout.parse(text, config, weights_dtype=dtype)
         for plan, text in zip(plans, (before, after), strict=True)
     ]
     move = weights_move(config, layouts[0], layouts[1], machine)
@@ -85,6 +87,14 @@ def _plan(written: str) -> Plan | None:
     if written.endswith(".toml"):
         return load_plan(Path(written))
     return load_plan(Path(written) / PLAN_FILE) if (Path(written) / PLAN_FILE).is_file() else None
+
+
+def _of_machine(plan: Plan, machine: Hardware) -> Layout:
+    """The layout of a plan; a plan of one server is repeated on the chips of `machine`."""
+    layout, chips = plan.layout, plan.layout.mesh.num_devices
+    if plan.workload.phase == "train" or machine.num_chips % chips:
+        return layout
+    return layout.replace(data=layout.degree(DATA.name) * (machine.num_chips // chips))
 
 
 def _check_moves(run: str, after: Plan | None, output: Path) -> None:
@@ -129,7 +139,9 @@ def _machine(hardware: str | None, plans: list[Plan | None]) -> Hardware:
     known = [plan.hardware for plan in plans if plan]
     if hardware is None and not known:
         raise PlanError("two layouts without a plan need --hardware h100:8x8")
-    return load_hardware(hardware or known[0])
+    if hardware:
+        return load_hardware(hardware)
+    return max((load_hardware(spec) for spec in known), key=lambda machine: machine.num_chips)
 
 
 def reshard_document(
@@ -159,17 +171,7 @@ def reshard_document(
         "bytes_before": round(move.bytes_before),
         "bytes_after": round(move.bytes_after),
         "peak_bytes": ways,
-        "moves": [
-            {
-                "parameter": moved.path,
-                "before": str(moved.array),
-                "after": str(moved.target),
-                "steps": [str(step) for step in moved.reshard.steps],
-                "seconds": moved.reshard.seconds,
-                "sent_bytes": round(moved.reshard.sent_bytes),
-            }
-            for moved in move.moves
-        ],
+        "moves": move.rows(),
     }
 
 
@@ -197,15 +199,12 @@ def _lines(document: dict[str, Any]) -> list[str]:
 def _table(document: dict[str, Any]) -> object:
     from rich.table import Table
 
+    shown = moves_table("", document["moves"])
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name in ("parameter", "before", "after", "steps", "time", "sent"):
-        table.add_column(name, justify="right" if name in ("time", "sent") else "left")
-    for moved in document["moves"]:
-        name = moved["parameter"].rpartition("/")[2]
-        steps = "; ".join(step.partition(" ")[0] for step in moved["steps"])
-        sent = format_bytes(moved["sent_bytes"]) if moved["steps"] else ""
-        time = seconds_text(moved["seconds"]) if moved["steps"] else ""
-        table.add_row(name, moved["before"], moved["after"], steps or "stays", time, sent)
+    for name, kind in shown.columns:
+        table.add_column(name, justify="right" if kind == "number" else "left")
+    for row in shown.rows:
+        table.add_row(*(cell.text for cell in row.cells))
     return table
 
 

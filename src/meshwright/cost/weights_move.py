@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 from meshwright.cost.reshard import PricedReshard, priced_reshard, step_price
 from meshwright.dtypes import dtype_bytes
@@ -76,6 +77,20 @@ class WeightsMove:
         buffer = max((move.buffer_bytes(by_layer=by_layer) for move in self.moves), default=0.0)
         kept = max(self.bytes_before, self.bytes_after) if in_place else self.bytes_before + self.bytes_after
         return kept + buffer
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each parameter: its shardings, collectives, seconds, and bytes that a chip sends."""
+        return [
+            {
+                "parameter": moved.path,
+                "before": str(moved.array),
+                "after": str(moved.target),
+                "steps": [str(step) for step in moved.reshard.steps],
+                "seconds": moved.reshard.seconds,
+                "sent_bytes": round(moved.reshard.sent_bytes),
+            }
+            for moved in self.moves
+        ]
 
 
 def shared_mesh(before: Layout, after: Layout) -> SharedMesh:

@@ -63,6 +63,7 @@ def _form(step: Step) -> dict[str, Any]:
             "sent_bytes": round(step.move.sent_bytes),
             "in_place_bytes": round(step.move.peak_bytes(in_place=True, by_layer=True)),
             "buffer_bytes": round(step.move.peak_bytes(in_place=False, by_layer=True)),
+            "moves": step.move.rows(),
         },
         "bytes_per_chip": {pool: round(needed) for pool, needed in step.needed_bytes.items()},
         "phases": [
@@ -91,7 +92,7 @@ def why(steps: Sequence[Step]) -> list[str]:
             f"its rollouts are one update behind, and its chips are idle for {other.idle_share:.0%}"
             if other.staleness
             else f"states {'wait in the host' if other.is_offloaded else 'take memory of the cache'}: a chip "
-            f"has {format_bytes(other.needed_bytes['roll out'])} of weights and states in rollouts"
+            f"has {format_bytes(other.resident_bytes)} of weights and states in rollouts"
         )
         lines.append(f"{other.form} takes {more:.1%} more: {reason}")
     return lines

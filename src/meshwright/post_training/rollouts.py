@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 
 from meshwright.errors import LayoutError, MeshwrightError, PlanError
@@ -50,12 +51,16 @@ class Generator:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The rollouts of a step. seconds: until the last ends; idle_share: of chips whose server is done."""
+    """The rollouts of a step. seconds: until the last ends; idle_share: of chips whose server is done.
+
+    weights_bytes, needed_bytes: of one chip; needed for weights, caches of the mean length and buffers.
+    """
 
     generator: Generator
     seconds: float
     idle_share: float
     tokens_per_second: float
+    weights_bytes: float
     needed_bytes: float
 
 
@@ -86,9 +91,10 @@ def generators(
                 point = price_phase(config, free, Workload(slots, mean, "generate"), [layout])
             except (PlanError, LayoutError):
                 continue
-            waves = -(-share // slots)
+            # A slot takes the next rollout as soon as its own ends, so a last wave need not be full.
+            waves = max(1.0, share / slots)
             smallest = min(smallest, machine.num_chips)
-            rated.append((waves * point.step_seconds, Generator(layout, free, replicas, slots)))
+            rated.append((waves * point.step_seconds, Generator(layout, machine, replicas, slots)))
     if not rated:
         raise PlanError(
             f"{config.name}: no server fits {pool.spec} with {held_bytes / 1e9:.1f} GB a chip taken"
@@ -114,9 +120,11 @@ def simulated(config: ModelConfig, generator: Generator, work: PostTraining) -> 
     return _rollouts(config, generator, work, server_ends(config, generator, work))
 
 
+# With states kept or offloaded the servers are often the same.
+@lru_cache(maxsize=16)
 def server_ends(
     config: ModelConfig, generator: Generator, work: PostTraining, within: float = inf
-) -> list[float]:
+) -> tuple[float, ...]:
     """Seconds until each simulated server is done; empty if any of them takes `within` or more."""
     # Every slot has the pages of a whole context, so that their size changes no time, and pages of a whole
     # context are the fastest to simulate. Layers with a window free their pages, and need the usual size.
@@ -138,8 +146,8 @@ def server_ends(
         answers, _ = simulate_server(Planned(limits, prices, prefix_cache=False), Load(chats, None))
         ends.append(max(answer.end_seconds for answer in answers))
         if ends[-1] >= within:
-            return []
-    return ends
+            return ()
+    return tuple(ends)
 
 
 def _rollouts(
@@ -149,15 +157,15 @@ def _rollouts(
     seconds = max(ends)
     shares = work.shares(generator.replicas, _SIMULATED)
     tokens = sum(turn.output_tokens for turns in shares for turn in turns)
-    memory = price_phase(
-        config, generator.machine, Workload(generator.slots, work.context, "generate"), [generator.layout]
-    ).memory
+    held = Workload(generator.slots, work.prompt_tokens + work.output_tokens, "generate")
+    memory = price_phase(config, generator.machine, held, [generator.layout]).memory
     return Rollouts(
         generator,
         seconds,
         idle_share=1 - sum(ends) / (len(ends) * seconds),
         tokens_per_second=tokens / len(ends) * generator.replicas / seconds,
-        needed_bytes=memory.weights,
+        weights_bytes=memory.weights,
+        needed_bytes=memory.total,
     )
 
 

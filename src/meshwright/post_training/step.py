@@ -11,7 +11,7 @@ from functools import cached_property
 from math import ceil, gcd, inf
 
 from meshwright.cost.weights_move import WeightsMove, weights_move
-from meshwright.errors import LayoutError, MeshwrightError, NotationError, PlanError
+from meshwright.errors import LayoutError, NotationError, PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
@@ -32,8 +32,10 @@ _MOST_SEQ_LEN = 32_768
 # Seconds of a rollout's request and answer, and of each of its tokens, as Python writes and reads them: by
 # the messages of benchmarks/post_training_idle.py on two x86-64 cores.
 _MESSAGE_SECONDS, _TOKEN_SECONDS = 6e-6, 1e-7
-# Shares of the pool that roll out, as multiples of the share that balances both phases, which comes first.
-_AROUND = (1.0, 0.75, 1.35)
+# Shares of the chips that roll out, as multiples of the share that balances both phases: the next ones are
+# tried only if the ones before have no layout that fits.
+_AROUND = (1.0, 0.75, 1.35, 0.5, 1.7)
+_MOST_SPLITS = 4
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Step:
 
     form: "together, kept", "together, offloaded" or "apart". workload: of an update. idle_share: of
     chip-seconds. staleness: updates between the weights that roll out and the weights that learn from it.
-    needed_bytes: of one chip, by phase.
+    needed_bytes: of one chip, by phase. resident_bytes: of weights and states on a chip in rollouts.
     """
 
     form: str
@@ -65,6 +67,7 @@ class Step:
     idle_share: float
     staleness: int
     needed_bytes: dict[str, float]
+    resident_bytes: float
 
     @property
     def is_offloaded(self) -> bool:
@@ -149,35 +152,49 @@ def _in_turn(
     }
     idle = rollouts.idle_share * rollouts.seconds / now
     form = "together, offloaded" if offloaded else "together, kept"
-    return Step(form, trainer, workload, rollouts, move, tuple(phases), now, idle, 0, needed)
+    resident = held + rollouts.weights_bytes
+    return Step(form, trainer, workload, rollouts, move, tuple(phases), now, idle, 0, needed, resident)
 
 
 def apart(asked: Question, near: Step | None) -> Iterator[Step]:
     """Steps of the form on two pools, each faster than the one before.
 
-    They are for shares of the chips around the share that balances both pools. A trainer is searched only if
-    its rollouts and a lower bound of its training allow a faster step. near: a step of the other form, whose
-    chip-seconds of each phase give the balanced share.
+    Every split of the chips is the one that balances both pools by the seconds of the split before. A trainer
+    is searched only if its rollouts and a lower bound of its training allow a faster step. near: a step of
+    the other form, whose chip-seconds of each phase give the first split.
     """
-    best = inf
-    for trains, rolls in _pools(asked.machine, _share(near)):
+    best, total = inf, asked.machine.num_chips
+    counts = _rolling_counts(asked.machine)
+    balanced = _share(near)
+    shares = [min(1.0, balanced * around) for around in _AROUND]
+    tried = set[int]()
+    while counts and shares and len(tried) < _MOST_SPLITS:
+        wanted = shares.pop(0) * total
+        number = min(counts, key=lambda chips: (abs(chips - wanted), chips))
+        if number in tried:
+            continue
+        tried.add(number)
         try:
-            rollouts = best_rollouts(asked.config, rolls, asked.work, 0.0, asked.weights_dtype)
-            move = weights_move(
-                asked.config,
-                crossing_layout(asked.config, rolls.num_chips),
-                rollouts.generator.of_pool,
-                rolls,
-            )
-            pools = _Pools(asked, trains, rolls, rollouts, move)
-            if pools.seconds(pools.scoring + least_training_seconds(asked, trains)) >= best:
-                continue
-            step = _at_once(pools, best_trainer(asked, trains))
+            pools = _pools_of(asked, number)
+            if pools.seconds(pools.scoring + least_training_seconds(asked, pools.trains)) >= best:
+                return
+            step, learning = _at_once(pools, best_trainer(asked, pools.trains))
         except (PlanError, LayoutError, NotationError):
             continue
+        rolling = pools.rollouts.seconds * number
+        shares = [rolling / (rolling + learning * (total - number))]
         if step.seconds < best:
             best = step.seconds
             yield step
+
+
+def _pools_of(asked: Question, number: int) -> "_Pools":
+    """The pools if `number` chips roll out. Raises PlanError or LayoutError if no server fits."""
+    trains, rolls = (_part(asked.machine, chips) for chips in (asked.machine.num_chips - number, number))
+    rollouts = best_rollouts(asked.config, rolls, asked.work, 0.0, asked.weights_dtype)
+    crossing = crossing_layout(asked.config, number)
+    move = weights_move(asked.config, crossing, rollouts.generator.of_pool, rolls)
+    return _Pools(asked, trains, rolls, rollouts, move)
 
 
 def crossing_layout(config: ModelConfig, num_chips: int) -> Layout:
@@ -231,7 +248,8 @@ class _Pools:
         return max(learning, self.rollouts.seconds + self.messages) + self.moving
 
 
-def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
+def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> tuple[Step, float]:
+    """The step on two pools, and the seconds of its scores and training."""
     (trainer, workload), rollouts, moving = trained, pools.rollouts, pools.moving
     training = training_seconds(pools.asked, trained)
     busy = {"train": pools.scoring + training, "roll out": rollouts.seconds}
@@ -247,7 +265,9 @@ def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
     waiting = chips["roll out"] * rollouts.idle_share * rollouts.seconds
     idle = idle_share(chips, busy, moving, pools.messages) + waiting / (seconds * sum(chips.values()))
     needed = {"train": float(trainer.needed_bytes), "roll out": rollouts.needed_bytes}
-    return Step("apart", trainer, workload, rollouts, pools.move, phases, seconds, idle, 1, needed)
+    resident = rollouts.weights_bytes
+    step = Step("apart", trainer, workload, rollouts, pools.move, phases, seconds, idle, 1, needed, resident)
+    return step, busy["train"]
 
 
 def idle_share(
@@ -330,37 +350,25 @@ def _share(near: Step | None) -> float:
     return rolling / (rolling + others)
 
 
-def _pools(machine: Hardware, share: float) -> Iterator[tuple[Hardware, Hardware]]:
-    """(trainer's, generator's) parts of a machine, with shares of its chips around `share` that roll out."""
-    parts = [part for part in sizes(machine.spec) if part.num_chips < machine.num_chips]
-    by_chips = {part.num_chips: part for part in parts}
-    pairs = {chips: rest for chips in by_chips if (rest := _other(machine, chips, by_chips))}
-    if not pairs:
-        return
+def _rolling_counts(machine: Hardware) -> list[int]:
+    """Numbers of chips that may roll out while the rest trains: both parts are machines.
 
-    def nearest(wanted: float) -> int:
-        return min(pairs, key=lambda chips: (abs(chips - wanted), chips))
-
-    shares = (min(share * around, 1.0) for around in _AROUND)
-    for rolls in dict.fromkeys(nearest(part * machine.num_chips) for part in shares):
-        trains, generates = (replace(part, chip=machine.chip) for part in (pairs[rolls], by_chips[rolls]))
-        yield trains, generates
+    GPUs are split at a node, or inside one if there is only one.
+    """
+    if not isinstance(machine.chip.network, Torus) and machine.num_chips > (node := machine.dims[-1]):
+        return list(range(node, machine.num_chips, node))
+    parts = {part.num_chips for part in sizes(machine.spec)}
+    return [chips for chips in sorted(parts) if machine.num_chips - chips in parts]
 
 
-def _other(machine: Hardware, chips: int, by_chips: dict[int, Hardware]) -> Hardware | None:
-    """The rest of a machine without `chips` of it: a part of the same kind, or for GPUs whole nodes."""
-    rest = machine.num_chips - chips
-    if rest in by_chips:
-        return by_chips[rest]
-    if isinstance(machine.chip.network, Torus):
-        return None
-    domain = machine.dims[-1]
-    if rest % domain:
-        return None
-    try:
-        return catalog.load(f"{machine.chip.name}:{rest // domain}x{domain}")
-    except MeshwrightError:
-        return None
+def _part(machine: Hardware, chips: int) -> Hardware:
+    """`chips` of a machine."""
+    node = machine.dims[-1]
+    if not isinstance(machine.chip.network, Torus) and machine.num_chips > node:
+        part = catalog.load(f"{machine.chip.name}:{chips // node}x{node}")
+    else:
+        part = next(part for part in sizes(machine.spec) if part.num_chips == chips)
+    return replace(part, chip=machine.chip)
 
 
 def _between(machine: Hardware) -> float:

@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 from markupsafe import Markup
 
 from meshwright.report.draw.figure import Panel
-from meshwright.report.draw.marks import Place, dot, kept_apart, label, line
+from meshwright.report.draw.marks import Place, dot, kept_apart, label, line, text_width
 
 _FEWEST_TICKS = 3
 _DOT, _SMALL_DOT, _MANY = 3.2, 2, 40  # radius in pixels; of the dots of a curve with many points
@@ -138,7 +138,9 @@ def level_axis(x: Scale, y: float, text: Callable[[float], str]) -> Markup:
     for value in x.ticks(max(2, int((x.end - x.start) / 60))):
         at = x.place(value)
         parts.append(line([(at, y), (at, y + 4)], "muted"))
-        parts.append(label(text(value), at, y + 18, "muted", anchor="middle"))
+        words = text(value)
+        # Words at the left end stay within the drawing.
+        parts.append(label(words, max(at, text_width(words) / 2), y + 18, "muted", anchor="middle"))
     return Markup().join(parts)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from meshwright.report.answer import answer_of_post_training
 from meshwright.report.documents import read_json
+from meshwright.report.moves import move_words, moves_table
 from meshwright.report.pictures.phases import phases_figure
 from meshwright.report.table import Table
 from meshwright.report.templating import render
@@ -12,7 +13,7 @@ from meshwright.units import format_bytes, format_seconds
 
 COLUMNS = (
     "form", "step|number", "idle|number", "price|number", "trainer|layout", "generator|layout",
-    "servers|number", "sequences|number", "most per chip|number",
+    "servers|number", "sequences|number", "training|number", "rollouts|number",
 )  # fmt: skip
 
 
@@ -27,14 +28,22 @@ def post_training_html(document: dict[str, Any]) -> str:
     return render(
         "post_training.html.jinja",
         title=f"Post-training of {document['model']} on {document['hardware']}",
-        written=(
-            f"{document['rollouts']:,} rollouts of {document['output_tokens']:,} tokens a step, "
-            f"{document['prompt_tokens']:,} tokens of prompt"
-        ),
+        written=f"{rollouts_words(document)} a step, {document['prompt_tokens']:,} tokens of prompt",
         answer=answer_of_post_training(document["why"]),
         table=forms_table(document),
         crossover=crossover_table(document) if document["crossover"] else None,
+        move=move_words(document["forms"][0]["move"]),
+        moves=moves_table(f"Moving weights, {document['best']}", document["forms"][0]["move"]["moves"]),
         figures=[phases_figure(form) for form in document["forms"]],
+    )
+
+
+def rollouts_words(document: dict[str, Any]) -> str:
+    """The number of rollouts with their lengths: as asked for, at most, and their mean once cut."""
+    mean = document["tokens"] / document["rollouts"] - document["prompt_tokens"]
+    return (
+        f"{document['rollouts']:,} rollouts of {document['output_tokens']:,} tokens, at most "
+        f"{document['longest_answer']:,} ({mean:,.0f} on average once cut)"
     )
 
 
@@ -54,10 +63,10 @@ def forms_table(document: dict[str, Any]) -> Table:
                 generator["layout"],
                 f"{generator['replicas']:,}",
                 f"{generator['batch']:,}",
-                format_bytes(max(form["bytes_per_chip"].values())),
+                *(format_bytes(form["bytes_per_chip"][phase]) for phase in ("train", "roll out")),
             )
         )
-    return Table.of("Forms of a step", COLUMNS, rows)
+    return Table.of("Forms of a step", COLUMNS, rows, "training, rollouts: memory that a chip needs in each")
 
 
 def crossover_table(document: dict[str, Any]) -> Table:
