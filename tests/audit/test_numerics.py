@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.audit.wrong_arithmetic import DENSE, GENERATION, TRAINING, flagged, report
+from tests.audit.wrong_arithmetic import DENSE, GENERATION, ON_GPUS, TRAINING, flagged, report
 
 from meshwright.audit.numerics import cached_numerics, check_numerics, tiny_model, tiny_plan
 from meshwright.audit.numerics.comparison import numerics_report
@@ -195,8 +195,10 @@ def test_a_plan_whose_kernel_can_be_interpreted_has_a_twin_of_it() -> None:
     assert kernel_plan(_plan("gemma-2-9b", "fsdp=8,context=4,context_method=ring")) is None
     served = Plan(load_model("llama-3-8b"), "h100:8", Workload(16, 2048, "generate"), Layout.of(tensor=8))
     assert kernel_plan(served) is not None
-    # cuDNN's kernels run on GPUs only.
-    assert kernel_plan(replace(served, workload=Workload(16, 2048))) is None
+    # Of cuDNN's kernels the call is compared, by the form that XLA has for it.
+    dense = replace(served, workload=Workload(16, 2048), layout=Layout.of(fsdp=8))
+    assert kernel_plan(dense) is not None
+    assert kernel_plan(replace(dense, model=load_model("gpt-oss-20b"))) is None  # sinks
 
 
 @pytest.mark.slow
@@ -204,6 +206,13 @@ def test_a_plan_whose_kernel_can_be_interpreted_has_a_twin_of_it() -> None:
 def test_wrong_arithmetic_of_training_is_flagged(name: str) -> None:
     model, layout, patches = TRAINING[name]
     assert flagged(report(model, layout, "train", patches()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_wrong_calls_of_cudnn_are_flagged(name: str) -> None:
+    model, layout, patches = ON_GPUS[name]
+    assert flagged(report(model, layout, "train", patches(), "h100:8"))
 
 
 @pytest.mark.slow
@@ -237,6 +246,13 @@ def test_what_is_not_finite_is_none_and_differs() -> None:
     alone = {"wq": np.array([1.0])}
     found = numerics_report(float("nan"), {"wq": np.array([np.inf])}, 4.0, alone)
     assert (found["agrees"], found["loss"]["difference"], found["worst"]["difference"]) == (False, None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt2", "qwen3-next-80b-a3b"])
+def test_zero_gradients_and_small_keys_are_no_false_alarms(model: str) -> None:
+    """The bias of keys has no gradient, and the delta rule enlarges roundings."""
+    assert flagged(report(load_model(model), "fsdp=2", "train")) == []
 
 
 def test_a_gradient_that_is_only_rounding_is_measured_by_the_others() -> None:

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -25,10 +26,13 @@ from meshwright.nn import cached_ops, loss, norms
 from meshwright.nn.attention import blockwise, flash, paged, paged_kernel, rope
 from meshwright.nn.attention.reference import visible
 from meshwright.nn.experts import capacity, dropless
+from meshwright.nn.mixers import state_cache
 from meshwright.nn.ops import attention, jax_ops
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.products import quantised
+from meshwright.nn.stack import KindInLoop
 from meshwright.plan_file import Plan
+from meshwright.serve.device import programs
 from meshwright.train import optimizers, step
 
 DENSE = replace(load_model("tiny"), num_layers=2, max_seq_len=256)
@@ -368,7 +372,212 @@ def _scales_of_neighbours() -> Patches:
     return _around(cached_ops.InferenceOps, "_scaled_product", product)
 
 
+def _turned_at(change: Callable[[Any], Any]) -> Patches:
+    def turned(plain: Any, x: Any, positions: Any, *given: Any) -> Any:
+        return plain(x, change(positions), *given)
+
+    return _around(rope, "_turned", turned)
+
+
+def _other_base(plain: Any, config: Any, **how: Any) -> Any:
+    return plain(replace(config, rope_theta=2 * config.rope_theta), **how)
+
+
+def _without_gradient(name: str) -> Patches:
+    def einsum(plain: Any, self: Any, other: str, plan: Any, x: Any, weight: Any) -> Any:
+        return plain(self, other, plan, x, lax.stop_gradient(weight) if other == name else weight)
+
+    return _around(JaxOps, "_einsum", einsum)
+
+
+def _adamw_as(made: Callable[..., Any]) -> Patches:
+    """AdamW as `made` builds it, of the plain one and its constants."""
+    plain = optax.adamw
+    return [_object(optax, "adamw", lambda rate, **constants: made(plain, rate, constants))]
+
+
+def _decay_in_gradients(plain: Any, rate: Any, constants: dict[str, Any]) -> Any:
+    decay, mask = constants.pop("weight_decay"), constants.pop("mask")
+    return optax.chain(optax.add_decayed_weights(decay, mask), optax.adam(rate, **constants))
+
+
+def _clipped_afterwards() -> Patches:
+    def made(plain: Any, rate: Any, constants: dict[str, Any]) -> Any:
+        return optax.chain(plain(rate, **constants), optax.clip_by_global_norm(0.0025))
+
+    return [*_adamw_as(made), _object(optimizers, "clipped", lambda *_: optax.identity())]
+
+
+def _only_the_last(plain: Any, total: Any, more: Any) -> Any:
+    return jax.tree.map(lambda sums, one: one.astype(sums.dtype), total, more)
+
+
+def _choice_weighs(plain: Any, logits: Any, choice: Any = None, *, moe: MoE) -> Any:
+    biased = logits if choice is None else logits + choice[None, None, :]
+    return plain(biased, choice, moe=moe)
+
+
+def _of_any_group(plain: Any, scores: Any, moe: MoE) -> Any:
+    return plain(scores, replace(moe, num_groups=1, groups_per_token=1))
+
+
+def _last_tokens_first(plain: Any, gates: Any, layout: Layout, moe: MoE) -> Any:
+    by_expert = jnp.reshape(gates, (-1, moe.num_experts)).T
+    num_rows = plain(gates, layout, moe).shape[1]
+    order = jnp.argsort((by_expert == 0)[:, ::-1], axis=1, stable=True)[:, :num_rows]
+    return by_expert.shape[1] - 1 - order
+
+
+def _a_key_narrower(plain: Any, self: Any, positions: Any, kind: Any) -> Any:
+    first = plain(self, positions, kind)
+    return None if first is None else first + 1
+
+
+def _keys_of_other_groups(plain: Any, self: Any, name: str, q: Any, *given: Any, **more: Any) -> Any:
+    order = np.arange(q.shape[2]).reshape(2, -1).T.ravel()
+    return plain(self, name, q[:, :, order], *given, **more)
+
+
+def _left_out(operation: str, name: str) -> Patches:
+    """An operation of JaxOps that returns its input wherever it has this name."""
+
+    def left_out(plain: Any, self: Any, other: str, x: Any, *given: Any, **more: Any) -> Any:
+        return x if other == name else plain(self, other, x, *given, **more)
+
+    return _around(JaxOps, operation, left_out)
+
+
+def _other_metric(name: str, change: Callable[[Any], Any]) -> Patches:
+    def metrics(plain: Any, *given: Any) -> Any:
+        made = plain(*given)
+        return made | {name: change(made[name])}
+
+    return _around(step.CompiledStep, "metrics", metrics)
+
+
+def _cudnn_with(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Patches:
+    """The call of jax.nn.dot_product_attention with other options."""
+    plain = jax.nn.dot_product_attention
+
+    def attend(*given: Any, **options: Any) -> Any:
+        return plain(*given, **options | change(options))
+
+    return [_object(jax.nn, "dot_product_attention", attend)]
+
+
+def _wider(options: dict[str, Any]) -> dict[str, Any]:
+    window = options["local_window_size"]
+    return {"local_window_size": window and (window[0] + 1, 0)}
+
+
+def _slot_late(plain: Any, self: Any, positions: Any, *given: Any) -> Any:
+    return plain(self, jnp.where(positions >= 0, positions + 1, positions), *given)
+
+
+def _seen_from(change: int) -> Patches:
+    """Queries that see keys as if they stood elsewhere."""
+
+    def scored(plain: Any, scores: Any, queries: Any, *given: Any) -> Any:
+        return plain(scores, queries + change, *given)
+
+    return _around(paged, "_scored", scored)
+
+
+def _pages_of_neighbours(plain: Any, self: Any, *given: Any) -> Any:
+    return plain(replace(self, tables=jnp.roll(self.tables, 1, 0)), *given)
+
+
+def _logits_before(plain: Any, x: Any, heads: Any) -> Any:
+    return plain(x, jnp.where(heads > 0, heads - 1, heads))
+
+
+def _token_of_another_slot(plain: Any, tokens: Any, last: Any, slots: Any) -> Any:
+    return plain(tokens, jnp.roll(last, 1), slots)
+
+
+def _cached_without_scales(plain: Any, at: Any, pool: Any) -> Any:
+    is_scaled = isinstance(pool, quantised.Quantised)
+    return pool.values[at].astype(jnp.float32) if is_scaled else plain(at, pool)
+
+
+def _sinks_of_neighbours(plain: Any, self: Any, *given: Any) -> Any:
+    *others, sinks = given
+    return plain(self, *others, jnp.roll(sinks, 1))
+
+
+def _values_of_other_heads(plain: Any, self: Any, name: str, *given: Any) -> Any:
+    weight = plain(self, name, *given)
+    return jnp.flip(weight, 0) if name == "wv_up" else weight
+
+
+def _states_of_neighbours(plain: Any, self: Any, rows: Any, positions: Any, read: Any, count: int) -> Any:
+    return plain(self, rows, positions, jnp.roll(read, 1), count)
+
+
+def _without_cap(plain: Any, self: Any, number: int, q: Any, window: Any, how: Any, sinks: Any) -> Any:
+    return plain(self, number, q, window, how._replace(softcap=None), sinks)
+
+
+# Positions that 16 bits cannot hold.
+LONG = replace(DENSE, max_seq_len=4096)
+_ROUTERS = import_module("meshwright.nn.ops.experts")
 TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
+    "a rotation of another base": (DENSE, "fsdp=2", lambda: _around(rope, "frequencies", _other_base)),
+    "positions in bfloat16": (LONG, "fsdp=2", lambda: _turned_at(lambda at: at.astype(jnp.bfloat16))),
+    "positions that begin again at 512": (LONG, "fsdp=2", lambda: _turned_at(lambda at: at % 512)),
+    "no gradient of the keys' weight": (DENSE, "fsdp=2", lambda: _without_gradient("wk")),
+    "moments without their correction": (
+        DENSE, "fsdp=2", lambda: [_object(optax.tree, "bias_correction", lambda moment, *_: moment)]
+    ),
+    "decay within the gradients": (DENSE, "fsdp=2", lambda: _adamw_as(_decay_in_gradients)),
+    "clipped after the update": (DENSE, "fsdp=2", _clipped_afterwards),
+    "only the last microbatch": (
+        DENSE, "fsdp=2,microbatches=2", lambda: _around(step, "added", _only_the_last)
+    ),
+    "a choice's bias that weighs": (
+        load_model("deepseek-v3"), "fsdp=2,expert=2", lambda: _around(capacity, "_gates", _choice_weighs)
+    ),
+    "groups of experts ignored": (
+        load_model("deepseek-v3"), "fsdp=2,expert=2",
+        lambda: _around(capacity, "_chosen", _of_any_group),
+    ),
+    "the last tokens first": (
+        load_model("mixtral-8x7b"), "fsdp=2,expert=2,capacity=1.0",
+        lambda: _around(capacity, "_tokens_of_experts", _last_tokens_first),
+    ),
+    "routers' losses dropped": (
+        EXPERTS, "fsdp=2,expert=2", lambda: [_after(_ROUTERS, "router_losses", lambda losses: 0 * losses)]
+    ),
+    "a window a key narrower": (
+        WINDOWED, "fsdp=2", lambda: _around(attention.AttentionOps, "_first", _a_key_narrower)
+    ),
+    "windows of the other layers": (
+        load_model("gemma-2-2b"), "fsdp=2",
+        lambda: _around(KindInLoop, "choose", lambda plain, self, choices: plain(self, choices[::-1])),
+    ),
+    "keys of other groups": (
+        replace(DENSE, num_kv_heads=2), "fsdp=2",
+        lambda: _around(attention.AttentionOps, "attention", _keys_of_other_groups),
+    ),
+    "no final norm": (DENSE, "fsdp=2", lambda: _left_out("norm", "final_norm")),
+    "no norm of latents": (
+        load_model("deepseek-v2-lite"), "fsdp=2", lambda: _left_out("norm", "kv_latent_norm")
+    ),
+    "residuals without their scale": (
+        replace(DENSE, residual_scale=0.5), "fsdp=2", lambda: _left_out("scale", "mlp_residual_scale")
+    ),
+    "a norm reported after clipping": (
+        DENSE, "fsdp=2", lambda: _other_metric("grad_norm", lambda norm: jnp.minimum(norm, 0.25))
+    ),
+    "another rate reported": (DENSE, "fsdp=2", lambda: _other_metric("learning_rate", lambda rate: 2 * rate)),
+    "activations rounded to eight bits": (
+        DENSE, "fsdp=2",
+        lambda: [_after(JaxOps, "activation", lambda y: y.astype(jnp.float8_e5m2).astype(y.dtype))],
+    ),
+    "products of eight bits": (
+        DENSE, "fsdp=2",
+        lambda: [_after(JaxOps, "_fetched", lambda w: w.astype(jnp.float8_e4m3fn).astype(w.dtype))],
+    ),
     "half of the routers' choices": (
         EXPERTS, "fsdp=2,expert=2", lambda: [_after(capacity, "_gates", _half_of_the_choices)]
     ),
@@ -464,7 +673,45 @@ TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
         DENSE, "fsdp=2", lambda: [_after(step, "gradient_norm", lambda norm: 1.05 * norm)]
     ),
 }  # fmt: skip
+# With cuDNN's attention on an H100.
+ON_GPUS: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
+    "cuDNN without its mask": (DENSE, "fsdp=2", lambda: _cudnn_with(lambda _: {"is_causal": False})),
+    "cuDNN of another scale": (DENSE, "fsdp=2", lambda: _cudnn_with(lambda _: {"scale": 0.2})),
+    "cuDNN with a window a key wider": (WINDOWED, "fsdp=2", lambda: _cudnn_with(_wider)),
+}
 GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
+    "keys written a slot late": (DENSE, "tensor=2", lambda: _around(paged.PagedCache, "_places", _slot_late)),
+    "pages of neighbours": (
+        DENSE, "tensor=2", lambda: _around(paged.PagedCache, "attend", _pages_of_neighbours)
+    ),
+    "a query that does not see itself": (DENSE, "tensor=2", lambda: _seen_from(-1)),
+    "a query that sees the next key": (DENSE, "tensor=2", lambda: _seen_from(1)),
+    "logits of the token before": (DENSE, "tensor=2", lambda: _around(programs, "_taken", _logits_before)),
+    "the last token of another slot": (
+        DENSE, "tensor=2",
+        lambda: _around(programs, "_known", _token_of_another_slot),
+    ),
+    "an int8 cache without scales": (
+        DENSE, "tensor=2,kv_dtype=int8", lambda: _around(paged, "_read", _cached_without_scales)
+    ),
+    "sinks of neighbours": (
+        SINKS, "tensor=2", lambda: _around(paged.PagedCache, "attend", _sinks_of_neighbours)
+    ),
+    "values of other heads": (
+        load_model("deepseek-v2-lite"), "tensor=2",
+        lambda: _around(cached_ops.InferenceOps, "_absorbed", _values_of_other_heads),
+    ),
+    "states of neighbours": (
+        load_model("qwen3-next-80b-a3b"), "data=2",
+        lambda: _around(state_cache.StateCache, "_places", _states_of_neighbours),
+    ),
+    "positions that begin again at 512": (LONG, "tensor=2", lambda: _turned_at(lambda at: at % 512)),
+    "no shared expert": (
+        load_model("deepseek-v2-lite"), "tensor=2", lambda: _left_out("residual", "shared_residual")
+    ),
+    "scores without their cap": (
+        CAPPED, "tensor=2", lambda: _around(paged.PagedCache, "attend", _without_cap)
+    ),
     "caches read before they are written": (DENSE, "tensor=2", _read_before_written),
     "a cache without its window": (WINDOWED, "tensor=2", _cache_without_window),
     "a cache without sinks": (SINKS, "tensor=2", _cache_without_sinks),
@@ -503,10 +750,12 @@ GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
 }  # fmt: skip
 
 
-def report(model: Any, layout: str, phase: Any, patches: Patches = ()) -> dict[str, Any]:
+def report(
+    model: Any, layout: str, phase: Any, patches: Patches = (), hardware: str = "v5p:2x2x2"
+) -> dict[str, Any]:
     """The report of a plan whose code is patched."""
     words = layout if phase != "train" else f"weights_dtype=bf16,{layout}"
-    plan = Plan(model, "v5p:2x2x2", Workload(32, 256 if phase == "train" else 64, phase), Layout.parse(words))
+    plan = Plan(model, hardware, Workload(32, 256 if phase == "train" else 64, phase), Layout.parse(words))
     with ExitStack() as stack:
         for each in patches:
             stack.enter_context(each)

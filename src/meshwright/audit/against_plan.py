@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from meshwright.audit.compare.added import join_added
-from meshwright.audit.compare.arithmetic import condition_findings, host_findings, type_findings
+from meshwright.audit.compare.arithmetic import (
+    condition_findings,
+    host_findings,
+    rounding_findings,
+    type_findings,
+)
 from meshwright.audit.compare.findings import (
     activation_findings,
     compare_memory,
@@ -37,7 +42,12 @@ from meshwright.audit.facts.elementwise import (
 )
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.narrow import host_transfers, narrow_results, rounded_statistics
+from meshwright.audit.facts.narrow import (
+    host_transfers,
+    narrow_results,
+    narrowest_elements,
+    rounded_statistics,
+)
 from meshwright.audit.facts.products import dot_flops, products
 from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.facts.timeline import ProgramSchedule, StepTimeline, overlaps, program_timeline
@@ -114,6 +124,7 @@ def against_plan(
     differences += type_findings(
         narrow, statistics, planned, _rounded_elements(plan, planned), adds_wide=adds_wide
     )
+    differences += rounding_findings(narrowest_elements(program), plan.layout)
     differences += host_findings(host_transfers(program), plan.layout)
     differences += condition_findings(program) if planned.update else []
     differences += state_findings(state_passes(program, differentiated=trains), planned, prices)

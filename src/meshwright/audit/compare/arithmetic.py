@@ -7,6 +7,7 @@ counting at 256.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 
 from meshwright.audit.compile.planned_program import PlannedStep
 from meshwright.audit.facts.narrow import HostTransfer, NarrowResult
@@ -14,6 +15,7 @@ from meshwright.audit.hlo.op_names import GRADIENTS, phase_of, scope_of
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import known_runs, places
 from meshwright.audit.remarks import Remark
+from meshwright.dtypes import number_type
 from meshwright.layout import Layout
 from meshwright.units import format_bytes
 
@@ -76,6 +78,26 @@ def _needs_wide(one: NarrowResult) -> str | None:
         if scope in _WIDE_SCOPES:
             return scope
     return None
+
+
+def rounding_findings(rounded: tuple[int, str], layout: Layout) -> list[Remark]:
+    """One finding for numbers of fewer than 16 bits in a plan without such types.
+
+    rounded: of `narrowest_elements`.
+    """
+    elements, name = rounded
+    precision = layout.precision
+    words = (getattr(precision, one.name) for one in fields(precision) if one.name.endswith("dtype"))
+    is_planned = any(number_type(word).bits < _WHOLE for word in words if word)
+    if not elements or is_planned:
+        return []
+    what = f"{elements:,} elements are rounded to 8 bits or fewer, and no type of the plan is so narrow"
+    return [
+        Remark("dtype", scope_of(name)[-1] if scope_of(name) else name, what, name, "leave out the cast", 0)
+    ]
+
+
+_WHOLE = 16  # bits of the narrowest types that a plan has by default
 
 
 def condition_findings(program: Program) -> list[Remark]:

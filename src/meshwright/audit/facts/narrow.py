@@ -39,13 +39,16 @@ def narrow_results(program: Program, *, differentiated: bool) -> Iterator[Narrow
 
 
 def rounded_statistics(program: Program, *, differentiated: bool) -> dict[str, int]:
-    """Elements of means and squares that norms round to 16 bits before their root, by scope."""
+    """Elements of functions' arguments that are rounded to 16 bits in the forward pass, by scope.
+
+    They are means and squares of norms before their root, and angles of rotations, of which 16 bits keep
+    three digits.
+    """
     rounded: dict[str, int] = {}
     for place in places(program):
         for each in place.computation.instructions.values():
-            scope = next((one for one in reversed(scope_of(each.op_name)) if one.endswith(_NORM)), None)
-            is_root = each.opcode in ("rsqrt", "sqrt") and phase_of(each.op_name, differentiated) == "forward"
-            if scope is None or not is_root:
+            scope = _scope_of_function(each)
+            if scope is None or phase_of(each.op_name, differentiated) != "forward":
                 continue
             left, seen = [TracedValue(each, place)], set()
             while left:
@@ -63,7 +66,38 @@ def rounded_statistics(program: Program, *, differentiated: bool) -> dict[str, i
     return rounded
 
 
+def _scope_of_function(instruction: Instruction) -> str | None:
+    """The scope of a norm's root, or of a rotation's cosine or sine; None for other instructions."""
+    scopes = scope_of(instruction.op_name)
+    if instruction.opcode in ("rsqrt", "sqrt"):
+        return next((scope for scope in reversed(scopes) if scope.endswith(_NORM)), None)
+    return scopes[-1] if scopes and instruction.opcode in ("cosine", "sine") else None
+
+
 _NORM = "norm"
+
+
+def narrowest_elements(program: Program) -> tuple[int, str]:
+    """(elements rounded to floating-point of fewer than 16 bits in a step, the name of the largest)."""
+    total, largest, name = 0, 0, ""
+    for place in places(program):
+        runs = known_runs(program, place)
+        for each in place.computation.instructions.values():
+            made = each.shapes[0]
+            if (
+                each.opcode != "convert"
+                or not made.dtype.startswith("f")
+                or dtype_bits(made.dtype) >= _NARROW
+            ):
+                continue
+            elements = round(runs * made.num_elements)
+            total += elements
+            if elements > largest:
+                largest, name = elements, each.op_name or each.name
+    return total, name
+
+
+_NARROW = 16
 
 
 # Operations whose results are exactly those of wider types.
@@ -84,7 +118,7 @@ def _computes(instruction: Instruction) -> bool:
 
 def _is_narrow(instruction: Instruction) -> bool:
     made = instruction.shapes[0]
-    return made.dtype.startswith(("f", "bf")) and dtype_bits(made.dtype) <= 16
+    return made.dtype.startswith(("f", "bf")) and dtype_bits(made.dtype) <= _NARROW
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Any, cast
@@ -17,7 +17,9 @@ from jax._src import literals
 from jax.experimental import pallas
 
 from meshwright.audit.numerics import reference, reference_update
-from meshwright.audit.numerics.twin import INTERPRETED
+from meshwright.audit.numerics.checks import Check
+from meshwright.audit.numerics.rotations import rotation_check
+from meshwright.audit.numerics.twin import CUDNN, INTERPRETED
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
@@ -40,7 +42,7 @@ TOLERANCE = 1e-4
 _OF_UPDATES, _OF_MUON = 2e-3, 2e-2
 # Times the tolerance of gradients and of updates for the delta rule, whose small keys enlarge roundings: the
 # formulas' own gradients of a tiny Qwen3-Next differ by 4.6e-4 between float32 and float64.
-_OF_DELTA, _OF_DELTA_UPDATES = 10, 50
+_OF_DELTA, _OF_DELTA_UPDATES = 10, 10
 # Logits of some hundreds, whose rounding is in the exponents.
 _OF_PEAKS = 1e-2
 # Nats of a generated token's log-probability.
@@ -49,37 +51,18 @@ _OF_TOKENS = 5e-4
 _NARROW = 0.5
 # Gradients below this share of the largest tensor's are rounding: the bias of keys has no gradient.
 _NEGLIGIBLE = 1e-6
-# Entries below this share of a gradient's largest may have any sign, by which some optimizers step.
+# Zero gradients, such as the bias of keys has, keep the rounding of larger ones: some 1e-9 of them.
+_OF_ZERO = 1e-3
+# Entries below this share of a gradient's largest may have any sign, and some optimizers step by the sign.
 _UNCERTAIN = 1e-4
 # All updates are clipped and decay, with a denominator that does not hide the gradients' size. Rates are of
 # the warm-up, the peak and the cosine.
 _NUM_UPDATES = 3
 _OPTIMIZER = OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=1, total_steps=4, eps=1e-3, clip_norm=0.25)
+# Terms that training adds to the loss: of the logits, and of routers.
+_EXTRAS = reference.Extras(z=1e-3, balance=0.05, router_z=0.01)
 _NUM_TOKENS, _PAGE = 10, 8
 _PROMPTS = (1, 5, 17, 30)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison: its name, the largest difference, its tolerance, and the tensor that differs most."""
-
-    what: str
-    difference: float | None
-    tolerance: float
-    worst: str = ""
-
-    @property
-    def agrees(self) -> bool:
-        return self.difference is not None and self.difference <= self.tolerance
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "what": self.what,
-            "difference": self.difference,
-            "tolerance": self.tolerance,
-            "agrees": self.agrees,
-            "worst": self.worst,
-        }
 
 
 def compared(plan: Plan, narrow: Plan | None, of_kernel: Plan | None = None) -> dict[str, Any]:
@@ -93,6 +76,7 @@ def compared(plan: Plan, narrow: Plan | None, of_kernel: Plan | None = None) -> 
     with jax.numpy_rank_promotion("allow"), _in_the_forms_of(load(plan.hardware).chip.platform):
         weights = _weights(plan.model)
         report = _training(plan, weights) if is_trained else _inference(plan, weights)
+        report["checks"] += rotation_check(plan.model)
         if narrow:
             report["checks"] += (
                 _narrow_training(narrow, weights) if is_trained else _narrow_inference(narrow, weights)
@@ -127,11 +111,16 @@ def _in_the_forms_of(platform: Platform) -> Iterator[None]:
 
 @contextmanager
 def _interpreted(platform: Platform) -> Iterator[None]:
-    """Within it code for CPUs runs the platform's attention kernels, by Pallas's interpreter."""
+    """Within it code for CPUs runs the platform's attention kernels, by Pallas's interpreter or by XLA."""
     before = PLATFORMS[CPU.name]
     flash = platform.flash if platform.flash and platform.flash.name in INTERPRETED else None
+    if flash and flash.name == CUDNN:
+        flash = replace(flash, refusals=lambda attention: {})  # the planned attention is one that it takes
     PLATFORMS[CPU.name] = replace(before, flash=flash, paged=platform.paged)
-    compiled_call = pallas.pallas_call
+    compiled_call, attend = pallas.pallas_call, jax.nn.dot_product_attention
+
+    def attend_by_xla(*arguments: Any, **options: Any) -> Any:
+        return attend(*arguments, **{**options, "implementation": "xla"})
 
     def interpreted_call(*arguments: Any, **options: Any) -> Any:
         return compiled_call(*arguments, **{**options, "interpret": True})
@@ -139,7 +128,8 @@ def _interpreted(platform: Platform) -> Iterator[None]:
     # The interpreter of JAX 0.10.2 reads the shape of every stored value, and Python numbers have none.
     has_shape = patch.object(literals.TypedInt, "shape", (), create=True)
     try:
-        with has_shape, patch.object(pallas, "pallas_call", interpreted_call):
+        by_xla = patch.object(jax.nn, "dot_product_attention", attend_by_xla)
+        with has_shape, by_xla, patch.object(pallas, "pallas_call", interpreted_call):
             yield
     finally:
         PLATFORMS[CPU.name] = before
@@ -159,6 +149,7 @@ def _weights(config: ModelConfig) -> dict[str, np.ndarray]:
         shape = param.shape(sizes)
         noise = rng.standard_normal(shape)
         if param.init == "normal" or param.init == "taps":
+            noise = noise * (4.0 if config.delta and param.init == "taps" else 1.0)
             made = noise * np.prod([sizes[letter] for letter in param.fan_in]) ** -0.5
         elif param.init == "decay":
             made = rng.uniform(0.0, 1.0, shape)
@@ -180,39 +171,66 @@ def _tokens(config: ModelConfig, *shape: int, seed: int = 0) -> np.ndarray:
 
 def _training(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     config, layout = plan.model, plan.layout
-    optimizer = replace(_OPTIMIZER, optimizer=layout.precision.optimizer)
+    extras = _EXTRAS if config.moe else reference.Extras(z=_EXTRAS.z)
+    optimizer = replace(
+        _OPTIMIZER,
+        optimizer=layout.precision.optimizer,
+        peak_learning_rate=_OPTIMIZER.peak_learning_rate / (_OF_DELTA if config.delta else 1.0),
+        z_loss=extras.z,
+        balance_loss=extras.balance,
+        router_z_loss=extras.router_z,
+    )
     step = training_step(config, layout, plan.workload, optimizer, chip_flops_per_second=1.0)
     shape = plan.workload.num_sequences, plan.workload.seq_len + 1
     batches = [_tokens(config, *shape, seed=seed) for seed in range(_NUM_UPDATES)]
     tree = build(config, lambda path, _: weights[path])
     placed = _placement(step)
-    loss, gradients, after = _after_updates(step, placed, tree, batches)
+    told, gradients, after = _after_updates(step, placed, tree, batches)
     loud = {path: _peaked(config, path, w) for path, w in weights.items()}
-    loud_loss, *_ = _after_updates(step, placed, build(config, lambda path, _: loud[path]), batches[:1])
+    [of_loud], *_ = _after_updates(step, placed, build(config, lambda path, _: loud[path]), batches[:1])
 
-    differentiated = jax.jit(jax.value_and_grad(partial(_reference_loss, plan)))
+    differentiated = jax.jit(jax.value_and_grad(partial(_reference_loss, plan, extras=extras)))
     trained, fixed = _parts(config, weights)
-    expected_losses, steps, expected_after = [], [], trained
-    for batch in batches:
+    expected_told, steps, expected_after = [], [], trained
+    for number, batch in enumerate(batches):
         expected_loss, expected = differentiated(expected_after, fixed, batch)
-        expected_losses.append(float(expected_loss))
         steps.append(_arrays(expected))
+        norm, rate = reference_update.norm(steps[-1]), reference_update.rate(optimizer, number)
+        expected_told.append({"loss": float(expected_loss), "grad_norm": norm, "learning_rate": rate})
         expected_after = reference_update.updated(config, optimizer, expected_after, steps)
     expected_loud, _ = differentiated(*_parts(config, loud), batches[0])
 
-    report = numerics_report(loss, gradients, expected_losses[0], steps[0])
+    report = numerics_report(told[0]["loss"], gradients, expected_told[0]["loss"], steps[0])
     updates = _updates(weights, after, expected_after, steps)
-    more, more_of_updates = (_OF_DELTA, _OF_DELTA_UPDATES) if config.delta else (1.0, 1.0)
+    more_of_updates = _OF_DELTA_UPDATES if config.delta else 1.0
     tolerance = more_of_updates * (_OF_MUON if optimizer.optimizer == "muon" else _OF_UPDATES)
     worst = report["worst"]
     report["updates"] = [{"tensor": path, "difference": value} for path, value in updates.items()]
     report["checks"] = [
         Check("loss", report["loss"]["difference"], TOLERANCE),
-        Check("gradients", worst["difference"], more * TOLERANCE, worst["tensor"]),
+        Check("gradients", worst["difference"], _of_gradients(config), worst["tensor"]),
         _worst("weights after three updates", updates, tolerance),
-        Check("loss of large logits", _relative(loud_loss, float(expected_loud)), _OF_PEAKS),
+        _worst("metrics of three steps", _of_metrics(told, expected_told), tolerance),
+        Check("loss of large logits", _relative(of_loud["loss"], float(expected_loud)), _OF_PEAKS),
     ]
     return report
+
+
+def _of_gradients(config: ModelConfig) -> float:
+    """The tolerance of a model's gradients."""
+    return (_OF_DELTA if config.delta else 1.0) * TOLERANCE
+
+
+def _of_metrics(
+    told: Sequence[Mapping[str, float]], expected: Sequence[Mapping[str, float]]
+) -> dict[str, float | None]:
+    """The largest difference of each metric over all steps."""
+    return {
+        name: max(
+            (_relative(a[name], b[name]) for a, b in zip(told, expected, strict=True)), key=_or_infinite
+        )
+        for name in expected[0]
+    }
 
 
 def _narrow_training(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Check]:
@@ -238,7 +256,7 @@ def _with_kernels(plan: Plan) -> list[Check]:
     worst = report["worst"]
     return [
         Check(f"loss, {name}", report["loss"]["difference"], TOLERANCE),
-        Check(f"gradients, {name}", worst["difference"], TOLERANCE, worst["tensor"]),
+        Check(f"gradients, {name}", worst["difference"], _of_gradients(plan.model), worst["tensor"]),
     ]
 
 
@@ -264,12 +282,18 @@ def _parts(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> tuple[dict
     }
 
 
-def _reference_loss(plan: Plan, trained: Mapping[str, Any], fixed: Mapping[str, Any], rows: Any) -> Array:
+def _reference_loss(
+    plan: Plan,
+    trained: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    rows: Any,
+    extras: reference.Extras | None = None,
+) -> Array:
     """The mean over microbatches, each with its own rows of the experts."""
     config, layout = plan.model, plan.layout
     weights, count = {**trained, **fixed}, layout.schedule.microbatches
     if not (config.moe and has_fixed_rows(layout)):
-        return reference.mean_loss(config, weights, rows)
+        return reference.mean_loss(config, weights, rows, None, extras)
     losses = []
     for number in range(count):
         of_rows = rows[number::count]
@@ -278,7 +302,7 @@ def _reference_loss(plan: Plan, trained: Mapping[str, Any], fixed: Mapping[str, 
             layout.schedule.capacity or 1.0,
             _groups(layout, of_rows.shape[0], of_rows.shape[1] - 1),
         )
-        losses.append(reference.mean_loss(config, weights, of_rows, capacity))
+        losses.append(reference.mean_loss(config, weights, of_rows, capacity, extras))
     return sum(losses[1:], losses[0]) / count
 
 
@@ -320,11 +344,11 @@ def _placement(step: Any) -> Callable[[Any], Any]:
 
 def _after_updates(
     step: Any, placed: Callable[[Any], Any], tree: Any, batches: Sequence[np.ndarray]
-) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(the first loss, the first gradients, the weights after an update for each batch), all by path."""
+) -> tuple[list[dict[str, float]], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(the metrics of each update, the first gradients, the weights after all updates), arrays by path."""
     gradients: dict[str, np.ndarray] = {}
     is_whole = isinstance(step, CompiledStep)
-    losses: list[float] = []
+    told: list[dict[str, float]] = []
     with jax.set_mesh(step.mesh) if is_whole else nullcontext():
         state = placed(tree)
     if is_whole:
@@ -333,9 +357,9 @@ def _after_updates(
         _, gradients = step.whole_gradients(tree, batches[0])
     for batch in batches:
         state, metrics = step.step(state, batch)
-        losses.append(float(metrics["loss"]))
+        told.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "learning_rate")})
         gradients = gradients or _arrays(flatten(cast(Any, metrics["gradients"])))
-    return losses[0], _arrays(gradients), _arrays(flatten(step.saved(state).params))
+    return told, _arrays(gradients), _arrays(flatten(step.saved(state).params))
 
 
 def _peaked(config: ModelConfig, path: str, w: np.ndarray) -> np.ndarray:
@@ -487,7 +511,7 @@ def numerics_report(
     largest, rows = max(sizes.values()), []
     for path, size in sizes.items():
         error = _size(gradients[path] - expected[path], by_spread)
-        rows.append({"tensor": path, "difference": _finite(error / max(size, _NEGLIGIBLE * largest))})
+        rows.append({"tensor": path, "difference": _finite(error / max(size, _OF_ZERO * largest))})
     difference = _relative(loss, expected_loss)
     worst = max(rows, key=lambda row: _or_infinite(row["difference"]))
     return {

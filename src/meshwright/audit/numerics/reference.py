@@ -9,7 +9,7 @@ those of `models/transformer.py`. All numbers are float32.
 
 from collections.abc import Callable, Mapping
 from math import log, pi, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +22,46 @@ from meshwright.models.mixers import GatedDelta, Lightning, Selective, ShortConv
 Weights = Mapping[str, Any]
 # (gates[B, T, E]) -> gates: which of the chosen experts have capacity left.
 Capacity = Callable[[Array], Array]
+# (a router's logits[B, T, E], gates) -> gates of the experts that compute.
+Route = Callable[[Array, Array], Array]
 
 
-def mean_loss(config: ModelConfig, w: Weights, rows: Any, capacity: Capacity | None = None) -> Array:
-    """Mean nats per token of rows[B, T + 1]: -log softmax(logits)[target].
+class Extras(NamedTuple):
+    """Weights of terms that training adds to the loss.
 
-    With a draft head trained jointly, the value is the model's loss, and the gradient is that of the sum with
-    the head's loss, at the default weight. If only the head is trained, both are of the head's loss.
+    z: of log(sum exp(logits))^2. balance, router_z: of each router's losses, summed over the layers.
     """
-    hidden = _last_hidden(config, w, rows[:, :-1], capacity)
-    loss = jnp.mean(_nats(config, w, hidden, rows[:, 1:]))
+
+    z: float = 0.0
+    balance: float = 0.0
+    router_z: float = 0.0
+
+
+def mean_loss(
+    config: ModelConfig,
+    w: Weights,
+    rows: Any,
+    capacity: Capacity | None = None,
+    extras: Extras | None = None,
+) -> Array:
+    """Mean nats per token of rows[B, T + 1]: -log softmax(logits)[target], plus the logits' z-loss.
+
+    The routers' losses have gradients, and are no part of the value. With a draft head trained jointly, the
+    value is the model's loss, and the gradient that of the sum with the head's loss, at the default weight.
+    If only the head is trained, both are of the head's loss.
+    """
+    extras, added = extras or Extras(), jnp.zeros(())
+
+    def routed(scores: Array, gates: Array) -> Array:
+        nonlocal added
+        assert config.moe is not None
+        balance, z = _router_losses(config.moe, scores, gates)
+        added += extras.balance * balance + extras.router_z * z
+        return _within(capacity)(scores, gates)
+
+    hidden = _last_hidden(config, w, rows[:, :-1], routed)
+    loss = jnp.mean(_nats(config, w, hidden, rows[:, 1:], extras.z))
+    loss += added - lax.stop_gradient(added)
     if config.draft_head is None:
         return loss
     e = _norm(config, w, "draft_embed_norm", _embedded(config, w, rows[:, 1:]))
@@ -40,23 +70,25 @@ def mean_loss(config: ModelConfig, w: Weights, rows: Any, capacity: Capacity | N
     of_head = {
         path.removeprefix("draft_layers/"): a[0] for path, a in w.items() if path.startswith("draft_layers/")
     }
-    x, _ = _layer(config, of_head, x, config.draft_layer, None, capacity)
-    nats = _nats(config, w, _norm(config, w, "draft_norm", x)[:, :-1], rows[:, 2:])
+    x, _ = _layer(config, of_head, x, config.draft_layer, None, _within(capacity))
+    nats = _nats(config, w, _norm(config, w, "draft_norm", x)[:, :-1], rows[:, 2:], extras.z)
     of_draft = jnp.sum(nats) / rows[:, 1:].size
     if config.draft_head == "frozen":
         return of_draft
     return loss + DRAFT_WEIGHT * (of_draft - lax.stop_gradient(of_draft))
 
 
-def _nats(config: ModelConfig, w: Weights, hidden: Array, targets: Any) -> Array:
-    """-log softmax(logits)[target] of targets[B, T]."""
-    log_shares = jax.nn.log_softmax(_logits_of(config, w, hidden), axis=-1)
-    return -jnp.take_along_axis(log_shares, targets[..., None], axis=-1)[..., 0]
+def _nats(config: ModelConfig, w: Weights, hidden: Array, targets: Any, z: float) -> Array:
+    """-log softmax(logits)[target] of targets[B, T], plus z log(sum exp(logits))^2."""
+    of_tokens = _logits_of(config, w, hidden)
+    log_shares = jax.nn.log_softmax(of_tokens, axis=-1)
+    nats = -jnp.take_along_axis(log_shares, targets[..., None], axis=-1)[..., 0]
+    return nats + z * jax.nn.logsumexp(of_tokens, axis=-1) ** 2
 
 
 def logits(config: ModelConfig, w: Weights, tokens: Any, capacity: Capacity | None = None) -> Array:
     """logits[B, T, V] after each of tokens[B, T]."""
-    return _logits_of(config, w, _last_hidden(config, w, tokens, capacity))
+    return _logits_of(config, w, _last_hidden(config, w, tokens, _within(capacity)))
 
 
 def _embedded(config: ModelConfig, w: Weights, tokens: Any) -> Array:
@@ -67,7 +99,7 @@ def _embedded(config: ModelConfig, w: Weights, tokens: Any) -> Array:
     return _norm(config, w, "embed_norm", x) if config.embedding_norm else x
 
 
-def _last_hidden(config: ModelConfig, w: Weights, tokens: Any, capacity: Capacity | None) -> Array:
+def _last_hidden(config: ModelConfig, w: Weights, tokens: Any, route: Route) -> Array:
     """x[B, T, D] after the final norm."""
     x = _embedded(config, w, tokens)
     if config.positions == "learned":
@@ -78,7 +110,7 @@ def _last_hidden(config: ModelConfig, w: Weights, tokens: Any, capacity: Capacit
         of_layer = {
             path.removeprefix(prefix): a[layer.row] for path, a in w.items() if path.startswith(prefix)
         }
-        x, keys_and_values = _layer(config, of_layer, x, layer, keys_and_values, capacity)
+        x, keys_and_values = _layer(config, of_layer, x, layer, keys_and_values, route)
     return _norm(config, w, "final_norm", x)
 
 
@@ -89,7 +121,7 @@ def _logits_of(config: ModelConfig, w: Weights, hidden: Array) -> Array:
 
 
 def _layer(
-    config: ModelConfig, w: Weights, x: Array, layer: Layer, earlier: Any, capacity: Capacity | None
+    config: ModelConfig, w: Weights, x: Array, layer: Layer, earlier: Any, route: Route
 ) -> tuple[Array, Any]:
     """x[B, T, D] after a layer, and the keys and values that later layers may read."""
     scale, source, h, made = config.residual_scale or 1.0, x, x, earlier
@@ -115,7 +147,7 @@ def _layer(
         h = source if config.parallel else x
         h = _norm(config, w, "mlp_norm", h) if config.pre_norms else h
     has_experts = "router" in w
-    y = _experts(config, w, h, capacity) if has_experts else _feed_forward(config, w, "w", h)
+    y = _experts(config, w, h, route) if has_experts else _feed_forward(config, w, "w", h)
     if config.post_norms or (has_experts and config.moe and config.moe.post_norm):
         y = _norm(config, w, "mlp_post_norm", y)
     if config.residual_inputs:
@@ -189,14 +221,19 @@ def _feed_forward(config: ModelConfig, w: Weights, prefix: str, x: Array) -> Arr
 # Positions
 
 
-def _rope(config: ModelConfig, x: Array, layer: Layer) -> Array:
-    """x[B, T, ..., H] with pairs (i, i + A/2) turned by position * frequency_i; the others as they are."""
+def rope(config: ModelConfig, x: Array, layer: Layer, positions: np.ndarray | None = None) -> Array:
+    """x[B, T, ..., H] with pairs (i, i + A/2) turned by position * frequency_i; the others as they are.
+
+    positions: i32[T]; None for 0, 1, 2, ...
+    """
     if config.positions != "rope" or not layer.kind.turned:
         return x
-    length, turned = x.shape[1], config.rotary_dim or (config.mla.rope_dim if config.mla else config.d_head)
-    frequency, magnitude = _frequencies(config, layer.kind.window is not None, turned, length)
-    angles = np.arange(length)[:, None] * frequency
-    shape = (1, length, *[1] * (x.ndim - 3), turned // 2)
+    turned = config.rotary_dim or (config.mla.rope_dim if config.mla else config.d_head)
+    positions = np.arange(x.shape[1]) if positions is None else positions
+    is_local, length = layer.kind.window is not None, int(positions.max()) + 1
+    frequency, magnitude = _frequencies(config, is_local, turned, length)
+    angles = positions[:, None] * frequency
+    shape = (1, len(positions), *[1] * (x.ndim - 3), turned // 2)
     cos, sin = (jnp.asarray(np.reshape(magnitude * f(angles), shape), jnp.float32) for f in (np.cos, np.sin))
     start = x.shape[-1] - turned if config.mla else 0  # latent attention turns the last elements
     first, second = x[..., start : start + turned // 2], x[..., start + turned // 2 : start + turned]
@@ -265,7 +302,7 @@ def _attention(config: ModelConfig, w: Weights, h: Array, layer: Layer, earlier:
     def placed(name: str, x: Array) -> Array:
         x = x if config.qk_norm_last else normed(name, x)
         x = jnp.clip(x, -config.clip_qkv, config.clip_qkv) if config.clip_qkv else x
-        x = _rope(config, x, layer)
+        x = rope(config, x, layer)
         if config.turned_norm and layer.kind.turned:
             x /= jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + config.norm_eps)
         has_steps = config.temperature_floor and name == "q_norm"
@@ -296,8 +333,8 @@ def _latent_attention(
     else:
         q = _product(config, w, "wq", h)
     latent = _norm(config, w, "kv_latent_norm", _product(config, w, "wkv_down", h))
-    turned = _rope(config, _product(config, w, "wk_rope", h), layer)
-    q = _rope(config, q, layer)
+    turned = rope(config, _product(config, w, "wk_rope", h), layer)
+    q = rope(config, q, layer)
     q = _temperature(config, q) if config.temperature_floor else q
     k, v = _product(config, w, "wk_up", latent), _product(config, w, "wv_up", latent)
     shared = jnp.broadcast_to(turned[:, :, None], (*k.shape[:3], turned.shape[-1]))
@@ -338,13 +375,12 @@ def _alibi(num_heads: int) -> list[float]:
 # Experts
 
 
-def _experts(config: ModelConfig, w: Weights, h: Array, capacity: Capacity | None) -> Array:
+def _experts(config: ModelConfig, w: Weights, h: Array, route: Route) -> Array:
     """Every expert of every token, weighed by its gate, which is 0 except for its k; and the shared ones."""
     moe = config.moe
     assert moe is not None
     scores = h @ w["router"] + w.get("router_bias", 0.0)
-    gates = _gates(scores, w.get("router_choice_bias"), moe)
-    gates = capacity(gates) if capacity else gates
+    gates = route(scores, _gates(scores, w.get("router_choice_bias"), moe))
 
     x = h @ w["latent_w_in"] + w.get("latent_w_in_bias", 0.0) if "latent_w_in" in w else h
 
@@ -400,6 +436,24 @@ def _sparse_mixer(logits_of: Array, count: int) -> Array:
         chosen = _best(lax.stop_gradient(left), 1)
         gates, left = jnp.where(chosen, shares, gates), jnp.where(chosen, -jnp.inf, left)
     return gates
+
+
+def _router_losses(moe: MoE, scores: Array, gates: Array) -> tuple[Array, Array]:
+    """(the balance loss, the z-loss) of a router's logits.
+
+    Balance is the mean over sequences of the sum over experts of f P, with f the share of tokens that chose
+    the expert times E/k, and P its mean normalised score (DeepSeek-V3, section 2.1.2). The z-loss is the mean
+    of log(sum exp(logits))^2 (arXiv:2202.08906, section 3.1).
+    """
+    shares = jax.nn.sigmoid(scores) if moe.score == "sigmoid" else jax.nn.softmax(scores, -1)
+    shares /= jnp.sum(shares, -1, keepdims=True)
+    chosen = jnp.mean(jnp.where(gates > 0, 1.0, 0.0), 1) * moe.num_experts / moe.experts_per_token
+    balance = jnp.mean(jnp.sum(chosen * jnp.mean(shares, 1), -1))
+    return balance, jnp.mean(jax.nn.logsumexp(scores, -1) ** 2)
+
+
+def _within(capacity: Capacity | None) -> Route:
+    return lambda scores, gates: capacity(gates) if capacity else gates
 
 
 def with_capacity(moe: MoE, factor: float, groups: Any) -> Capacity:

@@ -28,22 +28,27 @@ def updated(
 ) -> dict[str, Array]:
     """The weights after an update. gradients: of every step until this one, unclipped."""
     clipped = [_clipped(g, optimizer.clip_norm) for g in gradients]
-    rate, after = _rate(optimizer, len(gradients) - 1), {}
+    now, after = rate(optimizer, len(gradients) - 1), {}
     for path in clipped[-1]:
         u = _DIRECTIONS[optimizer.optimizer](config, optimizer, path, [g[path] for g in clipped], w[path])
         decays = w[path].ndim >= 2 and "norm" not in path and "bias" not in path
         has_decay = decays and optimizer.optimizer != "adafactor"
-        change = rate * (u + optimizer.weight_decay * w[path] * has_decay)
+        change = now * (u + optimizer.weight_decay * w[path] * has_decay)
         after[path] = np.asarray(w[path] - change, np.float32)
     return {**w, **after}
 
 
+def norm(gradients: Weights) -> float:
+    """|g|: the root of the sum of all gradients' squares."""
+    return float(np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradients.values())))
+
+
 def _clipped(gradients: Weights, most: float) -> dict[str, Array]:
-    size = np.sqrt(sum((np.sum(g**2) for g in gradients.values()), np.zeros(())))
-    return {path: g * np.minimum(1.0, most / size) for path, g in gradients.items()}
+    size = norm(gradients)
+    return {path: g * np.float32(min(1.0, most / size)) for path, g in gradients.items()}
 
 
-def _rate(optimizer: OptimizerConfig, number: int) -> float:
+def rate(optimizer: OptimizerConfig, number: int) -> float:
     """The learning rate of update `number`, from 0: linear to the peak, then along a cosine."""
     assert optimizer.schedule == "cosine"
     if number < optimizer.warmup_steps:

@@ -62,26 +62,28 @@ def in_float32(layout: Layout) -> Layout:
     return layout.replace(**wide, **dict.fromkeys(_FOLLOWING))
 
 
-# Kernels that Pallas can interpret on CPUs. cuDNN's run on GPUs only.
-INTERPRETED = ("splash", "ragged", "paged")
+# Kernels that Pallas interprets on CPUs, and one whose call XLA computes there: jax.nn.dot_product_attention.
+CUDNN = "cudnn"
+INTERPRETED = ("splash", "ragged", "paged", CUDNN)
 _TILE = 128  # positions of a block of splash attention, and elements of a head of ragged attention
 _WINDOW_OF_BLOCKS = 100  # less than a block of splash attention, so that a window ends within blocks
 
 
 def kernel_plan(plan: Plan) -> Plan | None:
-    """The tiny plan that runs the attention kernel of the plan's chips; None if no such kernel runs here.
+    """The tiny plan that runs the attention kernel of the plan's chips; None if none takes the plan.
 
     It has one device, or two of `context` in training. Training has lengths, and inference heads, that fill
     the kernel's tiles. Experts are left out, unless the model lists which layers have them.
     """
-    platform, layout = load(plan.hardware).chip.platform, plan.layout
+    chip, layout = load(plan.hardware).chip, plan.layout
+    platform = chip.platform
     is_trained = plan.workload.phase == "train"
     kernel = platform.flash if is_trained else platform.paged
     has_attention = any(layer.kind.attends for layer in plan.model.layers)
     if kernel is None or kernel.name not in INTERPRETED or not has_attention:
         return None
     if is_trained:
-        refusal = why_no_flash(platform, None, plan.model, layout, plan.workload.seq_len)
+        refusal = why_no_flash(platform, chip.compute_capability, plan.model, layout, plan.workload.seq_len)
     else:
         refusal = why_no_paged(platform, plan.model, layout.at("generate"))
     if refusal:
@@ -163,7 +165,8 @@ def tiny_model(config: ModelConfig, d_head: int = _D_HEAD) -> ModelConfig:
         d_head=d_head,
         rotary_dim=rotary_dim,
         vocab_size=_VOCAB,
-        max_seq_len=4 * _SEQ_LEN,
+        # The model's own, except for tables of positions, since far positions are turned too.
+        max_seq_len=4 * _SEQ_LEN if config.positions == "learned" else config.max_seq_len,
         sliding_window=config.sliding_window and _LOCAL,
         attention_chunk=config.attention_chunk and _LOCAL,
         temperature_floor=config.temperature_floor and _LOCAL,
