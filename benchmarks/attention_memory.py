@@ -31,7 +31,7 @@ from meshwright.layout import Layout  # noqa: E402
 from meshwright.layout.moves.attention import token_sharding  # noqa: E402
 from meshwright.models.transformer import Places  # noqa: E402
 from meshwright.nn.attention.blockwise import blockwise  # noqa: E402
-from meshwright.nn.attention.reference import Scores, attend, visible  # noqa: E402
+from meshwright.nn.attention.by_formula import Scores, attend, visible  # noqa: E402
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding  # noqa: E402
 
 HEADS, D_HEAD, POSITIONS, MANY_POSITIONS = 2, 64, 8192, 65536

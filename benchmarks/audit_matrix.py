@@ -19,7 +19,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from meshwright.audit.audit import audit_plan
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.hardware.catalog import load

@@ -35,7 +35,7 @@ from meshwright.cost.passes import Dtypes
 from meshwright.cost.recorder import Shape
 from meshwright.cost.serving_step import record_pass
 from meshwright.cost.transfer_prices import at_step_rates
-from meshwright.engines.engine import ENGINES
+from meshwright.engines.serving_engine import ENGINES
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
@@ -195,7 +195,7 @@ def predicted(one: Recorded, figures: dict[str, float]) -> float:
     seconds = (weight * work).sum() + figures["waiting"] * sent.sum() + routed * figures["experts_seconds"]
     if not figures["prefetch"]:
         return float(seconds)
-    # As in cost/step.py: weights are read while kernels begin and end and transfers are waited for.
+    # As in cost/step_cost.py: weights are read while kernels begin and end and transfers are waited for.
     passes, groups = int(number[-1]) + 1, number.astype(int)
     is_product = np.isin(where, [_MEMORY["matmul"], _MEMORY["widened"]])
     reads = weight * is_product * np.maximum(moved - computed, 0.0)

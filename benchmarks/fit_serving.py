@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.cost.serving_step import Passes
-from meshwright.engines.engine import ENGINES
+from meshwright.engines.serving_engine import ENGINES
 from meshwright.load import engine_server
 from meshwright.plan import spread
 from meshwright.plan.serve import engine_steps

@@ -28,9 +28,9 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 from tests.audit.mutations import CASES, LAYOUTS, SERVING_LAYOUTS, broken, plan_of, unbroken  # noqa: E402
 
-from meshwright.audit.audit import judged  # noqa: E402
 from meshwright.audit.compile.compile import CompiledProgram  # noqa: E402
 from meshwright.audit.compile.target import Target  # noqa: E402
+from meshwright.audit.plan_audit import judged  # noqa: E402
 from meshwright.files import write_whole  # noqa: E402
 
 RESULTS, DOCUMENT = ROOT / "benchmarks/results/mutations.json", ROOT / "docs/how-to/read-an-audit.md"

@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.audit_matrix import CASES, Case, grouped  # noqa: E402
 
-from meshwright.audit.audit import audit_plan  # noqa: E402
 from meshwright.audit.compile.cache import source_key  # noqa: E402
+from meshwright.audit.plan_audit import audit_plan  # noqa: E402
 from meshwright.errors import MeshwrightError  # noqa: E402
 from meshwright.files import write_whole  # noqa: E402
 from meshwright.hardware.catalog import load  # noqa: E402

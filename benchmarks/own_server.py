@@ -33,7 +33,7 @@ import tokenizers
 from safetensors.numpy import save_file
 from tokenizers import models, pre_tokenizers
 
-from meshwright.load.words import Words
+from meshwright.load.filler_text import Words
 
 # Layers, d_model, d_ff, heads.
 MODELS = {"15M": (6, 288, 768, 6), "110M": (12, 768, 2048, 12)}

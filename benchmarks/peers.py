@@ -54,7 +54,7 @@ def ours(folder: Path, dtype: str) -> Answer:
 
     from meshwright.cli.service import served_dtypes
     from meshwright.layout import Layout
-    from meshwright.models.files import read_model
+    from meshwright.models.model_files import read_model
     from meshwright.nn.files.weights import load_hf
     from meshwright.nn.start.compiled_cache import keep_compiled
     from meshwright.nn.start.device_mesh import device_mesh

@@ -35,7 +35,7 @@ from meshwright.cost.pipeline.simulate import simulate
 from meshwright.files import write_whole
 from meshwright.layout import Layout
 from meshwright.layout.pipelines import SCHEDULES
-from meshwright.layout.pipelines.table import Place
+from meshwright.layout.pipelines.pass_table import Place
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.pipeline.controller import OnDevices

@@ -14,12 +14,12 @@ import time
 
 from meshwright.api.inputs import SearchOptions
 from meshwright.audit.compile.targets import choose_target
-from meshwright.audit.reshard import ReshardJob, audit_reshard
+from meshwright.audit.moved_weights import ReshardJob, audit_reshard
 from meshwright.cost.weights_move import weights_move
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
-from meshwright.post_training.step import Question, apart, together
+from meshwright.post_training.two_phases import Question, apart, together
 from meshwright.post_training.work import PostTraining
 
 MODEL = "qwen3-32b"

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from meshwright.post_training.step import idle_share
+from meshwright.post_training.two_phases import idle_share
 
 _STEPS, _LEFT_OUT, _SAMPLES = 24, 3, 8
 _PROMPTS = (32, 16)

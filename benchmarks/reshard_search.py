@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 
-from meshwright.cost.reshard import step_price
+from meshwright.cost.reshard_seconds import step_price
 from meshwright.hardware import catalog
 from meshwright.notation import resharding
 from meshwright.notation.array import ShardedArray

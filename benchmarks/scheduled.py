@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from meshwright.audit.audit import judged
 from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import choose_target
-from meshwright.audit.facts.timeline import TPU_SHARE
+from meshwright.audit.facts.compiled_schedule import TPU_SHARE
+from meshwright.audit.plan_audit import judged
 from meshwright.files import write_whole
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout

@@ -35,7 +35,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 
 # Figures further apart than this differ; sums in another order do not.
 TOLERANCE = 1e-9

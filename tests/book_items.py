@@ -303,7 +303,7 @@ ITEMS = (
     Item("D17", _D, "GQA", _GQA, "1.34 GB"),
     Item("D18", _D, "local attention", "mw model gemma-3-27b --seq-len 128k", "11.2 GB", code="models/count.py#kv_bytes_per_token", says="layers with a window"),
     Item("D19", _D, "shared caches", "mw model llama-3-8b --set layers_per_cache=2", "65.5 kB", code="models/count.py#kv_bytes_per_token", says="layers that share a cache"),
-    Item("D20", _D, "quantised weights and cache", _18B, "in int8", "serve/device/quantize.py#"),
+    Item("D20", _D, "quantised weights and cache", _18B, "in int8", "serve/device/quantized_checkpoint.py#"),
     Item("D21", _D, "paged attention", code="nn/attention/paged.py#PagedCache", test="nn/attention/test_paged.py#test_a_query_reads_its_own_pages_up_to_its_position"),
     Item("D22", _D, "sharded prefill", code="plan/serve/prefill.py#", says="Prefill may use another layout", test="plan/serve/test_serve.py#test_a_prompt_split_by_position_is_prefilled_sooner_than_by_heads_alone"),
     Item("D23", _D, "no FSDP in generation", "mw plan serve --phase generate --model llama-2-13b --hardware v5e:8 --batch 16 --context 2k --layout fsdp=8 --ideal", "bound by ici", "plan/serve/search.py#", "Generation never uses FSDP"),

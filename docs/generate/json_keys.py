@@ -21,7 +21,7 @@ from meshwright.cli.main import BAD_INPUT
 from meshwright.cli.main import main as mw
 from meshwright.files import write_whole
 from meshwright.layout.short import DEGREES
-from meshwright.models.files import config_json
+from meshwright.models.model_files import config_json
 from meshwright.models.presets import load_model
 from meshwright.validate.load_test_row import LoadTestRow
 

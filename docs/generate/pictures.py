@@ -28,7 +28,7 @@ from meshwright.report.draw.chart import Axis, Chart, padded_ends
 from meshwright.report.draw.figure import Figure, Panel
 from meshwright.report.draw.marks import arrow, bar, dot, label, line
 from meshwright.report.pictures.bars import Row, memory_pieces, stacked
-from meshwright.report.pictures.curves import curves_figure
+from meshwright.report.pictures.curve_plots import curves_figure
 from meshwright.units import format_bytes, format_count, format_seconds
 
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ from meshwright.errors import MeshwrightError, PlanError, nearest
 from meshwright.files import parse_toml, read_text, write_whole
 from meshwright.hardware.catalog import with_file
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.models.files import model_from_dict
+from meshwright.models.model_files import model_from_dict
 from meshwright.models.parameters import parameters
 from meshwright.models.presets import PRESETS
 

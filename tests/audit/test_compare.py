@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.audit.audit import audit_plan
 from meshwright.audit.compare.findings import kept_findings, weight_findings
 from meshwright.audit.compare.line_up import line_up, weighed
 from meshwright.audit.compare.rewrites import Side
@@ -16,6 +15,7 @@ from meshwright.audit.facts.seconds import step_prices
 from meshwright.audit.hlo.op_names import phase_of
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.hlo.trace import CallPath, TracedValue
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.cost.priced import PricedCollective
 from meshwright.errors import AuditError
 from meshwright.hardware.catalog import load

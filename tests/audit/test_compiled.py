@@ -11,7 +11,7 @@ from meshwright.audit.compile.compile import program_text
 from meshwright.audit.facts.communication import EmittedCollective, collectives
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import axes_that_change, copied_over, mesh_axes_of
-from meshwright.audit.facts.products import dot_flops
+from meshwright.audit.facts.matmuls import dot_flops
 from meshwright.audit.hlo.read import Program, parse_hlo
 from meshwright.nn.products.execute import named_once
 from meshwright.nn.start.device_mesh import resharded

@@ -9,10 +9,10 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshwright
-from meshwright.audit import audit as audit_module
-from meshwright.audit.audit import audit_plan
+from meshwright.audit import plan_audit as audit_module
 from meshwright.audit.compile import compile as compile_module
 from meshwright.audit.compile.compile import captured_stderr, warning_lines
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.audit.remarks.compiler_log import compiler_warnings
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload

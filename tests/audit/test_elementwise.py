@@ -15,7 +15,8 @@ from meshwright.audit.compare.findings import (
     update_findings,
 )
 from meshwright.audit.compile.planned_program import PlannedStep, PlannedUpdate, planned_step
-from meshwright.audit.facts.elementwise import (
+from meshwright.audit.facts.narrow_arithmetic import NarrowResult
+from meshwright.audit.facts.outside_products import (
     ScopedArithmetic,
     UpdateArithmetic,
     scoped_arithmetic,
@@ -23,7 +24,6 @@ from meshwright.audit.facts.elementwise import (
     transcendentals,
     update_arithmetic,
 )
-from meshwright.audit.facts.narrow import NarrowResult
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.hardware.catalog import load

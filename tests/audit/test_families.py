@@ -17,7 +17,7 @@ from tests.nn.test_layouts import (
     SHARED_BY_FOUR,
 )
 
-from meshwright.audit.audit import audit_plan
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig

@@ -3,8 +3,8 @@
 import pytest
 
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.products import dot_flops, products, smaller_branches
-from meshwright.audit.facts.work import InstructionSeconds
+from meshwright.audit.facts.instruction_work import InstructionSeconds
+from meshwright.audit.facts.matmuls import dot_flops, products, smaller_branches
 from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.hlo.trace import TracedValue, places

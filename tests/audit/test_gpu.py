@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.audit.audit import audit_plan
 from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import choose_target, is_installed
-from meshwright.audit.facts.products import products
+from meshwright.audit.facts.matmuls import products
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.read import parse_hlo
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model

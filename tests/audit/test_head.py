@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.audit.audit import audit_plan
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig

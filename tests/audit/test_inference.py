@@ -9,12 +9,12 @@ from tests.audit.test_families import TWO_PERIODS
 from tests.nn.test_layouts import GPT, LATENT, SHARED, SHARED_BY_FOUR, TIED
 
 from meshwright.audit.against_plan import _logits_bytes
-from meshwright.audit.audit import _in_whole_pages, audit_plan
 from meshwright.audit.compare.flops import wider_products
 from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import choose_target
-from meshwright.audit.facts.products import products
+from meshwright.audit.facts.matmuls import products
 from meshwright.audit.hlo.read import parse_hlo
+from meshwright.audit.plan_audit import _in_whole_pages, audit_plan
 from meshwright.cost.serving_step import inference_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load

@@ -15,9 +15,9 @@ from tests.audit.mutations import (
     unbroken,
 )
 
-from meshwright.audit.audit import judged
 from meshwright.audit.compile.compile import CompiledProgram
 from meshwright.audit.compile.target import Target
+from meshwright.audit.plan_audit import judged
 
 pytestmark = pytest.mark.sampled(16)
 

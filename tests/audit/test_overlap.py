@@ -3,8 +3,8 @@
 import pytest
 
 from meshwright.audit.facts.communication import collectives
+from meshwright.audit.facts.compiled_schedule import ProgramSchedule, overlaps
 from meshwright.audit.facts.emitted import on_mesh
-from meshwright.audit.facts.timeline import ProgramSchedule, overlaps
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.notation.mesh import Mesh
 

@@ -10,12 +10,12 @@ import pytest
 from tests.audit.test_searched import IN_FLOAT32, assert_as_planned
 from tests.nn.test_layouts import MIXTURE, TIED, TINY
 
-from meshwright.audit.audit import judged
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.target import Target
-from meshwright.audit.facts.products import dot_flops
+from meshwright.audit.facts.matmuls import dot_flops
 from meshwright.audit.hlo.link import Call, linked
 from meshwright.audit.hlo.read import parse_hlo
+from meshwright.audit.plan_audit import judged
 from meshwright.errors import AuditError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload

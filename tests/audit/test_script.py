@@ -11,7 +11,7 @@ import pytest
 from meshwright.audit.script import is_script, load_step, patch
 from meshwright.cli.main import main
 from meshwright.errors import AuditError
-from meshwright.report.pages.script import script_html
+from meshwright.report.pages.script_audit import script_html
 
 SCRIPT = """import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P

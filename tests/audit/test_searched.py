@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.nn.test_layouts import GPT, LATENT, LOCAL, MIXTURE, OSS, TIED, TINY
 from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
-from meshwright.audit.audit import audit_plan
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.runnable import why_not

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshwright.audit import audit as audit_module
+from meshwright.audit import plan_audit as audit_module
 from meshwright.audit import second_opinion as module
 from meshwright.audit.compile import targets as targets_module
 from meshwright.audit.compile.compile import CompiledProgram, refusal

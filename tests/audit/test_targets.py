@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.audit import audit as audit_module
-from meshwright.audit.audit import audit_plan
+from meshwright.audit import plan_audit as audit_module
 from meshwright.audit.compile import cache, compile, targets
 from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.target import Target
 from meshwright.audit.compile.targets import choose_target
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.errors import AuditError, DeviceError, LayoutError, OutOfMemoryError
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright.audit.facts.communication import collectives
+from meshwright.audit.facts.compiled_schedule import TPU_SHARE, StepTimeline, program_timeline
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.seconds import Prices, step_prices
-from meshwright.audit.facts.timeline import TPU_SHARE, StepTimeline, program_timeline
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.hardware.catalog import load
 from meshwright.notation.mesh import Mesh

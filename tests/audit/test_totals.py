@@ -7,7 +7,7 @@ import pytest
 from meshwright.audit.compare.findings import compare_memory
 from meshwright.audit.compare.flops import compare_products
 from meshwright.audit.compile.planned_program import PlannedStep
-from meshwright.audit.facts.products import Product
+from meshwright.audit.facts.matmuls import Product
 from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction
 from meshwright.audit.hlo.trace import CallPath, TracedValue
 from meshwright.platforms import CPU, TPU

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.audit.audit import audit_plan
 from meshwright.audit.compile.cache import one_at_a_time
 from meshwright.audit.compile.targets import choose_target, is_installed
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model

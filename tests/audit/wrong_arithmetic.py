@@ -23,8 +23,8 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import MoE
 from meshwright.models.presets import load_model
 from meshwright.nn import cached_ops, loss, norms
-from meshwright.nn.attention import blockwise, flash, paged, paged_kernel, rope
-from meshwright.nn.attention.reference import visible
+from meshwright.nn.attention import blockwise, flash, paged, paged_kernel, rotary
+from meshwright.nn.attention.by_formula import visible
 from meshwright.nn.experts import capacity, dropless
 from meshwright.nn.mixers import state_cache
 from meshwright.nn.ops import attention, jax_ops
@@ -207,13 +207,13 @@ def _product_without_scales() -> Patches:
 
 
 def _positions_from_one() -> Patches:
-    plain = rope._turned
+    plain = rotary._turned
 
     def later(x: Any, positions: Any, config: Any, *more: Any) -> Any:
         # All positions shifted turn queries and keys alike: only those of queries are.
         return plain(x, positions + (x.shape[2] == config.num_heads), config, *more)
 
-    return [_object(rope, "_turned", later)]
+    return [_object(rotary, "_turned", later)]
 
 
 def _window_of_keys_lost(self: Any, positions: Any, kind: Any) -> Any:
@@ -376,7 +376,7 @@ def _turned_at(change: Callable[[Any], Any]) -> Patches:
     def turned(plain: Any, x: Any, positions: Any, *given: Any) -> Any:
         return plain(x, change(positions), *given)
 
-    return _around(rope, "_turned", turned)
+    return _around(rotary, "_turned", turned)
 
 
 def _other_base(plain: Any, config: Any, **how: Any) -> Any:
@@ -522,7 +522,7 @@ def _without_cap(plain: Any, self: Any, number: int, q: Any, window: Any, how: A
 LONG = replace(DENSE, max_seq_len=4096)
 _ROUTERS = import_module("meshwright.nn.ops.experts")
 TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
-    "a rotation of another base": (DENSE, "fsdp=2", lambda: _around(rope, "frequencies", _other_base)),
+    "a rotation of another base": (DENSE, "fsdp=2", lambda: _around(rotary, "frequencies", _other_base)),
     "positions in bfloat16": (LONG, "fsdp=2", lambda: _turned_at(lambda at: at.astype(jnp.bfloat16))),
     "positions that begin again at 512": (LONG, "fsdp=2", lambda: _turned_at(lambda at: at % 512)),
     "no gradient of the keys' weight": (DENSE, "fsdp=2", lambda: _without_gradient("wk")),
@@ -646,10 +646,10 @@ TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
         load_model("mixtral-8x7b"), "fsdp=2,expert=2", lambda: _around(dropless, "_by_gate", _one_row_lost)
     ),
     "a context that is not stretched": (
-        load_model("llama-3.1-8b"), "fsdp=2", lambda: _around(rope, "frequencies", _theta_without_scaling)
+        load_model("llama-3.1-8b"), "fsdp=2", lambda: _around(rotary, "frequencies", _theta_without_scaling)
     ),
     "a magnitude left out": (
-        load_model("gpt-oss-20b"), "fsdp=2", lambda: [_after(rope, "_magnitude", lambda _: 1.0)]
+        load_model("gpt-oss-20b"), "fsdp=2", lambda: [_after(rotary, "_magnitude", lambda _: 1.0)]
     ),
     "a table without the gradient of its rows": (
         replace(DENSE, tied_embeddings=True), "fsdp=2",
@@ -738,7 +738,7 @@ GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "the cache of another layer": (
         DENSE, "tensor=2", lambda: _around(paged.PagedCache, "attend", _page_of_another_layer)
     ),
-    "positions within a chunk": (DENSE, "data=2", lambda: _around(rope, "_turned", _positions_of_a_chunk)),
+    "positions within a chunk": (DENSE, "data=2", lambda: _around(rotary, "_turned", _positions_of_a_chunk)),
     "scales of other columns": (DENSE, "tensor=2,weights_dtype=int8", _scales_of_neighbours),
     "logits that are not capped": (
         load_model("gemma-2-2b"), "tensor=2", lambda: [_object(JaxOps, "softcap", lambda s, n, x, cap: x)]

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.bench.test_calibrate import QUICK
+from tests.bench.test_calibration import QUICK
 
 from meshwright.bench import local_processes
 from meshwright.bench.local_processes import _Worker, calibrate_in_processes, sweep_in_processes

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.report.sample_run import audit_document
 
-from meshwright.audit import audit as audit_module
+from meshwright.audit import plan_audit as audit_module
 from meshwright.cli.main import main
 from meshwright.hardware.catalog import dump_toml, load
 from meshwright.plan_file import load_plan

@@ -10,7 +10,7 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import PRESETS
-from meshwright.plan.compare import compared
+from meshwright.plan.plan_costs import compared
 from meshwright.plan.train import price, well_placed
 from meshwright.plan_file import Plan
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.bench import calibrate as measuring
+from meshwright.bench import calibration as measuring
 from meshwright.cli import bench, demo, doctor
 from meshwright.cli.main import main
 from meshwright.hardware import catalog

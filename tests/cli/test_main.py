@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from meshwright import __version__
 from meshwright.__main__ import run as entry_point
-from meshwright.cli import common
+from meshwright.cli import console
 from meshwright.cli import main as front_door
 from meshwright.cli.main import COMMANDS, main
 
@@ -128,26 +128,26 @@ def test_ctrl_c_ends_the_imports_quietly(monkeypatch):
 
 
 def test_a_terminal_shows_what_is_waited_for(monkeypatch, capsys):
-    monkeypatch.setattr(common, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(console, "_PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with common.waiting("searching layouts"):
+    with console.waiting("searching layouts"):
         time.sleep(0.2)
     assert "searching layouts" in capsys.readouterr().err
-    monkeypatch.setattr(common, "_PATIENCE_SECONDS", 60.0)
-    with common.waiting("searching layouts"):
+    monkeypatch.setattr(console, "_PATIENCE_SECONDS", 60.0)
+    with console.waiting("searching layouts"):
         pass
     assert "searching layouts" not in capsys.readouterr().err
 
 
 def test_a_pipe_shows_nothing_of_it(capsys):
-    with common.waiting("searching layouts"):
+    with console.waiting("searching layouts"):
         pass
     assert capsys.readouterr().err == ""
 
 
 def test_progress_in_a_pipe_says_the_share_where_its_words_do_not(capsys):
-    with common.progress() as report:
+    with console.progress() as report:
         for what, share in (
             ("packing", 0.0),
             ("packing", 0.1),

@@ -218,7 +218,10 @@ BAD = [
     (["--weights-dtype", "int8"], "weights_dtype = 'int8'; fits: f32, bf16"),
     (["-o", "/nowhere/at/all/plan.json"], "name a .toml"),
     (["--top", "0"], "Invalid value for '--top'"),
-    (["--given", "tensr=8"], "write a word of a layout or memory: tensor=8, memory<=70GB; did you mean tensor"),
+    (
+        ["--given", "tensr=8"],
+        "write a word of a layout or memory: tensor=8, memory<=70GB; did you mean tensor",
+    ),
     (
         ["--given", "tensor"],
         "--given tensor: not a condition; write FIELD, one of = != <= >= < >, and a value",
@@ -283,7 +286,7 @@ def test_what_was_not_asked_for_is_null(capsys):
 
 
 def test_explain_is_prose_that_fits_a_narrow_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("meshwright.cli.common._PIPED_WIDTH", 80)
+    monkeypatch.setattr("meshwright.cli.console._PIPED_WIDTH", 80)
     assert plan(*POD, *ASKED, "--explain", "--tokens", "15T") == 0
     printed = capsys.readouterr().out
     titles = [line for line in printed.splitlines() if line in TITLES]
@@ -307,7 +310,7 @@ def test_without_explain_only_what_was_asked_for_is_said(capsys):
 
 
 def test_the_answer_fits_a_screen(capsys, monkeypatch):
-    monkeypatch.setattr("meshwright.cli.common._PIPED_WIDTH", 100)
+    monkeypatch.setattr("meshwright.cli.console._PIPED_WIDTH", 100)
     for more in (ASKED, ["--given", "pipe=1,context=1,tensor<=2"]):
         assert plan(*POD, *more) == 0
         lines = capsys.readouterr().out.splitlines()

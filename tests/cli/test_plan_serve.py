@@ -44,7 +44,7 @@ def test_the_terminal_has_a_table_a_plot_and_words(capsys):
 
 
 def test_the_answer_fits_a_screen(capsys, monkeypatch):
-    monkeypatch.setattr("meshwright.cli.common._PIPED_WIDTH", 100)
+    monkeypatch.setattr("meshwright.cli.console._PIPED_WIDTH", 100)
     assert main(ASKED) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 100

@@ -12,7 +12,7 @@ from meshwright.cli.main import main
 from meshwright.cli.service import open_service
 from meshwright.errors import PlanError
 from meshwright.models.config import ModelConfig
-from meshwright.models.files import read_model
+from meshwright.models.model_files import read_model
 from meshwright.models.presets import load_model
 from meshwright.nn.files.checkpoint_files import validation_losses
 from meshwright.plan_file import load_plan

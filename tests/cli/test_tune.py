@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.audit import tune as tune_module
+from meshwright.audit import tuning as tune_module
 from meshwright.audit.second_opinion import Figures
 from meshwright.cli.main import main
 from meshwright.layout import Layout

@@ -24,7 +24,7 @@ import meshwright as mw
 from meshwright.cli.main import main
 from meshwright.cli.ui import near_of, price_of, reach_of
 from meshwright.layout.absorb import absorbed
-from meshwright.report.pages.ui import (
+from meshwright.report.pages.controls import (
     DEFAULTS,
     Planner,
     answer,

@@ -10,7 +10,7 @@ from meshwright.cost.memory import saved_bytes
 from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Shape
 from meshwright.layout import Layout
-from meshwright.layout.attention import attention_block
+from meshwright.layout.attention_kernels import attention_block
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops_per_token
 from meshwright.models.presets import load_model

@@ -8,7 +8,7 @@ from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, 
 from meshwright.cost.memory import Memory
 from meshwright.cost.record import record_loss
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_memory import flushes, reported_bytes, step_memory
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout

@@ -15,7 +15,7 @@ from meshwright.cost.pipeline.stages import (
 from meshwright.cost.record import record_loss, record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.state import StageState
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_seconds import hop_transfer
 from meshwright.hardware import catalog
 from meshwright.layout import Layout

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.notation.devices import shardings
 
-from meshwright.cost.reshard import sent_bytes
+from meshwright.cost.reshard_seconds import sent_bytes
 from meshwright.cost.strategies import REACH, Pricing, cheapest, strategies
 from meshwright.cost.strategy import ContractionQuestion, Objective, Strategy
 from meshwright.errors import LayoutError, NotationError

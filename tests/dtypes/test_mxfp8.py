@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.nn.test_layouts import TINY
 
-from meshwright.audit.audit import audit_plan
+from meshwright.audit.plan_audit import audit_plan
 from meshwright.cli.main import main
 from meshwright.hardware.catalog import chip
 from meshwright.layout import Layout

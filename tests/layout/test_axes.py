@@ -9,7 +9,7 @@ from meshwright.hardware import catalog
 from meshwright.layout import DEGREES, Layout
 from meshwright.layout.axes import AXES, Ask, divisors
 from meshwright.layout.axes.kv_replicas import KV_REPLICAS
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, token_sharding
 from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.layout.attention import BLOCK, SMALL_BLOCK, attention_block, visible_pairs
+from meshwright.layout.attention_kernels import BLOCK, SMALL_BLOCK, attention_block, visible_pairs
 from meshwright.models.config import Window
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshwright.errors import LayoutError
 from meshwright.layout import REMATS, Layout
 from meshwright.layout.contractions import contraction_of
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.moves.attention import gathered_keys, token_sharding
 from meshwright.layout.moves.experts import sorted_rows
 from meshwright.layout.runnable import why_not

@@ -12,14 +12,14 @@ from tests.serve.http.process import server_process
 from meshwright.cli.main import main
 from meshwright.errors import DataError, RequestError
 from meshwright.load import traffic
-from meshwright.load.answer import Answer
 from meshwright.load.client import Client
 from meshwright.load.drive import fit_words
+from meshwright.load.filler_text import Words
 from meshwright.load.percentiles import percentiles, summary
 from meshwright.load.planned import draft_counts, planned_step_seconds
 from meshwright.load.settings import LatencyTargets
+from meshwright.load.timed_answer import Answer
 from meshwright.load.traffic import Chat, Lengths, Turn
-from meshwright.load.words import Words
 
 
 def test_lengths_have_the_published_means_and_one_seed_gives_one_traffic():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.engines.engine import ENGINES
+from meshwright.engines.serving_engine import ENGINES
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
 from meshwright.load.rated import RatedLoad, cheapest_servers

@@ -9,8 +9,8 @@ from tests.models.families.table import FILES
 
 from meshwright.errors import ModelError
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling, Window
-from meshwright.models.files import config_json
 from meshwright.models.hf import to_hf
+from meshwright.models.model_files import config_json
 from meshwright.models.presets import PRESETS, load_model
 
 HF = FILES["llama-3.1-8b"]

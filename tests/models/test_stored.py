@@ -8,9 +8,9 @@ from meshwright.api.inputs import ServedDtypes
 from meshwright.hardware import catalog
 from meshwright.models.presets import load_model
 from meshwright.models.stored import stored_dtype
-from meshwright.plan.fit import verdicts
 from meshwright.plan.serve.requests import Requests
 from meshwright.plan.serve.search import Infeasible, search_serving
+from meshwright.plan.what_fits import verdicts
 
 
 def _compressed(kind: str, bits: int) -> dict[str, Any]:

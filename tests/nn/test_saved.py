@@ -33,7 +33,7 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
-from meshwright.nn.attention.rope import apply_rope
+from meshwright.nn.attention.rotary import apply_rope
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import flatten
 from meshwright.nn.products.narrow import kept, narrow_product

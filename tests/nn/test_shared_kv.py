@@ -26,7 +26,7 @@ from tests.nn.test_layouts import (
 
 from meshwright.errors import LayoutError, ModelError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.models.config import MLA, ModelConfig, Window
 from meshwright.models.count import count_params, forward_flops, kv_bytes_per_token

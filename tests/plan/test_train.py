@@ -11,7 +11,7 @@ from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Placement
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.runnable import layout_lacks, why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from meshwright.cli.main import main
 from meshwright.files import write_whole
-from meshwright.report.pages.collectives import collectives_html
-from meshwright.report.pages.run import build_report
+from meshwright.report.pages.measured_collectives import collectives_html
+from meshwright.report.pages.run_page import build_report
 
 _PLANNED = "plan train --model llama-3-8b --hardware v5p:4x4x4 --batch-tokens 1Mi --seq-len 4096 --tokens 1T"
 

@@ -15,7 +15,7 @@ import numpy as np
 from tests.serve.http.client import MODEL
 from tests.serve.mock import MockRunner, byte_tokenizer, says
 
-from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.page_sizes import DEFAULT_PAGE
 from meshwright.models.chat import ChatTemplate
 from meshwright.serve.engine.batch import SequenceWork, WorkOutput
 from meshwright.serve.engine.engine import Engine

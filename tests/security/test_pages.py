@@ -16,7 +16,7 @@ from tests.serve.mock import MockRunner
 
 from meshwright.cli.main import main
 from meshwright.cli.ui import price_of
-from meshwright.report.pages.ui import DEFAULTS, Planner, answer, state_of, ui_page
+from meshwright.report.pages.controls import DEFAULTS, Planner, answer, state_of, ui_page
 
 MARKUP = '"><img src=x onerror="document.title=\'in\'"><script>document.title="in"</script>'
 

@@ -16,12 +16,12 @@ from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, gr
 from meshwright.cost.serving_step import cache_bytes
 from meshwright.errors import ModelError, PlanError
 from meshwright.layout import Layout
-from meshwright.layout.fit import num_replicas
+from meshwright.layout.layout_checks import num_replicas
 from meshwright.layout.moves.attention import token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import state_arrays
-from meshwright.models.files import read_model
+from meshwright.models.model_files import read_model
 from meshwright.models.transformer import Places
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.ops.jax_ops import JaxOps

@@ -11,7 +11,7 @@ from tests.train.test_accumulation import MASKED, TOKENS, assert_agrees, compile
 
 from meshwright.errors import LayoutError, ModelError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_stages
+from meshwright.layout.layout_checks import check_stages
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import is_of_draft
 from meshwright.nn.params import flatten

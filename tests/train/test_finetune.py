@@ -18,7 +18,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.chat import ChatTemplate
 from meshwright.models.config import ModelConfig, MoE
 from meshwright.models.count import train_flops_per_token
-from meshwright.models.files import read_model
+from meshwright.models.model_files import read_model
 from meshwright.models.parameters import dimensions, is_adapter, parameters
 from meshwright.models.presets import load_model
 from meshwright.nn.adapters import merged

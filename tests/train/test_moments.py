@@ -24,7 +24,7 @@ from meshwright.cost.state import StageState
 from meshwright.errors import CheckpointError, LayoutError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn import moments

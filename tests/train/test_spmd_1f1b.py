@@ -25,7 +25,7 @@ from tests.train.test_accumulation import NO_LOSSES, OF_STATES, TOKENS, assert_a
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.runnable import check_runs, why_not
 from meshwright.models.config import ModelConfig, MoE
 

@@ -40,7 +40,7 @@ from tests.train.test_accumulation import (
 
 from meshwright.audit.compile.compile import memory_by_cause, program_bytes
 from meshwright.audit.compile.stage_compile import Compiling
-from meshwright.audit.facts.products import dot_flops
+from meshwright.audit.facts.matmuls import dot_flops
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.errors import LayoutError
 from meshwright.hardware.catalog import load

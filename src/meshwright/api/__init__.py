@@ -26,7 +26,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.files import model_from_dict
+from meshwright.models.model_files import model_from_dict
 from meshwright.models.presets import load_model
 from meshwright.plan.given import memory_limit, parse_conditions
 from meshwright.plan.smallest import longest_step

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from meshwright.dtypes import COMPUTED, named
-from meshwright.engines.engine import ENGINES
+from meshwright.engines.serving_engine import ENGINES
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware

@@ -149,7 +149,7 @@ class PricedLayout:
         target: the compiler, "tpu", "gpu" or "cpu"; by default the hardware's if it is installed. No chip
         needs to be attached. numerics: also compare a tiny twin's numbers with plain formulas.
         """
-        from meshwright.audit.audit import audit_plan
+        from meshwright.audit.plan_audit import audit_plan
 
         say = progress or _silent
         return audit_plan(self.plan, target, lambda what: say(what, None), numerics=numerics)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshwright.api.document import check_output, versions
 from meshwright.api.inputs import Serve
-from meshwright.engines.engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, Engine
 from meshwright.files import write_whole
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -19,7 +19,7 @@ from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.ranges import serving_ranges
 from meshwright.plan.serve.search import ServePlan
 from meshwright.plan.serve.serving_plan import plan_of_point
-from meshwright.plan.serve.verdict import serving_verdict
+from meshwright.plan.serve.serving_verdict import serving_verdict
 from meshwright.plan_file import Plan, save_plan
 from meshwright.progress import Progress
 
@@ -104,7 +104,7 @@ class ServedLayout:
 
         The key `prefill` has the same for a prefill step. target, numerics: as in `PricedLayout.audit`.
         """
-        from meshwright.audit.audit import audit_phases
+        from meshwright.audit.plan_audit import audit_phases
 
         say = progress or (lambda *_: None)
         return audit_phases(self.plan, target, lambda what: say(what, None), numerics=numerics)
@@ -149,7 +149,7 @@ class ServedLayouts:
         return self._document
 
     def __repr__(self) -> str:
-        from meshwright.report.terminal.serving import frontier_table
+        from meshwright.report.terminal.frontier_table import frontier_table
         from meshwright.report.terminal.tables import plain_text
 
         return plain_text(frontier_table(self._document))

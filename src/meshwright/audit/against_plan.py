@@ -34,23 +34,23 @@ from meshwright.audit.compile.planned_program import PlannedStep
 from meshwright.audit.compile.target import Target
 from meshwright.audit.facts.buffers import buffer_peak, input_bytes
 from meshwright.audit.facts.communication import collectives, is_differentiated
-from meshwright.audit.facts.elementwise import (
-    scoped_arithmetic,
-    state_passes,
-    transcendentals,
-    update_arithmetic,
-)
+from meshwright.audit.facts.compiled_schedule import ProgramSchedule, StepTimeline, overlaps, program_timeline
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.narrow import (
+from meshwright.audit.facts.matmuls import dot_flops, products
+from meshwright.audit.facts.narrow_arithmetic import (
     host_transfers,
     narrow_results,
     narrowest_elements,
     rounded_statistics,
 )
-from meshwright.audit.facts.products import dot_flops, products
+from meshwright.audit.facts.outside_products import (
+    scoped_arithmetic,
+    state_passes,
+    transcendentals,
+    update_arithmetic,
+)
 from meshwright.audit.facts.seconds import Prices, step_prices
-from meshwright.audit.facts.timeline import ProgramSchedule, StepTimeline, overlaps, program_timeline
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.remarks import Remark
 from meshwright.cost.priced import PricedCollective

@@ -17,12 +17,12 @@ from meshwright.audit.compile.target import Target
 from meshwright.audit.compile.targets import own_target, target_devices
 from meshwright.audit.facts.buffers import buffer_peak
 from meshwright.audit.facts.communication import collectives
+from meshwright.audit.facts.compiled_schedule import ProgramSchedule, overlaps, program_timeline
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
-from meshwright.audit.facts.products import dot_flops, is_counted_branch, smaller_branches
+from meshwright.audit.facts.matmuls import dot_flops, is_counted_branch, smaller_branches
 from meshwright.audit.facts.seconds import Prices, step_prices
-from meshwright.audit.facts.timeline import ProgramSchedule, overlaps, program_timeline
 from meshwright.audit.hlo.read import Program, check_complete, check_partitioned, parse_hlo
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import accidents, at_the_root

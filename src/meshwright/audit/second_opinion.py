@@ -41,7 +41,7 @@ def compiled_figures(
 
     A refusal is a result too: its message is the reason.
     """
-    from meshwright.audit.audit import scheduled_seconds  # reading programs is not needed to plan
+    from meshwright.audit.plan_audit import scheduled_seconds  # reading programs is not needed to plan
 
     try:
         compiled = compile_plan(plan, target, progress, use_cache=use_cache)

@@ -37,7 +37,7 @@ class CollectiveSweep:
 
 @dataclass(frozen=True)
 class CalibrateTask:
-    """A whole calibration. sizes: a calibrate.Sizes, None for its default."""
+    """A whole calibration. sizes: a calibration.Sizes, None for its default."""
 
     sizes: Any
 
@@ -200,10 +200,10 @@ def _done(job: ProcessJob) -> str:
 
         task = job.task
         return json.dumps(sweep(job.hardware, Mesh(task.mesh), None, task.sizes, task.max_seconds))
-    from meshwright.bench import calibrate
+    from meshwright.bench import calibration
 
-    sizes = job.task.sizes or calibrate.Sizes()
-    return catalog.dump_toml(calibrate.measure(job.hardware, sizes).hardware)
+    sizes = job.task.sizes or calibration.Sizes()
+    return catalog.dump_toml(calibration.measure(job.hardware, sizes).hardware)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.cost.serving_step import pass_cost
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.page_sizes import DEFAULT_PAGE
 from meshwright.models.config import ModelConfig
 from meshwright.nn.params import init_params
 from meshwright.nn.start.device_mesh import device_mesh

@@ -19,7 +19,7 @@ from meshwright.bench.regression import rate_of_time
 from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_cost import StepPricer
 from meshwright.dtypes import COMPUTED
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout

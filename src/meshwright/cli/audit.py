@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.api.inputs import Train
-from meshwright.cli.common import JSON, emit, note, progress, refuse_with, show
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, note, progress, refuse_with, show
 from meshwright.cli.extras import require
-from meshwright.cli.parameters import command
 from meshwright.errors import AuditError, PlanError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
@@ -108,7 +108,7 @@ def audit(
     if mesh:
         raise PlanError("--mesh needs --hlo; the mesh of a plan is in its layout")
     require("run")
-    from meshwright.audit.audit import audit_phases, audit_plan
+    from meshwright.audit.plan_audit import audit_phases, audit_plan
 
     options = {
         "--model": model,
@@ -229,7 +229,7 @@ def _read(path: Path) -> dict:
 
 def _write(path: Path, document: dict) -> None:
     if path.suffix == ".html" and "script" in document:
-        from meshwright.report.pages.script import script_html
+        from meshwright.report.pages.script_audit import script_html
 
         write_whole(path, script_html(document))
     else:

@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from meshwright.cli import bench_serve
-from meshwright.cli.common import HARDWARE_HELP, JSON, LOCAL_HARDWARE, PROCESSES, emit, note, progress, show
-from meshwright.cli.parameters import command
+from meshwright.cli.command_options import command
+from meshwright.cli.console import HARDWARE_HELP, JSON, LOCAL_HARDWARE, PROCESSES, emit, note, progress, show
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
@@ -107,7 +107,7 @@ def _sizes(text: str | None) -> list[int] | None:
 def _draw(document: dict[str, Any], plot: bool, html: Path | None) -> None:
     if not (plot or html):
         return
-    from meshwright.report.pages.collectives import collectives_html, measured_ops, terminal_plot
+    from meshwright.report.pages.measured_collectives import collectives_html, measured_ops, terminal_plot
 
     if plot:
         for op in measured_ops(document):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from meshwright.cli.common import JSON, emit, note, progress, refuse_with, show
+from meshwright.cli.console import JSON, emit, note, progress, refuse_with, show
 from meshwright.files import write_whole
 from meshwright.load.settings import LatencyTargets, SimulatedServers, Traffic
 from meshwright.options import changed_options, option
@@ -155,10 +155,10 @@ async def _measure(
 ) -> dict[str, Any]:
     from dataclasses import replace
 
-    from meshwright.load.answer import Answer
     from meshwright.load.drive import drive, fit_words
     from meshwright.load.percentiles import summary
     from meshwright.load.planned import draft_counts, planned_step_seconds
+    from meshwright.load.timed_answer import Answer
     from meshwright.load.traffic import num_cut, within
 
     async with client:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import typer
 
-from meshwright.cli.common import JSON, LOCAL_HARDWARE, PROCESSES, emit, note, progress, show
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, LOCAL_HARDWARE, PROCESSES, emit, note, progress, show
 from meshwright.cli.hardware import detail, hardware_document
-from meshwright.cli.parameters import command
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
@@ -49,7 +49,7 @@ def _measured(hardware: str, processes: int) -> Hardware:
             report(f"measuring over {processes} processes", None)
             return calibrate_in_processes(hardware, processes)
         use_devices_of(catalog.load(hardware))
-        from meshwright.bench import calibrate as bench
+        from meshwright.bench import calibration as bench
         from meshwright.nn.start.compiled_cache import keep_compiled
 
         keep_compiled()  # compiling the steps of a server takes most of the time

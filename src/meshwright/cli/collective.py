@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from meshwright.cli.common import HARDWARE, JSON, emit, show
-from meshwright.cli.parameters import command
+from meshwright.cli.command_options import command
+from meshwright.cli.console import HARDWARE, JSON, emit, show
 from meshwright.cost.collectives import CollectivePrice, collective_seconds
 from meshwright.errors import NotationError, nearest
 from meshwright.hardware import catalog

@@ -8,14 +8,14 @@ import typer
 
 import meshwright as mw
 from meshwright.api.results import PricedLayout
-from meshwright.cli.common import JSON, emit, load_hardware, note, show, waiting
-from meshwright.cli.parameters import command
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, load_hardware, note, show, waiting
 from meshwright.errors import PlanError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware.prices import Prices
 from meshwright.options import option
 from meshwright.plan.chosen import plan_of
-from meshwright.plan.compare import compared
+from meshwright.plan.plan_costs import compared
 from meshwright.plan_file import Plan, load_plan
 from meshwright.units import parse_count, parse_length
 
@@ -64,7 +64,7 @@ def compare(
         for name, plan, machine in zip(plans, planned, machines, strict=True)
     ]
     if output:
-        from meshwright.report.pages.compare import comparison_html
+        from meshwright.report.pages.compared_plans import comparison_html
 
         write_whole(output, comparison_html(documents))
         note(f"wrote {output}")
@@ -116,7 +116,7 @@ def _table(plans: Sequence[dict]) -> object:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from meshwright.report.pages.compare import short_names, table_of_plans
+    from meshwright.report.pages.compared_plans import short_names, table_of_plans
     from meshwright.report.terminal.fitted import AtCommas
 
     table = Table("", *short_names(plans), box=SIMPLE_HEAD)

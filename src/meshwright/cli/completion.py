@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import typer
 
-from meshwright.cli.common import note
+from meshwright.cli.console import note
 from meshwright.errors import DeviceError
 
 PROMPT, MAX_TOKENS, TEMPERATURE, SEED = "Once upon a time", 160, 0.5, 7

@@ -27,7 +27,7 @@ def _launchers(incomplete: str) -> list[str]:
 
 
 def _engines(incomplete: str) -> list[str]:
-    from meshwright.engines.engine import ENGINES
+    from meshwright.engines.serving_engine import ENGINES
 
     return _beginning(incomplete, ENGINES.names)
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import typer
 
-from meshwright.cli.common import JSON, emit, note, progress, show
+from meshwright.cli.command_options import command
 from meshwright.cli.completion import PROMPT
-from meshwright.cli.parameters import command
+from meshwright.cli.console import JSON, emit, note, progress, show
 from meshwright.errors import DeviceError, PlanError
 from meshwright.files import write_whole
 from meshwright.options import option
@@ -220,7 +220,7 @@ def _finish(job: Demo, seconds: float) -> None:
     if job.quiet:
         emit({"run": str(job.run), "seconds": seconds, "stages": job.stages, "verdict": job.verdict})
     else:
-        from meshwright.report.documents import read_run
+        from meshwright.report.run_documents import read_run
         from meshwright.report.terminal.tables import summary_panel
 
         show("", summary_panel(read_run(job.run), places))

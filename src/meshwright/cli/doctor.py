@@ -14,9 +14,9 @@ from pathlib import Path
 import typer
 
 from meshwright import __version__
-from meshwright.cli.common import JSON, emit, progress, show
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, progress, show
 from meshwright.cli.extras import EXTRAS
-from meshwright.cli.parameters import command
 from meshwright.files import cache_folder
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import JSON, emit, waiting
-from meshwright.cli.parameters import command
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, waiting
 from meshwright.errors import MeshwrightError
 from meshwright.files import check_writable
 from meshwright.nn.start.devices import use_cpu_devices
@@ -37,7 +37,7 @@ def export(
     check_run(run)
     check_writable(output / "config.json")
     use_cpu_devices(1)
-    from meshwright.train.export import export_run
+    from meshwright.train.hf_export import export_run
 
     with waiting("writing the model"):
         step = export_run(run, output, step=step, best=best)

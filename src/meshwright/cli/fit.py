@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import JSON, emit, load_hardware, load_model_with, show
+from meshwright.cli.command_options import command
 from meshwright.cli.completions import models
-from meshwright.cli.parameters import command
+from meshwright.cli.console import JSON, emit, load_hardware, load_model_with, show
 from meshwright.hardware.catalog import usual
 from meshwright.hardware.here import this_machine
 from meshwright.options import option
-from meshwright.plan.fit import verdicts
+from meshwright.plan.what_fits import verdicts
 from meshwright.units import format_bytes, format_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshwright.cli.common import CHECKPOINT, JSON, emit, note, progress
+from meshwright.cli.command_options import OptionsOf, command
+from meshwright.cli.console import CHECKPOINT, JSON, emit, note, progress
 from meshwright.cli.draft_options import check_drafts
-from meshwright.cli.parameters import OptionsOf, command
 from meshwright.errors import CheckpointError, RequestError
 from meshwright.options import option
 from meshwright.serve.model_folder import check_model_folder

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import JSON, emit, load_hardware, show
+from meshwright.cli.command_options import command
 from meshwright.cli.completions import chips
+from meshwright.cli.console import JSON, emit, load_hardware, show
 from meshwright.cli.hardware_tables import (
     catalog_table,
     figures_table,
@@ -15,7 +16,6 @@ from meshwright.cli.hardware_tables import (
     roofs_table,
     shape,
 )
-from meshwright.cli.parameters import command
 from meshwright.errors import HardwareError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip, SharedMemory

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 from typer.main import get_command
 
-from meshwright.cli.common import note
-from meshwright.cli.parameters import OptionsOf, command, values_of
+from meshwright.cli.command_options import OptionsOf, command, values_of
+from meshwright.cli.console import note
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.launch.cluster_job import cluster_job

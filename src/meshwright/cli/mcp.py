@@ -13,8 +13,8 @@ from typing import Any, Literal
 import typer
 
 from meshwright import __version__
+from meshwright.cli.command_options import command
 from meshwright.cli.extras import require
-from meshwright.cli.parameters import command
 from meshwright.options import option
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import CHANGES, JSON, emit, load_model_with, show, warn_of_long_context
+from meshwright.cli.command_options import command
 from meshwright.cli.completions import models
-from meshwright.cli.parameters import command
+from meshwright.cli.console import CHANGES, JSON, emit, load_model_with, show, warn_of_long_context
 from meshwright.errors import ModelError
 from meshwright.layout.runnable import model_lacks
 from meshwright.models import count as counted
 from meshwright.models.config import ModelConfig
 from meshwright.models.explained import Explanation, explain
-from meshwright.models.files import name_of, read_object
+from meshwright.models.model_files import name_of, read_object
 from meshwright.models.presets import PRESETS
 from meshwright.options import option, parse_dtype
 from meshwright.units import format_bytes, format_count, parse_length

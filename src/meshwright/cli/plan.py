@@ -10,7 +10,9 @@ from meshwright.api import Plans, Train
 from meshwright.api.document import check_output
 from meshwright.api.inputs import Conditions, SearchOptions, SizeOptions
 from meshwright.api.machine import anchored_by
-from meshwright.cli.common import (
+from meshwright.cli.command_options import command
+from meshwright.cli.compare import plan_to_compare, show_compared
+from meshwright.cli.console import (
     CHANGES,
     HARDWARE_HELP,
     JSON,
@@ -24,9 +26,7 @@ from meshwright.cli.common import (
     refuse_with,
     waiting,
 )
-from meshwright.cli.compare import plan_to_compare, show_compared
 from meshwright.cli.extras import require
-from meshwright.cli.parameters import command
 from meshwright.cli.plan_output import shortage_words, show_plan, write_plan_files
 from meshwright.cli.plan_rl import rl
 from meshwright.cli.plan_serve import serve
@@ -35,8 +35,8 @@ from meshwright.hardware.prices import Prices
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, option
-from meshwright.plan.compare import compared
 from meshwright.plan.explain.explanation import Explanation
+from meshwright.plan.plan_costs import compared
 from meshwright.plan.smallest import NothingFits
 from meshwright.programs.program import DEFAULT as XLA
 from meshwright.units import parse_count

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from meshwright.cli.common import emit, show, waiting
-from meshwright.engines.engine import Engine
+from meshwright.cli.console import emit, show, waiting
+from meshwright.engines.serving_engine import Engine
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.load.rated import RatedLoad, cheapest_servers

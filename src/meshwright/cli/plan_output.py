@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from meshwright.api import document as documents
-from meshwright.cli.common import note, show
+from meshwright.cli.console import note, show
 from meshwright.files import write_whole
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.explain.fitting import Change

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from meshwright.cli.common import (
+from meshwright.cli.console import (
     CHANGES,
     HARDWARE,
     JSON,
@@ -56,9 +56,9 @@ def rl(
     mw plan rl --model qwen3-32b --hardware h100:32x8 --prompts 512 --prompt-tokens 1k --output-tokens 4k
     """
     from meshwright.api.inputs import SearchOptions
-    from meshwright.post_training.document import document_of, plans_of
-    from meshwright.post_training.step import Question, apart, together
-    from meshwright.post_training.step import crossover as compared
+    from meshwright.post_training.rl_document import document_of, plans_of
+    from meshwright.post_training.two_phases import Question, apart, together
+    from meshwright.post_training.two_phases import crossover as compared
 
     if reference_model not in ("same", "none"):
         raise PlanError(f"--reference-model {reference_model}: fits: same, none")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshwright.api.inputs import Serve, ServedDtypes
-from meshwright.cli.common import (
+from meshwright.cli.command_options import OptionsOf
+from meshwright.cli.console import (
     CHANGES,
     JSON,
     MODEL,
@@ -23,15 +24,14 @@ from meshwright.cli.common import (
     waiting,
     warn_of_long_context,
 )
-from meshwright.cli.parameters import OptionsOf
 from meshwright.dtypes import number_type
-from meshwright.engines.engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, Engine
 from meshwright.errors import PlanError
 from meshwright.hardware.prices import Prices
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
-from meshwright.layout.paged import chunk_of
+from meshwright.layout.layout_checks import check_fits
+from meshwright.layout.page_sizes import chunk_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, changed_options, option
@@ -286,7 +286,7 @@ def _price_step(
     if as_json:
         emit(document)
     else:
-        from meshwright.report.terminal.serving import phase_lines
+        from meshwright.report.terminal.frontier_table import phase_lines
         from meshwright.report.terminal.tables import breakdown_table
 
         show(phase_lines(document), breakdown_table(document))
@@ -374,7 +374,7 @@ def _show(document: dict, seconds: float, explanation: "ServeExplanation | None"
     from meshwright.cli.plan_output import prose
     from meshwright.plan.verdict import verdict_lines
     from meshwright.report.serving_points import drafts_text, ranges_text, requests_text
-    from meshwright.report.terminal.serving import frontier_plot, frontier_table
+    from meshwright.report.terminal.frontier_table import frontier_plot, frontier_table
 
     best, requests = document["best"], document["requests"]
     small = [

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.common import CHANGES, HARDWARE, JSON, emit, load_model_with, note, show
+from meshwright.cli.command_options import command
 from meshwright.cli.completions import chips
-from meshwright.cli.parameters import command
+from meshwright.cli.console import CHANGES, HARDWARE, JSON, emit, load_model_with, note, show
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.options import REQUIRED, option, parse_dtype
@@ -143,7 +143,7 @@ def decode(
     mw plot decode --model llama-2-13b --hardware v5e:8 --context 8192
     """
     from meshwright.layout import Layout
-    from meshwright.layout.fit import check_weights
+    from meshwright.layout.layout_checks import check_weights
     from meshwright.plan import curves
     from meshwright.plan.degrees import check_chips
 
@@ -200,7 +200,7 @@ def _share(text: str) -> float:
 
 def _tell(plot: "Plot", output: Path | None, *, as_json: bool) -> None:
     """Print the values and write the picture."""
-    from meshwright.report.pictures.curves import curves_figure, curves_tables
+    from meshwright.report.pictures.curve_plots import curves_figure, curves_tables
     from meshwright.report.terminal.tables import rich_table
 
     if output:

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from meshwright.cli.common import JSON, emit, progress
-from meshwright.cli.parameters import command
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, progress
 from meshwright.files import check_writable
 from meshwright.nn.start.devices import use_cpu_devices
 from meshwright.options import REQUIRED, option
@@ -40,7 +40,7 @@ def quantize(
     check_model_folder(checkpoint)
     check_writable(output / "config.json")
     use_cpu_devices(1)
-    from meshwright.serve.device.quantize import quantize_folder
+    from meshwright.serve.device.quantized_checkpoint import quantize_folder
 
     with progress() as report:
         document = quantize_folder(checkpoint, output, to, text, lambda what: report(what, None))

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.common import JSON, emit, progress
-from meshwright.cli.parameters import command
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, progress
 from meshwright.errors import PlanError
 from meshwright.files import check_writable, read_text, well_formed, write_whole
 from meshwright.options import option
@@ -49,7 +49,7 @@ def _write(run: Path, output: Path, plots: Path | None, as_json: bool) -> None:
     from meshwright.report.pages.frontier import frontier_figure, read_serving_plan, serving_plan_html
     from meshwright.report.pages.load import load_test_html, read_load_test
     from meshwright.report.pages.post_training import post_training_html, read_post_training
-    from meshwright.report.pages.run import read_report, report_html
+    from meshwright.report.pages.run_page import read_report, report_html
 
     if (tested := read_load_test(run)) is not None:
         if plots:

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.cli.common import CHANGES, JSON, emit, load_hardware, load_model_with, show, waiting
+from meshwright.cli.command_options import command
+from meshwright.cli.console import CHANGES, JSON, emit, load_hardware, load_model_with, show, waiting
 from meshwright.cli.extras import require
-from meshwright.cli.parameters import command
 from meshwright.cost.weights_move import WeightsMove, weights_move
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
@@ -118,7 +118,7 @@ def _move(run: Path, plans: list[Plan | None], output: Path) -> dict[str, Any]:
 
 def _audit(config: ModelConfig, layouts: list[Layout], machine: Hardware, target: str) -> dict[str, Any]:
     from meshwright.audit.compile.targets import choose_target
-    from meshwright.audit.reshard import ReshardJob, audit_reshard
+    from meshwright.audit.moved_weights import ReshardJob, audit_reshard
 
     chosen = choose_target(machine.spec, layouts[0], target)
     with waiting(f"compiling the move with {chosen.title}"):

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import CHECKPOINT, JSON, load_hardware, note, progress
+from meshwright.cli.command_options import command
+from meshwright.cli.console import CHECKPOINT, JSON, load_hardware, note, progress
 from meshwright.cli.draft_options import check_drafts
 from meshwright.cli.extras import require
-from meshwright.cli.parameters import command
 from meshwright.options import option
 from meshwright.plan_file import load_plan
 from meshwright.serve.http.client_limits import ClientLimits
@@ -118,7 +118,7 @@ def _serve(server: Server, host: str, ports: tuple[int, int | None], as_json: bo
 
 def _serve_replicas(server: Server, replicas: Replicas, host: str, port: int, as_json: bool) -> None:
     from meshwright.cli.ray_servers import application_of, scales
-    from meshwright.models.files import read_model
+    from meshwright.models.model_files import read_model
     from meshwright.serve.http.server import address, bind
     from meshwright.serve.replicas.deployment import cluster, run
 

@@ -13,8 +13,8 @@ import jax
 from meshwright.cli.forecast import StepForecast
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_one_cache
-from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.layout_checks import check_one_cache
+from meshwright.layout.page_sizes import DEFAULT_PAGE
 from meshwright.layout.runnable import emulated
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from meshwright.cli.common import JSON, emit, note, waiting
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, note, waiting
 from meshwright.cli.extras import require
-from meshwright.cli.parameters import command
 from meshwright.cost.chain_search import search_chain
 from meshwright.cost.derivation import PricedSteps, algorithm_of, priced_steps
-from meshwright.cost.reshard import step_price
+from meshwright.cost.reshard_seconds import step_price
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import ContractionQuestion, PricedStep, Strategy, priced_step
 from meshwright.dtypes import dtype_bytes
@@ -32,7 +32,7 @@ from meshwright.notation.resharding import cheapest_reshard
 from meshwright.notation.roles import case_of
 from meshwright.notation.written import is_chain, parse_written, written_dims
 from meshwright.options import REQUIRED, option, parse_dtype
-from meshwright.report.pictures.derivation import contraction_svg, reshard_svg
+from meshwright.report.pictures.device_blocks import contraction_svg, reshard_svg
 from meshwright.report.terminal.board import (
     chain_lines,
     choices_lines,

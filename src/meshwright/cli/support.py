@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import JSON, emit, show
+from meshwright.cli.command_options import command
 from meshwright.cli.completions import models
-from meshwright.cli.parameters import command
+from meshwright.cli.console import JSON, emit, show
 from meshwright.layout.examples import LAYOUTS, PHASES, example, phases_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.common import (
+from meshwright.cli.command_options import OptionsOf, command
+from meshwright.cli.console import (
     JSON,
     emit,
     note,
     progress,
     show,
 )
-from meshwright.cli.parameters import OptionsOf, command
 from meshwright.cli.train_text import continue_text, of_checkpoint, of_text
 from meshwright.errors import DeviceError, MeshwrightError
 from meshwright.files import check_writable, held
@@ -166,7 +166,7 @@ def _carry_out(job: TrainingJob, learning: RlSettings | None) -> tuple["Training
                 from meshwright.train.run import carry_out
 
                 return carry_out(job, report), jax.process_index() == 0
-            from meshwright.reinforcement.run import carry_out_rl
+            from meshwright.reinforcement.rl_run import carry_out_rl
 
             return carry_out_rl(job, learning, report), True
     except jax.errors.JaxRuntimeError as error:

@@ -5,14 +5,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.cli.common import note
+from meshwright.cli.console import note
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.here import this_machine
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.count import count_params
-from meshwright.models.files import read_model
+from meshwright.models.model_files import read_model
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.train.job import RunOptions

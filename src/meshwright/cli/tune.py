@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import JSON, emit, note, progress, show
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, note, progress, show
 from meshwright.cli.extras import require
-from meshwright.cli.parameters import command
 from meshwright.files import check_writable
 from meshwright.options import option
 from meshwright.plan_file import load_plan, save_plan
@@ -43,7 +43,7 @@ def tune(
     require("run")
     original = load_plan(plan)
     check_writable(output or plan)
-    from meshwright.audit.tune import tune as tuned
+    from meshwright.audit.tuning import tune as tuned
 
     with progress() as update:
         tuning = tuned(

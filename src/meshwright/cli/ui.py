@@ -14,8 +14,8 @@ from typing import Any
 
 import typer
 
-from meshwright.cli.common import JSON, emit, note
-from meshwright.cli.parameters import command
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, note
 from meshwright.errors import PlanError
 from meshwright.options import option
 from meshwright.signals import end_event
@@ -45,7 +45,7 @@ def ui(
     """
     from urllib.parse import urlencode
 
-    from meshwright.report.pages.ui import Planner
+    from meshwright.report.pages.controls import Planner
     from meshwright.report.pages.ui_server import Server
 
     if model:
@@ -99,7 +99,7 @@ def _dividing(state: Mapping[str, str]) -> tuple[int, Callable[[str], bool]]:
     from meshwright.api.inputs import SearchOptions
     from meshwright.errors import MeshwrightError
     from meshwright.layout import Layout
-    from meshwright.layout.fit import check_fits
+    from meshwright.layout.layout_checks import check_fits
     from meshwright.plan.train import nearest_batch
 
     model, machine = _model(state["model"]), _machine_of(state)
@@ -147,8 +147,8 @@ def reach_of(state: Mapping[str, str], choices: Mapping[str, tuple[str, ...]]) -
 def price_of(state: Mapping[str, str]) -> Any:
     """The layout of the controls with its price. Raises MeshwrightError if it does not divide."""
     import meshwright as mw
-    from meshwright.layout.fit import remats_of
-    from meshwright.report.pages.ui import ShownLayout
+    from meshwright.layout.layout_checks import remats_of
+    from meshwright.report.pages.controls import ShownLayout
 
     model, work = _model(state["model"]), mw.Train(state["batch"], state["seq"])
     priced = mw.price(
@@ -182,7 +182,7 @@ class _Searches:
 
     def find(self, state: Mapping[str, str]) -> dict | None:
         """The document of a tab's command, None while it runs. Raises PlanError if it failed."""
-        from meshwright.report.pages.ui import command_of
+        from meshwright.report.pages.controls import command_of
 
         asked = tuple(command_of(state))
         with self._lock:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.cli.common import JSON, emit, note, progress, show
-from meshwright.cli.parameters import command
+from meshwright.cli.command_options import command
+from meshwright.cli.console import JSON, emit, note, progress, show
 from meshwright.errors import PlanError
 from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR
 from meshwright.options import option
@@ -119,7 +119,7 @@ def _validate_load_tests(
     tests = [row for row in table if isinstance(row, LoadTestRow | UnreadRow)]
     if len(tests) < len(table):
         raise PlanError("load tests have scores of their own; give their tables in a separate command")
-    from meshwright.cli.load_tests import missed_bars, show_load_tests
+    from meshwright.cli.load_test_output import missed_bars, show_load_tests
     from meshwright.validate.load_test_scores import load_test_document
     from meshwright.validate.load_tests import predict_load_tests
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from meshwright.cost.reshard import step_price
+from meshwright.cost.reshard_seconds import step_price
 from meshwright.cost.strategy import Strategy
 from meshwright.hardware.topology import Hardware
 from meshwright.notation.algorithm import GIVEN, Algorithm, Local, Step, StepTiming

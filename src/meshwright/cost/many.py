@@ -27,7 +27,7 @@ from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
 from meshwright.cost.transfer_prices import TransferPrices, at_step_rates
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.attention import lacks_flash
+from meshwright.layout.attention_kernels import lacks_flash
 from meshwright.layout.axes import AXES, TENSOR
 from meshwright.layout.pipelines import SCHEDULES, StageRoute
 from meshwright.layout.pipelines.depths import stage_routes

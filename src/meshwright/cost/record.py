@@ -7,7 +7,7 @@ from meshwright.cost.ops.symbolic import SymbolicOps
 from meshwright.cost.recorder import FLASH, Lowering, MeshSizes, Shape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.attention import lacks_flash
+from meshwright.layout.attention_kernels import lacks_flash
 from meshwright.layout.runnable import has_static_rows
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig

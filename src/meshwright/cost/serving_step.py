@@ -28,18 +28,18 @@ from meshwright.cost.pipeline.stages import depth_counts
 from meshwright.cost.record import symbolic_weights
 from meshwright.cost.recorder import Lowering, Shape
 from meshwright.cost.state import StageState
-from meshwright.cost.step import StepCost, StepPricer
+from meshwright.cost.step_cost import StepCost, StepPricer
 from meshwright.cost.step_seconds import SegmentSeconds
 from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
 from meshwright.cost.transfer_prices import TransferPrices, at_step_rates
 from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.attention import lacks_flash, why_no_paged
+from meshwright.layout.attention_kernels import lacks_flash, why_no_paged
 from meshwright.layout.contractions import contraction_of
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, single_tokens, uses_ring
-from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, page_of, pages_read
+from meshwright.layout.page_sizes import SIDE_BY_SIDE, TOGETHER, page_of, pages_read
 from meshwright.layout.runnable import has_static_rows
 from meshwright.layout.workload import Phase
 from meshwright.models import transformer

@@ -25,7 +25,7 @@ from itertools import product as cartesian
 from math import ceil, inf, prod
 from typing import NamedTuple
 
-from meshwright.cost.reshard import PricedReshard, priced_reshard, step_price
+from meshwright.cost.reshard_seconds import PricedReshard, priced_reshard, step_price
 from meshwright.cost.strategy import ContractionQuestion, Objective, Strategy
 from meshwright.dtypes import dtype_bytes
 from meshwright.errors import LayoutError, NotationError

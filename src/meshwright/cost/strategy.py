@@ -6,7 +6,7 @@ from functools import cached_property
 from math import ceil
 from typing import Literal, NamedTuple
 
-from meshwright.cost.reshard import PricedReshard, priced_reshard, step_price
+from meshwright.cost.reshard_seconds import PricedReshard, priced_reshard, step_price
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective

@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from meshwright.cost.reshard import PricedReshard, priced_reshard, step_price
+from meshwright.cost.reshard_seconds import PricedReshard, priced_reshard, step_price
 from meshwright.dtypes import dtype_bytes
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware

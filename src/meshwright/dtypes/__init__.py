@@ -1,7 +1,6 @@
 """Number types, one record a file, which all other packages read."""
 
-from meshwright.dtypes.number_type import EMULATED, TILE, NumberType, Phase, Scales, Use
-from meshwright.dtypes.table import (
+from meshwright.dtypes.all_types import (
     COMPUTED,
     KNOWN,
     NUMBER_TYPES,
@@ -12,6 +11,7 @@ from meshwright.dtypes.table import (
     types_for,
     unknown_dtype,
 )
+from meshwright.dtypes.number_type import EMULATED, TILE, NumberType, Phase, Scales, Use
 
 __all__ = [
     "COMPUTED",

@@ -378,7 +378,7 @@ def _example(name: str, chip: Chip) -> str:
 def dump_toml(hardware: Hardware) -> str:
     """The machine.toml that `load` reads back as this hardware, with figures per device.
 
-    bench/calibrate writes measured figures in this form, with their sources.
+    bench/calibration.py writes measured figures in this form, with their sources.
     """
     chip, network = hardware.chip, hardware.chip.network
     slices = f"{hardware.num_slices}*" if hardware.num_slices > 1 else ""

@@ -7,8 +7,14 @@ from meshwright.dtypes import Phase, number_type, types_for
 from meshwright.errors import LayoutError, ModelError
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.fit import check_fields, check_stacks, check_stages, check_updates, check_weights
 from meshwright.layout.layout import Layout
+from meshwright.layout.layout_checks import (
+    check_fields,
+    check_stacks,
+    check_stages,
+    check_updates,
+    check_weights,
+)
 from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import ModelConfig
 from meshwright.platforms.platform import Platform

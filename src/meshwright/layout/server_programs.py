@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from meshwright.layout.attention import has_prompt_programs, why_no_paged
-from meshwright.layout.fit import num_replicas
+from meshwright.layout.attention_kernels import has_prompt_programs, why_no_paged
 from meshwright.layout.layout import Layout
-from meshwright.layout.paged import DEFAULT_PAGE, chunk_of, compiled_sizes, divided_block, table_widths
+from meshwright.layout.layout_checks import num_replicas
+from meshwright.layout.page_sizes import DEFAULT_PAGE, chunk_of, compiled_sizes, divided_block, table_widths
 from meshwright.models.config import ModelConfig
 from meshwright.platforms import Compiler, Platform
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from meshwright.errors import DeviceError, RequestError
-from meshwright.load.answer import Answer
+from meshwright.load.timed_answer import Answer
 
 TextOrChat = str | Sequence[Mapping[str, str]]
 """A text for completions, or the messages of a chat."""

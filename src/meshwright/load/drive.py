@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from meshwright.errors import RequestError
-from meshwright.load.answer import Answer
 from meshwright.load.client import Client, TextOrChat
+from meshwright.load.filler_text import Words
+from meshwright.load.timed_answer import Answer
 from meshwright.load.traffic import Chat, Load, Turn
-from meshwright.load.words import Words
 
 # Words of two requests whose usage counts a server's tokens; the second is the longest that fits the context.
 _FEW_WORDS, _MORE_WORDS = 16, (144, 64, 32)

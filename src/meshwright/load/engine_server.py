@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshwright.cost.serving_step import cache_bytes
-from meshwright.engines.engine import Engine
+from meshwright.engines.serving_engine import Engine
 from meshwright.errors import PlanError
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.page_sizes import DEFAULT_PAGE
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import forward_flops
 from meshwright.plan.serve.engine_steps import EngineSteps, EngineTable

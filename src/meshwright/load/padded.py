@@ -8,8 +8,8 @@ import numpy as np
 from meshwright.cost.serving_step import in_inference
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.attention import has_prompt_programs
-from meshwright.layout.paged import compiled_sizes
+from meshwright.layout.attention_kernels import has_prompt_programs
+from meshwright.layout.page_sizes import compiled_sizes
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.steps import StepSeconds, end_of_one
 from meshwright.serve.engine.limits import IdleSeconds, Limits, timed_blocks

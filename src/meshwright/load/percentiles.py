@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.load.answer import Answer
 from meshwright.load.settings import LatencyTargets
+from meshwright.load.timed_answer import Answer
 
 _PERCENTILES = (50, 95, 99)
 

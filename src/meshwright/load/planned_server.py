@@ -11,8 +11,8 @@ from meshwright.cost.serving_step import in_inference
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
-from meshwright.layout.fit import check_one_cache
-from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.layout_checks import check_one_cache
+from meshwright.layout.page_sizes import DEFAULT_PAGE
 from meshwright.load.engine_server import transfer_seconds_of
 from meshwright.load.padded import PaddedSteps
 from meshwright.load.percentiles import summary

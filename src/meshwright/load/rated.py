@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.engines.engine import Engine
+from meshwright.engines.serving_engine import Engine
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout

@@ -26,8 +26,8 @@ from typing import Protocol
 import numpy as np
 
 from meshwright.errors import RequestError
-from meshwright.load.answer import Answer
 from meshwright.load.counted import CountedRunning, CountedText, counted_tokens
+from meshwright.load.timed_answer import Answer
 from meshwright.load.traffic import Load
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import IdleSeconds, Limits

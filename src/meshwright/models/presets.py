@@ -9,8 +9,8 @@ from meshwright.errors import ModelError, nearest
 from meshwright.models.config import ModelConfig
 from meshwright.models.families import families, naming
 from meshwright.models.families.family import Family, Preset
-from meshwright.models.files import model_from_dict, read_model
 from meshwright.models.hf import from_hf
+from meshwright.models.model_files import model_from_dict, read_model
 
 
 def load_model(spec: str) -> ModelConfig:

@@ -29,8 +29,8 @@ from meshwright.models.parameters import Param, dimensions, of_a_layer, paramete
 from meshwright.models.transformer import Places
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.attention.by_formula import Scores, alibi_slopes
 from meshwright.nn.attention.paged import PagedCache
-from meshwright.nn.attention.reference import Scores, alibi_slopes
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.embedding import embed
 from meshwright.nn.experts.grouped_products import read_product

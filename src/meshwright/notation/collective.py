@@ -100,8 +100,8 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
     gather makes possible follow before the next gather.
 
     The result depends on no mesh, sizes or prices, so contractions derive it once for all. For the reshards
-    of layouts it is the cheapest (tests/cost/test_reshard.py). For any two shardings on a given machine
-    `notation.resharding.cheapest_reshard` searches.
+    of layouts it is the cheapest (tests/cost/test_reshard_seconds.py).
+    `notation.resharding.cheapest_reshard` searches for any two shardings on a given machine.
     """
     return list(_reshard(array, target))
 

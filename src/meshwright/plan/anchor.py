@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_cost import StepPricer
 from meshwright.errors import PlanError
 from meshwright.files import parse_json, read_text
 from meshwright.hardware import catalog

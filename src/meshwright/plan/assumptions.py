@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.hardware.catalog import step_warning
 from meshwright.hardware.chip import RESERVED_SHARE, Chip, SharedMemory, Switch
 from meshwright.hardware.links import LINK_FIELDS, Interconnect, link_rates
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.attention import lacks_flash
+from meshwright.layout.attention_kernels import lacks_flash
 from meshwright.layout.moves.experts import has_fixed_rows
 from meshwright.layout.runnable import has_static_rows
 from meshwright.layout.workload import Workload

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory
-from meshwright.cost.step import StepCost
+from meshwright.cost.step_cost import StepCost
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout

@@ -6,7 +6,7 @@ from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import MULTIPLIED, Layout
 from meshwright.layout.axes import DATA, EXPERT
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.models.config import ModelConfig
 
 

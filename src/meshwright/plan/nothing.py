@@ -6,7 +6,7 @@ from meshwright.errors import LayoutError, PlanError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import COMPANY, DEGREES, MULTIPLIED, Layout
 from meshwright.layout.axes import RANKS, TENSOR2
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.plan.given import Condition

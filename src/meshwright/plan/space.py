@@ -16,9 +16,9 @@ from meshwright.cost.many import Family, Member, Saving, Stages, pattern
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.attention import lacks_flash
+from meshwright.layout.attention_kernels import lacks_flash
 from meshwright.layout.axes import DEGREES, OPTIONS, PIPE, RANKS, Ask, ShortForm, chosen_forms, divisors
-from meshwright.layout.fit import remats_of
+from meshwright.layout.layout_checks import remats_of
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.pipelines.depths import cuts_groups
 from meshwright.layout.pipelines.pipeline import PipelineSchedule

@@ -1,7 +1,7 @@
 """Search for the best layouts to train a model on a machine, by the cost model.
 
-plan/space.py gives every layout with its memory and its time. cost/step.py prices the ranked layouts again
-and itemises their time.
+plan/space.py gives every layout with its memory and its time. cost/step_cost.py prices the ranked layouts
+again and itemises their time.
 """
 
 import time
@@ -16,13 +16,13 @@ from meshwright.cost.collectives import forget_prices
 from meshwright.cost.graph import Graph
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_memory import step_memory
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.errors import PlanError
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fields, check_fits
+from meshwright.layout.layout_checks import check_fields, check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from meshwright.layout import Layout
-from meshwright.layout.paged import DEFAULT_PAGE
+from meshwright.layout.page_sizes import DEFAULT_PAGE
 from meshwright.models.config import ModelConfig
 from meshwright.serve.device.runner import JaxRunner
 from meshwright.serve.engine.engine import Engine

@@ -5,7 +5,7 @@ Each function takes a report's document and returns (name, sentence) pairs, with
 
 from collections.abc import Sequence
 
-from meshwright.report.documents import JsonDocument
+from meshwright.report.run_documents import JsonDocument
 from meshwright.report.serving_points import ranges_text
 from meshwright.units import format_number_of, format_seconds
 

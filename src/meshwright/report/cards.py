@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.report.audit import STATUS_TONE, status_counts
-from meshwright.report.documents import (
+from meshwright.report.audit_tables import STATUS_TONE, status_counts
+from meshwright.report.run_documents import (
     Run,
     bound_text,
     bytes_total,

@@ -1,6 +1,6 @@
 """The ranked layouts of a plan as a table, and its explanation as headed lists."""
 
-from meshwright.report.documents import JsonDocument, bound_text, bytes_total, layout_text, winner
+from meshwright.report.run_documents import JsonDocument, bound_text, bytes_total, layout_text, winner
 from meshwright.report.table import Cell, Row, Table
 from meshwright.report.text import bytes_text, percent_text, seconds_text
 

@@ -1,6 +1,6 @@
 """A way to serve as a row of a table, and the requests in words."""
 
-from meshwright.report.documents import JsonDocument
+from meshwright.report.run_documents import JsonDocument
 from meshwright.report.table import Cell
 from meshwright.units import format_bytes, format_count, format_seconds
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from meshwright.dtypes import types_for
 from meshwright.errors import CheckpointError, MeshwrightError, PlanError
 from meshwright.hardware.catalog import load
-from meshwright.layout.fit import check_stacks, check_updates
+from meshwright.layout.layout_checks import check_stacks, check_updates
 from meshwright.layout.runnable import check_runs, emulated
 from meshwright.models.config import DraftHead, ModelConfig
-from meshwright.models.files import read_model
+from meshwright.models.model_files import read_model
 from meshwright.nn.files import checkpoint_files
 from meshwright.options import option
 from meshwright.plan_file import PLAN_FILE, Plan, load_plan

@@ -20,7 +20,7 @@ import jax
 from meshwright.errors import DataError
 from meshwright.files import write_whole
 from meshwright.hardware import catalog
-from meshwright.models.files import config_json
+from meshwright.models.model_files import config_json
 from meshwright.nn.start.processes import wait_for_all
 from meshwright.plan_file import PLAN_FILE, save_plan
 from meshwright.progress import Progress

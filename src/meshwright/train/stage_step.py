@@ -18,9 +18,9 @@ from jax.sharding import SingleDeviceSharding
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits, check_stacks
+from meshwright.layout.layout_checks import check_fits, check_stacks
 from meshwright.layout.pipelines import pass_table
-from meshwright.layout.pipelines.table import Place
+from meshwright.layout.pipelines.pass_table import Place
 from meshwright.layout.rules import STAGES
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits, check_one_program, check_updates
+from meshwright.layout.layout_checks import check_fits, check_one_program, check_updates
 from meshwright.layout.moves.attention import attention_layout, token_sharding
 from meshwright.layout.workload import Workload
 from meshwright.models import transformer

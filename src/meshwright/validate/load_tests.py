@@ -19,13 +19,13 @@ from multiprocessing import get_context
 import numpy as np
 
 from meshwright.dtypes import NUMBER_TYPES, dtype_bytes, named, number_type, types_for
-from meshwright.engines.engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, Engine
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.load.engine_server import EngineServer, transfer_seconds_of
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn

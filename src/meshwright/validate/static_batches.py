@@ -15,12 +15,12 @@ from math import ceil
 
 from meshwright.cost.serving_step import pass_cost
 from meshwright.dtypes import NUMBER_TYPES, number_type, types_for
-from meshwright.engines.engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, Engine
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import DATA, EXPERT, PIPE
-from meshwright.layout.fit import check_fits, num_replicas
+from meshwright.layout.layout_checks import check_fits, num_replicas
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.layouts import one_replica
 from meshwright.plan.serve.phase import max_batch

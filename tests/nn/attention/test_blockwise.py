@@ -13,7 +13,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import Window
 from meshwright.models.transformer import Places
 from meshwright.nn.attention.blockwise import blockwise, zigzag
-from meshwright.nn.attention.reference import Scores, attend, visible
+from meshwright.nn.attention.by_formula import Scores, attend, visible
 from meshwright.nn.start.device_mesh import device_mesh
 
 LAYOUT = Layout.of()

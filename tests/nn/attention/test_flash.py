@@ -18,8 +18,8 @@ from meshwright.layout.moves.attention import gathered_keys, token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig, Window
 from meshwright.nn.attention.blockwise import blockwise, zigzag
+from meshwright.nn.attention.by_formula import Scores, attend, visible
 from meshwright.nn.attention.flash import cudnn, flash_kernels, kernels_of, splash
-from meshwright.nn.attention.reference import Scores, attend, visible
 from meshwright.nn.norms import along
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import abstract_params

@@ -16,12 +16,12 @@ from tests.native.needed import needs_native
 
 from meshwright.cost.serving_step import cache_bytes
 from meshwright.layout import Layout
-from meshwright.layout.attention import why_no_paged
+from meshwright.layout.attention_kernels import why_no_paged
 from meshwright.models.config import Window
 from meshwright.models.count import cache_windows
 from meshwright.models.presets import PRESETS
 from meshwright.nn.attention import paged, paged_kernel
-from meshwright.nn.attention.reference import Scores
+from meshwright.nn.attention.by_formula import Scores
 from meshwright.nn.products.quantised import Quantised, quantise
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.platforms import CPU, GPU, PLATFORMS, TPU

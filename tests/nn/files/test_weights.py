@@ -17,7 +17,7 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.attention import token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
-from meshwright.models.files import read_model
+from meshwright.models.model_files import read_model
 from meshwright.nn.files.weights import load_hf, save_hf
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import abstract_params, init_params

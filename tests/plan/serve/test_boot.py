@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.engines.engine import ENGINES
+from meshwright.engines.serving_engine import ENGINES
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.presets import PRESETS

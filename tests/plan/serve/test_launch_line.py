@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.engines.engine import ENGINES
+from meshwright.engines.serving_engine import ENGINES
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.launch_line import launch_line, runs_on

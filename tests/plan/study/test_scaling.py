@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.space import Space

@@ -14,7 +14,7 @@ from meshwright.report.pictures.blocks import (
     block_colour,
     read_block_map,
 )
-from meshwright.report.pictures.mesh import blocks_svg, mesh_panel
+from meshwright.report.pictures.mesh_arrays import blocks_svg, mesh_panel
 
 MESH = Mesh({"data": 1, "fsdp": 4, "tensor": 2})
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from tests.report.sample_run import audit_document
 
-from meshwright.report.audit import memory_rows, remarks
+from meshwright.report.audit_tables import memory_rows, remarks
 from meshwright.report.pictures.layer import layer_figure
 
 

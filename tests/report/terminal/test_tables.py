@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 from tests.report.sample_run import audit_document, plan_document, write_run
 
-from meshwright.report.audit import memory_rows
-from meshwright.report.documents import read_run
+from meshwright.report.audit_tables import memory_rows
+from meshwright.report.run_documents import read_run
 from meshwright.report.terminal.audits import audit_table, schedule_tables
 from meshwright.report.terminal.tables import breakdown_table, plan_table, summary_panel
 

@@ -11,7 +11,7 @@ from tests.nn.test_layouts import GPT, LATENT, MIXTURE, SHARED, TIED, TINY
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
-from meshwright.layout.fit import num_replicas
+from meshwright.layout.layout_checks import num_replicas
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.cached_ops import layered

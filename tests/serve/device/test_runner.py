@@ -27,7 +27,7 @@ from tests.serve.answers import (
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.models.config import Window
-from meshwright.models.files import read_model
+from meshwright.models.model_files import read_model
 from meshwright.nn import cached_ops
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.params import init_params

@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.layout import Layout
-from meshwright.layout.attention import has_prompt_programs, why_no_paged
+from meshwright.layout.attention_kernels import has_prompt_programs, why_no_paged
 from meshwright.layout.server_programs import server_programs
 from meshwright.models.presets import load_model
 from meshwright.platforms import CPU, GPU, TPU, Platform

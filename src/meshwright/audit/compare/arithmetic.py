@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 from meshwright.audit.compile.planned_program import PlannedStep
-from meshwright.audit.facts.narrow import HostTransfer, NarrowResult
+from meshwright.audit.facts.narrow_arithmetic import HostTransfer, NarrowResult
 from meshwright.audit.hlo.op_names import GRADIENTS, phase_of, scope_of
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import known_runs, places

@@ -11,7 +11,10 @@ from meshwright.audit.compare.flops import ProductDifference
 from meshwright.audit.compare.line_up import DIFFERENT, Row, extra_seconds, summed_whole
 from meshwright.audit.compile.planned_program import PlannedStep, PlannedUpdate
 from meshwright.audit.facts.buffers import layer_saved_bytes
-from meshwright.audit.facts.elementwise import (
+from meshwright.audit.facts.compiled_schedule import StepTimeline
+from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
+from meshwright.audit.facts.matmuls import Product
+from meshwright.audit.facts.outside_products import (
     ScopedArithmetic,
     StatePass,
     UpdateArithmetic,
@@ -20,10 +23,7 @@ from meshwright.audit.facts.elementwise import (
     nameless_sums,
     weights_depend_on_a_norm,
 )
-from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
-from meshwright.audit.facts.products import Product
 from meshwright.audit.facts.seconds import Prices
-from meshwright.audit.facts.timeline import StepTimeline
 from meshwright.audit.hlo.op_names import begins_or_is, is_of, keys_of, primitive_of, scope_of, split_op_name
 from meshwright.audit.hlo.read import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import CallPath, TracedValue, resolve

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from meshwright.audit.facts.emitted import UPDATE, pass_of
-from meshwright.audit.facts.products import Product
-from meshwright.audit.facts.work import is_attention_kernel
+from meshwright.audit.facts.instruction_work import is_attention_kernel
+from meshwright.audit.facts.matmuls import Product
 from meshwright.audit.hlo.op_names import phase_of, scope_of, split_op_name
 from meshwright.audit.hlo.read import Program
 from meshwright.dtypes import dtype_bytes

@@ -13,12 +13,12 @@ from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
 from meshwright.cost.serving_step import form_by_pages, inference_cost, record_inference, record_pass
 from meshwright.cost.state import StageState
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_memory import stage_memory
 from meshwright.dtypes import number_type
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.attention import BLOCK
+from meshwright.layout.attention_kernels import BLOCK
 from meshwright.layout.pipelines.depths import stage_routes
 from meshwright.layout.workload import Phase
 from meshwright.models.parameters import STACK_LETTERS, Param, dimensions, parameters

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from meshwright.audit.facts.communication import EmittedCollective, bits_of
 from meshwright.audit.facts.groups import axes_that_change, group_axes, ring_lengths
+from meshwright.audit.facts.instruction_work import multiplies
 from meshwright.audit.facts.opcodes import op_of
-from meshwright.audit.facts.work import multiplies
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import TracedValue, ancestors, history, readers
 from meshwright.cost.collectives import Op

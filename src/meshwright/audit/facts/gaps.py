@@ -1,14 +1,14 @@
 """The instructions of a program that the audit cannot count, so that nothing is dropped silently."""
 
 from meshwright.audit.facts.communication import unreadable_groups
-from meshwright.audit.facts.opcodes import crossing_op, op_of
-from meshwright.audit.facts.work import (
+from meshwright.audit.facts.instruction_work import (
     attention_flops,
     is_attention_kernel,
     is_library_matmul,
     joins_parts,
     multiplies,
 )
+from meshwright.audit.facts.opcodes import crossing_op, op_of
 from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import CallPath, TracedValue, places, run_count
 

@@ -8,8 +8,8 @@ their results have names.
 import re
 from collections.abc import Collection, Iterable, Iterator
 
+from meshwright.audit.facts.instruction_work import multiplies
 from meshwright.audit.facts.opcodes import crossing_op, op_of, sent
-from meshwright.audit.facts.work import multiplies
 from meshwright.audit.hlo.op_names import GRADIENTS, keys_of, primitive_of, renamed, scope_of
 from meshwright.audit.hlo.read import Computation, Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, called_by, history, readers, resolve

@@ -7,7 +7,7 @@ from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.groups import group_axes
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.priced import PricedCollective
-from meshwright.cost.reshard import sent_bytes
+from meshwright.cost.reshard_seconds import sent_bytes
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware, Placement

@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
 from meshwright.optimizers.muon import is_of_matrix, is_orthogonalised
-from meshwright.train.optimizers.config import OptimizerConfig
+from meshwright.train.optimizers.constants import OptimizerConfig
 
 Array = np.ndarray
 Weights = Mapping[str, Any]

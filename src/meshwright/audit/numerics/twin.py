@@ -7,9 +7,9 @@ from meshwright.dtypes import number_type
 from meshwright.errors import LayoutError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.layout.attention import why_no_flash, why_no_paged
+from meshwright.layout.attention_kernels import why_no_flash, why_no_paged
 from meshwright.layout.axes import CONTEXT, DATA, DEGREES, EXPERT, EXPERT_NODES, FSDP, PIPE, TENSOR
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
 from meshwright.models.mixers import MIXERS, StateMixer

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from meshwright.audit.facts.communication import is_differentiated
+from meshwright.audit.facts.compiled_schedule import ProgramSchedule
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import copied_over, tiles_of
 from meshwright.audit.facts.seconds import Prices
-from meshwright.audit.facts.timeline import ProgramSchedule
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.patterns import FAULT_RULES, UNCONSTRAINED, Fault, ProgramContext, widened_send

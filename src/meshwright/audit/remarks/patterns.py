@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.audit.facts.communication import is_cast
+from meshwright.audit.facts.compiled_schedule import ProgramSchedule
 from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted, is_computed
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import own_slices
-from meshwright.audit.facts.timeline import ProgramSchedule
 from meshwright.audit.hlo.op_names import primitive_of, split_op_name
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import (

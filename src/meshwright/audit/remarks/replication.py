@@ -18,11 +18,11 @@ from meshwright.audit.facts.communication import (
     unreadable_groups,
 )
 from meshwright.audit.facts.groups import changes_along, copied_over, copies_of, group_axes
+from meshwright.audit.facts.instruction_work import is_attention_kernel
+from meshwright.audit.facts.matmuls import Product, products
 from meshwright.audit.facts.opcodes import op_of
-from meshwright.audit.facts.products import Product, products
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import device_values
-from meshwright.audit.facts.work import is_attention_kernel
 from meshwright.audit.hlo.op_names import phase_of, primitive_of, scope_of
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import (

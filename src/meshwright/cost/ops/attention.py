@@ -8,7 +8,7 @@ from meshwright.cost.arrays import each, smaller
 from meshwright.cost.graph import Cargo, Node, Transfer, Value, Work
 from meshwright.cost.ops.products import ProductOps
 from meshwright.dtypes import dtype_bytes
-from meshwright.layout.attention import attention_block, visible_pairs, window_block
+from meshwright.layout.attention_kernels import attention_block, visible_pairs, window_block
 from meshwright.layout.moves.attention import (
     attention_layout,
     from_heads,

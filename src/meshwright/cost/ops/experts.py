@@ -201,7 +201,7 @@ class ExpertOps(ProductOps):
         """Rows of tokens to or from the experts' devices, k of each token, or one for each node.
 
         Under a schedule that joins the passes of two microbatches (DualPipe; DeepSeek-V3, 2024), the rows of
-        one travel during the other's compute (cost/step.py).
+        one travel during the other's compute (cost/step_cost.py).
         """
         moe = self.config.moe
         assert moe is not None, "only a mixture of experts has experts"

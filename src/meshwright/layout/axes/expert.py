@@ -204,8 +204,8 @@ def _no_owner(form: ShortForm, config: ModelConfig | None = None) -> str:
     Raises LayoutError if data ranks are not all that the layout lacks to fit `config`.
     """
     from meshwright.layout.axes import MULTIPLIED  # these modules import this one
-    from meshwright.layout.fit import check_fits
     from meshwright.layout.layout import Layout
+    from meshwright.layout.layout_checks import check_fits
 
     expert, degrees = form["expert"], {axis: form[axis] for axis in MULTIPLIED}
     most = config.moe.num_experts if config and config.moe else prod(degrees.values())

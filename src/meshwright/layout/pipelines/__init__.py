@@ -5,9 +5,9 @@ from meshwright.layout.pipelines.dualpipe import DUALPIPE
 from meshwright.layout.pipelines.gpipe import GPIPE
 from meshwright.layout.pipelines.interleaved import INTERLEAVED
 from meshwright.layout.pipelines.one_f_one_b import ONE_F_ONE_B
+from meshwright.layout.pipelines.pass_table import PassTable, Place, StageRoute, TablePass
 from meshwright.layout.pipelines.pipeline import PipelineSchedule
 from meshwright.layout.pipelines.spmd_1f1b import SPMD_1F1B
-from meshwright.layout.pipelines.table import PassTable, Place, StageRoute, TablePass
 from meshwright.layout.pipelines.zb_h1 import ZB_H1
 from meshwright.layout.pipelines.zb_v import ZB_V
 

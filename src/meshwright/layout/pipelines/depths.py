@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from math import floor
 
 from meshwright.layout.pipelines import SCHEDULES
-from meshwright.layout.pipelines.table import StageRoute
+from meshwright.layout.pipelines.pass_table import StageRoute
 from meshwright.models.config import ModelConfig
 
 

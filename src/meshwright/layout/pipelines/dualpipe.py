@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from meshwright.errors import LayoutError
+from meshwright.layout.pipelines.pass_table import Place, StageRoute, TablePass, table_pass
 from meshwright.layout.pipelines.pipeline import PipelineSchedule, fitting
-from meshwright.layout.pipelines.table import Place, StageRoute, TablePass, table_pass
 
 
 def dualpipe(p: int, m: int, v: int) -> list[list[TablePass]]:

@@ -1,7 +1,7 @@
 """GPipe: all forward passes, then all backward passes."""
 
+from meshwright.layout.pipelines.pass_table import TablePass, table_pass
 from meshwright.layout.pipelines.pipeline import PipelineSchedule
-from meshwright.layout.pipelines.table import TablePass, table_pass
 
 
 def gpipe(p: int, m: int, v: int) -> list[list[TablePass]]:

@@ -2,8 +2,8 @@
 
 from meshwright.errors import LayoutError
 from meshwright.layout.pipelines.one_f_one_b import in_turn
+from meshwright.layout.pipelines.pass_table import TablePass, table_pass
 from meshwright.layout.pipelines.pipeline import PipelineSchedule, fitting
-from meshwright.layout.pipelines.table import TablePass, table_pass
 
 
 def interleaved(p: int, m: int, v: int) -> list[list[TablePass]]:

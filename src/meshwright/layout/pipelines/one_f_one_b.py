@@ -1,7 +1,7 @@
 """1F1B: after a warm-up, one forward and one backward pass in turn."""
 
+from meshwright.layout.pipelines.pass_table import TablePass, table_pass
 from meshwright.layout.pipelines.pipeline import PipelineSchedule
-from meshwright.layout.pipelines.table import TablePass, table_pass
 
 
 def one_f_one_b(p: int, m: int, v: int) -> list[list[TablePass]]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from meshwright.errors import LayoutError
-from meshwright.layout.pipelines.table import PassTable, Place, StageRoute, TablePass
+from meshwright.layout.pipelines.pass_table import PassTable, Place, StageRoute, TablePass
 
 
 @lru_cache(maxsize=256)

@@ -12,8 +12,8 @@ stages: each has its share of the embedding and of the head, so that all have th
 """
 
 from meshwright.errors import LayoutError
+from meshwright.layout.pipelines.pass_table import TablePass, table_pass
 from meshwright.layout.pipelines.pipeline import PipelineSchedule
-from meshwright.layout.pipelines.table import TablePass, table_pass
 
 
 def spmd_1f1b(p: int, m: int, v: int) -> list[list[TablePass]]:

@@ -1,7 +1,7 @@
 """ZB-H1: 1F1B with a split backward pass; gradients of weights fill idle slots."""
 
+from meshwright.layout.pipelines.pass_table import TablePass, table_pass
 from meshwright.layout.pipelines.pipeline import PipelineSchedule
-from meshwright.layout.pipelines.table import TablePass, table_pass
 
 
 def zb_h1(p: int, m: int, v: int) -> list[list[TablePass]]:

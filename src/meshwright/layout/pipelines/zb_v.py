@@ -6,8 +6,8 @@ from functools import lru_cache
 from math import inf
 
 from meshwright.errors import LayoutError
+from meshwright.layout.pipelines.pass_table import Place, StageRoute, TablePass, table_pass
 from meshwright.layout.pipelines.pipeline import PipelineSchedule
-from meshwright.layout.pipelines.table import Place, StageRoute, TablePass, table_pass
 
 # Passes that one microbatch makes on one stage of the V: F, B and W of two chunks.
 _PERIOD = 6

@@ -24,11 +24,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.attention import attention_block, visible_pairs
+from meshwright.layout.attention_kernels import attention_block, visible_pairs
 from meshwright.layout.moves.attention import token_sharding, uses_ring
 from meshwright.models.config import Window
 from meshwright.models.transformer import Places, at_most_blocks
-from meshwright.nn.attention.reference import Scores
+from meshwright.nn.attention.by_formula import Scores
 from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
 from meshwright.nn.start.device_mesh import partition_spec
 from meshwright.notation.array import Axes

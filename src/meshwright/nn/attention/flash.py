@@ -21,10 +21,10 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
-from meshwright.layout.attention import BLOCK, has_chunks, why_no_flash, window_block
+from meshwright.layout.attention_kernels import BLOCK, has_chunks, why_no_flash, window_block
 from meshwright.models.config import ModelConfig, Window
 from meshwright.nn.attention.blockwise import dealt_positions, in_order
-from meshwright.nn.attention.reference import Scores
+from meshwright.nn.attention.by_formula import Scores
 from meshwright.nn.each_device import KEPT, spec_of, with_gradient
 from meshwright.nn.start.device_mesh import partition_spec, platform
 

@@ -36,8 +36,8 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.dtypes import number_type
 from meshwright.layout import Layout
-from meshwright.layout.attention import why_no_paged
-from meshwright.layout.paged import SIDE_BY_SIDE, TOGETHER, pages_read
+from meshwright.layout.attention_kernels import why_no_paged
+from meshwright.layout.page_sizes import SIDE_BY_SIDE, TOGETHER, pages_read
 from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
@@ -45,7 +45,7 @@ from meshwright.models.transformer import at_most
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention import paged_kernel
-from meshwright.nn.attention.reference import Scores
+from meshwright.nn.attention.by_formula import Scores
 from meshwright.nn.norms import softcap
 from meshwright.nn.products.quantised import Quantised, name_of, quantise
 from meshwright.nn.products.row_products import in_tiles

@@ -4,7 +4,7 @@
               kv[B, S, 2K, H]
     decoded   GPUs: one query a row, which sees all before it. k[B, K, S, H] and v; narrow types have scales
 
-`why_no_paged` (layout/attention.py) gives the reasons for having no kernel.
+`why_no_paged` (layout/attention_kernels.py) gives the reasons for having no kernel.
 
 The TPU's kernel is JAX's, jax.experimental.pallas.ops.tpu.ragged_paged_attention. The GPU's is written here,
 in Pallas for Triton: flash decoding (Dao et al. 2023) over pages.
@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.models.config import Window
+from meshwright.nn.attention.by_formula import Scores
 from meshwright.nn.attention.kernel_names import DECODE_PAGES, JOIN_PARTS
-from meshwright.nn.attention.reference import Scores
 
 # The kernel's own table of the fastest sizes (v6e) has 4 to 16 pages and 32 queries in nearly all cases.
 _PAGES_OF_BLOCK, _QUERIES_OF_BLOCK = 16, 32

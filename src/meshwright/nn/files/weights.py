@@ -21,11 +21,11 @@ from meshwright.dtypes import NUMBER_TYPES
 from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Tensor
-from meshwright.models.files import read_family
 from meshwright.models.hf import to_hf, written_family
+from meshwright.models.model_files import read_family
 from meshwright.models.parameters import DRAFT_IN, OF_STACKS, Param, dimensions, parameters
 from meshwright.nn.files.hf_tensors import (
     UNEMBED,

@@ -21,12 +21,12 @@ from meshwright.layout.moves.attention import (
 )
 from meshwright.models.transformer import LatentOps, Places, spelt_out
 from meshwright.nn.attention.blockwise import blockwise
-from meshwright.nn.attention.flash import flash_kernels
-from meshwright.nn.attention.reference import (
+from meshwright.nn.attention.by_formula import (
     Scores,
     alibi_slopes,
 )
-from meshwright.nn.attention.rope import apply_rope, apply_temperature, norm_turned
+from meshwright.nn.attention.flash import flash_kernels
+from meshwright.nn.attention.rotary import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.norms import along, repeated
 from meshwright.nn.ops.products import ProductOps
 from meshwright.nn.products.execute import apply_reshard, named_once

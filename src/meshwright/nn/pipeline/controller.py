@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from meshwright.layout.pipelines.table import PassTable, Place, TablePass
+from meshwright.layout.pipelines.pass_table import PassTable, Place, TablePass
 from meshwright.nn.pipeline.stage_programs import TOKEN, ChunkPrograms, Rows, StageTotals
 from meshwright.nn.start.compiler_options import compiler_options
 from meshwright.platforms import platform_of

@@ -16,7 +16,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from meshwright.models.transformer import Places
-from meshwright.nn.attention.rope import apply_rope, apply_temperature, norm_turned
+from meshwright.nn.attention.rotary import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.cached_ops import InferenceOps, rows_product
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.norms import activate, dot, gated, mean_of_last, norm, softcap

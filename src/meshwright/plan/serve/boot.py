@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshwright.cost.serving_step import cache_bytes, pass_cost
-from meshwright.engines.engine import Engine
+from meshwright.engines.serving_engine import Engine
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.server_programs import server_programs

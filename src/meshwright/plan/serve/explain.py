@@ -8,7 +8,7 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.roofs import compute_bound_batch
 from meshwright.layout import Layout
-from meshwright.layout.attention import why_no_paged
+from meshwright.layout.attention_kernels import why_no_paged
 from meshwright.layout.axes import AXES
 from meshwright.layout.moves.attention import uses_ring
 from meshwright.models.count import count_params, kv_cache_bytes

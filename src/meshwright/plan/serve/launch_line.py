@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from meshwright.engines.engine import Engine
+from meshwright.engines.serving_engine import Engine
 from meshwright.layout import Layout
 from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR2
 from meshwright.models.config import ModelConfig

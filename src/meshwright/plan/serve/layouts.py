@@ -14,7 +14,7 @@ from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import DATA, EXPERT, TENSOR2, Ask, ShortForm, chosen_forms
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.short import DEFAULTS
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig

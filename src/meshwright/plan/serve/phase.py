@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshwright.cost.serving_step import InferenceMemory, cache_bytes, pass_cost
-from meshwright.cost.step import StepCost
+from meshwright.cost.step_cost import StepCost
 from meshwright.errors import PlanError
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.fit import num_replicas
+from meshwright.layout.layout_checks import num_replicas
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig

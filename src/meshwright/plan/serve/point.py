@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshwright.cost.serving_step import InferenceMemory, pass_cost
-from meshwright.cost.step import StepCost
+from meshwright.cost.step_cost import StepCost
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout

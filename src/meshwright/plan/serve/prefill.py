@@ -18,7 +18,7 @@ from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import AXES, DATA, KV_REPLICAS, TENSOR, Ask, ShortForm, chosen_forms
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig

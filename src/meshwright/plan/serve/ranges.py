@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from meshwright.engines.engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, Engine
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, serving_spread

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from meshwright.errors import PlanError
-from meshwright.layout.paged import num_state_entries
+from meshwright.layout.page_sizes import num_state_entries
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from meshwright.hardware.chip import SharedMemory
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.axes import EXPERT
-from meshwright.layout.fit import num_replicas
+from meshwright.layout.layout_checks import num_replicas
 from meshwright.layout.precision import Precision, published_precision
 from meshwright.layout.server_programs import server_programs
 from meshwright.models.config import ModelConfig

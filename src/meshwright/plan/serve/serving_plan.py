@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from meshwright.layout.fit import num_replicas
-from meshwright.layout.paged import chunk_of, divided_block
+from meshwright.layout.layout_checks import num_replicas
+from meshwright.layout.page_sizes import chunk_of, divided_block
 from meshwright.layout.workload import Workload
 from meshwright.plan.serve.phase import PhasePoint
 from meshwright.plan.serve.point import Point

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from meshwright.engines.engine import Engine
+from meshwright.engines.serving_engine import Engine
 from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from meshwright.cost.pipeline import PipelineTimeline, simulate
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import Shape
-from meshwright.cost.step import StepPricer
+from meshwright.cost.step_cost import StepPricer
 from meshwright.errors import LayoutError
 from meshwright.layout.pipelines import SCHEDULES, pass_table
 from meshwright.layout.workload import Workload

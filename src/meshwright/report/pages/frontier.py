@@ -7,12 +7,12 @@ from markupsafe import Markup
 
 from meshwright.report.answer import answer_of_plan
 from meshwright.report.cards import Card
-from meshwright.report.documents import JsonDocument, read_json
 from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
 from meshwright.report.draw.marks import dot
 from meshwright.report.palette import CURVES
 from meshwright.report.plan_table import explanation
+from meshwright.report.run_documents import JsonDocument, read_json
 from meshwright.report.serving_points import (
     PAGE,
     point_cells,

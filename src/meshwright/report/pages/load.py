@@ -5,13 +5,13 @@ from pathlib import Path
 
 from meshwright.errors import DataError
 from meshwright.report.answer import answer_of_load
-from meshwright.report.documents import JsonDocument, read_json
 from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
 from meshwright.report.draw.marks import key
+from meshwright.report.run_documents import JsonDocument, read_json
 from meshwright.report.table import Table
 from meshwright.report.templating import render
-from meshwright.report.terminal.plot import histogram
+from meshwright.report.terminal.charts import histogram
 from meshwright.report.text import seconds_text
 from meshwright.units import format_seconds
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.report.answer import answer_of_post_training
-from meshwright.report.documents import read_json
 from meshwright.report.moves import move_words, moves_table
 from meshwright.report.pictures.phases import phases_figure
+from meshwright.report.run_documents import read_json
 from meshwright.report.table import Table
 from meshwright.report.templating import render
 from meshwright.units import format_bytes, format_seconds

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from meshwright.errors import MeshwrightError
-from meshwright.report.pages.ui import (
+from meshwright.report.pages.controls import (
     Planner,
     answer,
     figure,

@@ -10,7 +10,7 @@ from meshwright.report.draw.chart import Axis, Chart, padded_ends
 from meshwright.report.draw.figure import PHONE, TABLET, WIDE, Figure, Panel, at_widths
 from meshwright.report.draw.marks import bar, dot, kept_apart, label, line, shortened, text_width
 from meshwright.report.pictures.bars import layout_lines
-from meshwright.report.pictures.strategies import STRATEGY_COLOUR
+from meshwright.report.pictures.strategy_curves import STRATEGY_COLOUR
 from meshwright.units import format_bytes, format_seconds
 
 _HEIGHT, _RIGHT, _ENTRY = 380, 250, 34  # of the plot, for names at its right, for one name

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from meshwright.report.documents import JsonDocument, audit_rows, collective_text
 from meshwright.report.draw.figure import PHONE, TABLET, WIDE, Figure, Panel, at_widths
 from meshwright.report.draw.marks import bar, key, label, line, subscripted
+from meshwright.report.run_documents import JsonDocument, audit_rows, collective_text
 from meshwright.report.text import seconds_text
 
 # A Transformer's tensors in the order of its forward pass; others come after them.

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from meshwright.report.audit import (
+from meshwright.report.audit_tables import (
     buffers_table,
     collectives_table,
     memory_table,
@@ -15,7 +15,7 @@ from meshwright.report.audit import (
     status_counts,
     totals,
 )
-from meshwright.report.documents import JsonDocument
+from meshwright.report.run_documents import JsonDocument
 from meshwright.report.table import Table
 from meshwright.report.terminal.tables import rich_table
 from meshwright.report.text import UNAVAILABLE, bytes_text, seconds_text

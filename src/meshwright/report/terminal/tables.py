@@ -14,8 +14,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from meshwright.report.cards import cards
-from meshwright.report.documents import JsonDocument, Run, bound_text
 from meshwright.report.plan_table import MAX_CANDIDATES, candidates_table
+from meshwright.report.run_documents import JsonDocument, Run, bound_text
 from meshwright.report.table import Cell, Table
 from meshwright.report.terminal.fitted import AtCommas
 from meshwright.report.text import percent_text, seconds_text

@@ -3,7 +3,7 @@
 from rich.console import Group
 from rich.text import Text
 
-from meshwright.report.documents import JsonDocument
+from meshwright.report.run_documents import JsonDocument
 from meshwright.report.table import Cell, Table
 from meshwright.report.terminal.tables import rich_table
 from meshwright.report.text import bytes_text, percent_text, seconds_text

@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 from meshwright.dtypes import number_type
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.layout.fit import check_fits
+from meshwright.layout.layout_checks import check_fits
 from meshwright.models.config import ModelConfig
-from meshwright.models.files import read_model
+from meshwright.models.model_files import read_model
 from meshwright.models.parameters import parameters
 from meshwright.nn.adapters import merged
 from meshwright.nn.files.checkpoint import restore_params

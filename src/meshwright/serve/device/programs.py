@@ -24,10 +24,10 @@ from jax.sharding import PartitionSpec, reshard
 from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
-from meshwright.layout.attention import has_prompt_programs, why_no_paged
-from meshwright.layout.fit import cached_array, check_fits, num_replicas
+from meshwright.layout.attention_kernels import has_prompt_programs, why_no_paged
+from meshwright.layout.layout_checks import cached_array, check_fits, num_replicas
 from meshwright.layout.moves.attention import single_tokens, token_sharding
-from meshwright.layout.paged import first_page, num_state_entries, page_of
+from meshwright.layout.page_sizes import first_page, num_state_entries, page_of
 from meshwright.layout.runnable import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer

@@ -20,9 +20,9 @@ from jax.sharding import Mesh
 
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
-from meshwright.layout.attention import has_prompt_programs
-from meshwright.layout.fit import check_fits, num_replicas
-from meshwright.layout.paged import DEFAULT_PAGE, compiled_sizes
+from meshwright.layout.attention_kernels import has_prompt_programs
+from meshwright.layout.layout_checks import check_fits, num_replicas
+from meshwright.layout.page_sizes import DEFAULT_PAGE, compiled_sizes
 from meshwright.layout.runnable import check_model_runs, check_runs
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import num_states

@@ -18,7 +18,7 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-from meshwright.layout.paged import compiled_sizes, table_widths
+from meshwright.layout.page_sizes import compiled_sizes, table_widths
 from meshwright.serve.engine.batch import Batch
 from meshwright.serve.engine.limits import Limits
 

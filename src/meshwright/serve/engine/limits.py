@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from meshwright.errors import PlanError, RequestError
 from meshwright.layout import Layout
-from meshwright.layout.fit import num_replicas
-from meshwright.layout.paged import (
+from meshwright.layout.layout_checks import num_replicas
+from meshwright.layout.page_sizes import (
     DEFAULT_PAGE,
     chunk_of,
     compiled_sizes,

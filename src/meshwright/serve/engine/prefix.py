@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
-from meshwright.layout.paged import first_page
+from meshwright.layout.page_sizes import first_page
 from meshwright.models.config import Window
 from meshwright.serve.engine.pages import NO_PAGE, Move, PagePool, Pages
 

@@ -7,7 +7,7 @@ sequence keeps the pages that its next token sees, and gives the others back as 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwright.layout.paged import first_page
+from meshwright.layout.page_sizes import first_page
 from meshwright.serve.engine.batch import CACHED
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.pages import NO_PAGE, Move, PagePool, Pages

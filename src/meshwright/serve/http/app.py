@@ -23,12 +23,12 @@ from meshwright.serve.engine.metrics import Metrics
 from meshwright.serve.engine.request import EngineError
 from meshwright.serve.engine.request import Request as EngineRequest
 from meshwright.serve.http import embeddings
+from meshwright.serve.http.admission import Bodies, Gate, client_of
 from meshwright.serve.http.asking import Asking
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.embeddings import EmbeddingsRequest
 from meshwright.serve.http.error_bodies import on_failure, on_http_exception, on_request_error
 from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
-from meshwright.serve.http.limits import Bodies, Gate, client_of
 from meshwright.serve.http.log import RequestLog
 from meshwright.serve.http.logprobs import TokenNames
 from meshwright.serve.http.page import page

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.serve.engine.sequence import Lifetime
-from meshwright.serve.http.limits import OPEN
+from meshwright.serve.http.admission import OPEN
 
 
 class Tracing:

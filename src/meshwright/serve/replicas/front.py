@@ -20,10 +20,10 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from meshwright.serve.engine.request import EngineError
+from meshwright.serve.http.admission import Bodies
 from meshwright.serve.http.app import guarded
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.error_bodies import error_object
-from meshwright.serve.http.limits import Bodies
 from meshwright.serve.http.log import request_id
 from meshwright.serve.http.page import page
 from meshwright.serve.http.stream import event, unless_disconnected

@@ -14,7 +14,7 @@ import numpy as np
 from meshwright.errors import RequestError
 from meshwright.serve.engine.request import NewConstraint
 from meshwright.serve.text.tokenizer import Tokenizer
-from meshwright.serve.workers.stages import enter
+from meshwright.serve.workers.timed_stages import enter
 
 # Blanks between the parts of JSON: one, or a new line with its indentation. Otherwise a model that likes
 # new lines writes them until max_tokens.

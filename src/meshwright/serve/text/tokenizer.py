@@ -13,7 +13,7 @@ import tokenizers
 from meshwright.errors import CheckpointError, RequestError, in_a_line
 from meshwright.models.chat import ChatTemplate, json_object, load_chat_template, special_tokens
 from meshwright.models.tokenizer_file import is_of_tokenizers, read_tokenizer
-from meshwright.serve.workers.stages import enter
+from meshwright.serve.workers.timed_stages import enter
 
 # Time limits in a worker. A prompt of a million tokens takes two seconds to tokenise.
 _TEMPLATE_SECONDS, _TOKENIZER_SECONDS = 1.0, 5.0

@@ -18,7 +18,7 @@ from typing import Any
 
 from meshwright.errors import RequestError
 from meshwright.serve.workers.frames import BEGUN, CALL, ERROR, HEADER, LAST, RESULT, STAGE, frame
-from meshwright.serve.workers.stages import limit_by
+from meshwright.serve.workers.timed_stages import limit_by
 
 # The smallest stack of the threads that do in the server what a worker did before is 2 MiB.
 _STACK_BYTES = 2**20

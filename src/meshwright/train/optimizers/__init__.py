@@ -14,7 +14,7 @@ from meshwright.nn.moments import Packed, is_packed, packed, packed_zeros, unpac
 from meshwright.optimizers.optimizer import PACKED_DTYPES
 from meshwright.train.optimizers.adafactor import adafactor
 from meshwright.train.optimizers.adamw import adamw
-from meshwright.train.optimizers.config import OptimizerConfig, decay_mask, learning_rate
+from meshwright.train.optimizers.constants import OptimizerConfig, decay_mask, learning_rate
 from meshwright.train.optimizers.lion import lion
 from meshwright.train.optimizers.muon import muon
 

@@ -12,7 +12,7 @@ from jax.sharding import reshard
 from meshwright.models.config import ModelConfig
 from meshwright.nn.gradients import tensor_of
 from meshwright.optimizers.adafactor import FACTORED_FROM
-from meshwright.train.optimizers.config import OptimizerConfig, learning_rate
+from meshwright.train.optimizers.constants import OptimizerConfig, learning_rate
 
 # For each weight, [2]: the mean squares of its update and of itself.
 MeanSquares = Any

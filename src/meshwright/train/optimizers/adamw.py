@@ -3,7 +3,7 @@
 import optax
 
 from meshwright.models.config import ModelConfig
-from meshwright.train.optimizers.config import OptimizerConfig, decay_mask, learning_rate
+from meshwright.train.optimizers.constants import OptimizerConfig, decay_mask, learning_rate
 
 
 def adamw(config: OptimizerConfig, model: ModelConfig | None) -> optax.GradientTransformationExtraArgs:

@@ -3,7 +3,7 @@
 import optax
 
 from meshwright.models.config import ModelConfig
-from meshwright.train.optimizers.config import OptimizerConfig, decay_mask, learning_rate
+from meshwright.train.optimizers.constants import OptimizerConfig, decay_mask, learning_rate
 
 # Section 4 of the paper: the usual rates for language models.
 _B1, _B2 = 0.95, 0.98

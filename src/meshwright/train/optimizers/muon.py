@@ -18,7 +18,7 @@ from meshwright.nn.each_device import axes_of, spec_of
 from meshwright.nn.gradients import tensor_of
 from meshwright.notation.array import Axes
 from meshwright.optimizers.muon import NEWTON_SCHULZ_STEPS, is_of_matrix, is_orthogonalised
-from meshwright.train.optimizers.config import OptimizerConfig, decay_mask, learning_rate
+from meshwright.train.optimizers.constants import OptimizerConfig, decay_mask, learning_rate
 
 _BETA = 0.95
 # The root mean square of an update after multiplying by sqrt(max(rows, columns)); 0.2 is usual for AdamW
