@@ -1,6 +1,7 @@
 """What is planned for families besides LLaMA is what the compiler emits: collectives and FLOPs."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from tests.nn.test_layouts import (
@@ -15,6 +16,7 @@ from tests.nn.test_layouts import (
     SELECTIVE,
     SHARED,
     SHARED_BY_FOUR,
+    SPARSE,
 )
 
 from meshwright.audit.plan_audit import audit_plan
@@ -78,6 +80,9 @@ def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> No
     [
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (LATENT, "fsdp=2,tensor=4"),
+        (SPARSE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        (SPARSE, "fsdp=2,tensor=2,context=2,sequence_parallel=true,remat=full"),
+        (SPARSE, "context=4,fsdp=2,context_method=ring,remat=matmuls"),
         # With room for an even share alone what is multiplied and sent is what is planned.
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,capacity=1"),
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true"),
@@ -108,6 +113,17 @@ def test_latents_and_experts(config: ModelConfig, text: str) -> None:
     assert audit["verdict"] == "match"
     assert (audit["unplanned"], audit["missing"]) == ([], [])
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("config", [LATENT, SPARSE], ids=lambda config: config.name)
+@pytest.mark.parametrize("phase", ["prefill", "generate"])
+def test_latents_over_pages(config: ModelConfig, phase: Literal["prefill", "generate"]) -> None:
+    """Queries absorb wk_up and spell out no keys; an indexer scores all positions, and few are read."""
+    layout = Layout.parse("data=4,tensor=2").replace(weights_dtype="f32", compute_dtype="f32")
+    audit = audit_plan(Plan(config, "cpu:8", Workload(16, 64, phase), layout), "cpu", use_cache=False)
+    assert audit["verdict"] == "match"
+    assert (audit["unplanned"], audit["missing"]) == ([], [])
+    assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def test_a_tiny_plan_keeps_the_layouts_options() -> None:
         ("llama-3-70b", "fsdp=64,microbatches=4"),
         ("deepseek-v3", "fsdp=64,expert=32,remat=full"),
         ("kimi-k2", "data=2,fsdp=8,tensor=4"),
+        ("deepseek-v3.2", "fsdp=8,tensor=4,context=2,sequence_parallel=true"),
         ("mixtral-8x7b", "fsdp=32,expert=8,expert_nodes=4,dispatch=once"),
         ("gpt-oss-20b", "fsdp=8,expert=8,tensor=2,sequence_parallel=true"),
         ("llama-4-scout", "fsdp=8,context=4,expert=8"),
@@ -175,6 +176,7 @@ def test_optimizers_agree_with_the_formulas(optimizer: str) -> None:
         ("llama-3-8b", "data=2,tensor=4"),
         ("gemma-2-9b", "tensor=8"),
         ("deepseek-v3", "data=2,tensor=4"),
+        ("deepseek-v3.2", "data=2,tensor=4"),
         ("llama-3-8b", "tensor=4,weights_dtype=int8,kv_dtype=int8"),
     ],
 )
@@ -185,7 +187,8 @@ def test_generation_agrees_with_the_formulas(model: str, layout: str) -> None:
     narrow = in_narrow_types(plan, tiny_plan(plan))
     names = [check["what"] for check in found["checks"]]
     assert ("tokens in narrow types" in names) == (narrow is not None)
-    assert len(names) == (3 if narrow else 2) + (2 if kernel_plan(plan) else 0)
+    assert "rotations of far positions" in names
+    assert len(names) == (4 if narrow else 3) + (2 if kernel_plan(plan) else 0)
 
 
 def test_a_plan_whose_kernel_can_be_interpreted_has_a_twin_of_it() -> None:

@@ -17,7 +17,7 @@ import pytest
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
 from meshwright.models import transformer
-from meshwright.models.config import MLA, ModelConfig, MoE
+from meshwright.models.config import MLA, Indexer, ModelConfig, MoE
 from meshwright.models.mixers import GatedDelta, Lightning, Selective, ShortConvolution, StateSpace
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.nn.attention.blockwise import dealt_positions
@@ -74,6 +74,9 @@ WITHOUT_GRADIENT = {("gpt", "layers/wk_bias")} | {
     (name, "layers/router_choice_bias") for name in ("mixture", "chosen_by_bias")
 }
 WITHOUT_GRADIENT |= {("parallel", "layers/k_norm_bias")}  # added after rotations
+WITHOUT_GRADIENT |= {
+    ("sparse", f"layers/index_{name}") for name in ("q", "k", "norm", "norm_bias", "weights")
+}
 # The gated delta rule and attention with a gate, in turns; and Mamba-2 blocks whose heads share B and C.
 DELTA = replace(
     TINY,
@@ -141,6 +144,15 @@ MIXTURE = replace(
     ),
 )
 assert MIXTURE.moe
+# An indexer chooses five of the keys; its scores are no ties, of twelve heads.
+SPARSE = replace(
+    TINY,
+    name="sparse",
+    num_kv_heads=8,
+    d_head=12,
+    mla=MLA(kv_rank=16, nope_dim=8, rope_dim=4, value_dim=6, q_rank=24),
+    indexer=Indexer(num_heads=12, head_dim=8, top_k=5),
+)
 # Experts that read a latent of a token.
 NARROW_EXPERTS = replace(
     MIXTURE, name="narrow_experts", moe=replace(MIXTURE.moe, latent=16, latent_norm=True, choice_bias=False)
@@ -385,6 +397,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
         (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls"),
         pytest.param(OSS, "data=4,expert=2,tensor=2,remat=full", marks=pytest.mark.slow),
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        (SPARSE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (WIDE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         pytest.param(PARALLEL, "fsdp=4,tensor=2,expert=2,sequence_parallel=true", marks=pytest.mark.slow),
         *(
@@ -417,6 +430,12 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (OSS, "fsdp=4,tensor=2,sequence_parallel=true,expert=4"),
                 (LATENT, "context=2,fsdp=2,tensor=2,remat=full"),
                 (LATENT, "fsdp=8,remat=latents"),
+                (LATENT, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
+                (SPARSE, "fsdp=4,tensor=2,remat=latents"),
+                (SPARSE, "fsdp=2,tensor=2,tensor2=2,sequence_parallel=true"),
+                (SPARSE, "context=2,fsdp=2,tensor=2,sequence_parallel=true,remat=full"),
+                (SPARSE, "context=4,tensor=2,context_method=ring,remat=matmuls"),
+                (SPARSE, "data=4,fsdp=2,microbatches=2,zero=2"),
                 (ALIBI, "context=2,fsdp=2,tensor=2"),
                 (ALIBI, "context=2,fsdp=2,tensor=2,context_method=ring"),
                 (OSS, "context=2,fsdp=2,tensor=2,context_method=ring,remat=full"),

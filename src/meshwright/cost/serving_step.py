@@ -225,6 +225,8 @@ class _CachedOps(SymbolicOps):
         places: Places,
         cache: object,
         kind: LayerKind,
+        *,
+        chosen: Value | None = None,
         **how: object,
     ) -> tuple[Value, object]:
         """Attention of a pass: prefill as in training; a generate step reads each sequence's cache.
@@ -238,12 +240,12 @@ class _CachedOps(SymbolicOps):
         gathered, and partial sums of exponentials and values are added. Source: How to Scale Your Model,
         "Inference".
         """
-        if self.sizes["T"] == self.sizes["S"]:
+        if self.is_whole:
             layout = self.layout
             made = self.config.mla is None and not kind.shares_kv
             if made and (uses_ring(layout) or attention_layout(layout) is not layout):
                 self._all_to_keep({"k": k, "v": v})
-            return super().attention(name, q, k, v, places, cache, kind)
+            return super().attention(name, q, k, v, places, cache, kind, chosen=chosen)
         window = self._read(kind)
         cached = self.cached(1, read_positions(self.sizes["S"], window))
         kept = tuple(value for name, value in cached.items() if not name.startswith("index"))
@@ -253,13 +255,13 @@ class _CachedOps(SymbolicOps):
         summed = _at_cache(out, kept[0].array).replace(unreduced=kept[0].array.axes_of("S"))
         partial = self.value(summed, q.dtype)
         if self.config.mla is None:
-            made = self._attend(name, (q,), kept, partial, partial, window)
+            made = self._attend(name, (q,), kept, partial, partial, window, chosen)
         else:
             latent, rope = (
                 self.value(_at_cache(self.layout.activation("q", letters), kept[0].array), q.dtype)
                 for letters in ("BTNR", "BTNA")
             )
-            made = self._attend(name, (latent, rope), kept, latent, partial, window)
+            made = self._attend(name, (latent, rope), kept, latent, partial, window, chosen)
         return self._moved(f"from_{name}", made, out), cache
 
     def latent_attention(
@@ -274,13 +276,28 @@ class _CachedOps(SymbolicOps):
         kind: LayerKind,
         *,
         scale: float | None = None,
+        chosen: Value | None = None,
     ) -> tuple[Value, object]:
-        if self.sizes["T"] == self.sizes["S"] and self.layout.table.position_axes:
+        if self.is_whole and self.layout.table.position_axes:
             self._all_to_keep({"latent": latent, "rope": rope})
-        return super().latent_attention(name, q, latent, rope, w, places, cache, kind, scale=scale)
+        return super().latent_attention(
+            name, q, latent, rope, w, places, cache, kind, scale=scale, chosen=chosen
+        )
+
+    def join_rope(self, name: str, k: Value, rope: Value) -> Value:
+        """Only of whole prompts: otherwise no keys are spelt out."""
+        if self.is_whole:
+            return super().join_rope(name, k, rope)
+        return self.value(self.layout.activation(name, "BTNH"), k.dtype)
 
     def _index_keys(self, k: Value, every: int) -> Value:
-        return k if self.sizes["T"] == self.sizes["S"] else self.cached(1, self.sizes["S"] // every)["index"]
+        if self.is_whole:
+            return super()._index_keys(k, every)
+        return self.cached(1, self.sizes["S"] // every)["index"]
+
+    def _keys_scored(self, keys: Value) -> Any:
+        pages = self._pages_read(None)
+        return self._page * sum(pages) / len(pages) if self._reads_chosen else super()._keys_scored(keys)
 
     def _all_to_keep(self, kept: Mapping[str, Value]) -> None:
         """Gathers a prompt's positions, since the cache of a sequence has all of them."""
@@ -288,7 +305,20 @@ class _CachedOps(SymbolicOps):
             gather = gathered_keys(self.layout, name, "".join(x.array.dims))
             self.reshard(name, "move", x, gather, x.dtype, critical=False, what="keys and values")
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether attention is of whole prompts and reads no cache. Latents in pages are read absorbed."""
+        has_pages_of_latents = self.form == "pages" and self.config.mla is not None
+        return self.sizes["T"] == self.sizes["S"] and not has_pages_of_latents
+
+    @property
+    def _reads_chosen(self) -> bool:
+        """Whether the chosen keys are gathered from pages."""
+        return self.form in ("pages", "tables") and self.config.indexer is not None
+
     def _keys_multiplied(self, k: Value, window: Window | None) -> Any:
+        if self._reads_chosen and self.config.indexer:
+            return min(self.config.indexer.top_k, self.sizes["S"])
         if self.form == "tables":
             return self.sizes["S"]
         if self.form != "pages":

@@ -35,6 +35,7 @@ def why_no_flash(
             head_dim=config.d_head,
             compute_dtype=layout.precision.compute_dtype,
             kv_dtype=layout.precision.cache_dtype,
+            indexed=config.indexer is not None,
             alibi=config.positions == "alibi",
             sinks=config.attention_sinks,
             softcap=config.attention_softcap is not None,

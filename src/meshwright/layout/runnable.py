@@ -27,6 +27,7 @@ def why_not(
     return (
         model_lacks(config)
         or _mixer_lacks(config, layout, phase)
+        or _indexer_lacks(config, layout, phase)
         or layout_lacks(layout, phase)
         or (machine_lacks(layout, hardware) if hardware else None)
         or _does_not_divide(config, layout)
@@ -41,7 +42,8 @@ def model_lacks(config: ModelConfig) -> str | None:
 
 def check_model_runs(config: ModelConfig, layout: Layout) -> None:
     """Raises ModelError naming the part of the model that does not run yet, perhaps only in this layout."""
-    if part := model_lacks(config) or _mixer_lacks(config, layout, layout.phase):
+    part = model_lacks(config) or _mixer_lacks(config, layout, layout.phase)
+    if part := part or _indexer_lacks(config, layout, layout.phase):
         raise ModelError(f"{config.name}: {part} can be planned, not yet run")
 
 
@@ -54,6 +56,19 @@ def _mixer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | None:
         layout = layout.at("prefill")
     if phase != "train" and layout.table.position_axes:
         return f"{mixer.title} with positions split over {'·'.join(layout.table.position_axes)}"
+    return None
+
+
+def _indexer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | None:
+    """The use of an indexer that nn/ does not run yet: a device scores all keys of its queries."""
+    if config.indexer is None:
+        return None
+    if layout.table.attending is not None:
+        return "an indexer with heads exchanged for positions (context_method=ulysses)"
+    if phase != "train" and layout.table.position_axes:
+        return f"an indexer with positions split over {'·'.join(layout.table.position_axes)}"
+    if phase != "train" and (split := layout.at("generate").table.axes_of("S")):
+        return f"an indexer with the cache's positions split over {'·'.join(split)}"
     return None
 
 

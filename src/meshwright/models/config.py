@@ -170,7 +170,8 @@ class MLA:
 
     kv_rank (R): size of that latent. q_rank (Q): size of the queries' latent; None projects queries at once.
     nope_dim (J), rope_dim (A): elements of a query's or key's head without and with rotary positions; the
-    latter are the same in all heads of a key. value_dim (O): elements of a value's head.
+    latter are the same in all heads of a key. value_dim (O): elements of a value's head. norm_eps: of the
+    norms of both latents; classes of published models have 1e-6 regardless of `norm_eps` of the model.
     """
 
     kv_rank: int
@@ -178,6 +179,7 @@ class MLA:
     rope_dim: int
     value_dim: int
     q_rank: int | None = None
+    norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
         check_fields(self, "mla")
@@ -192,8 +194,9 @@ class Indexer:
         score = sum over num_heads (x) of weight relu(q . k)
 
     of queries from the queries' latent, or from the token if there is none, and one key of head_dim (y)
-    elements a token, which is cached too. weighted: heads have weights. normed: keys have a layer norm; or
-    keys, or both keys and queries, an RMS norm. shared: the layer reads the keys that an earlier layer's
+    elements a token, which is cached too. Positions turn the first elements of both, as many as of latent
+    attention's heads. weighted: heads have weights. normed: keys have a layer norm; or keys, or both keys and
+    queries, an RMS norm. norm_eps: of that norm. shared: the layer reads the keys that an earlier layer's
     indexer chose, and has none of its own (GLM-5.2).
     Source: DeepSeek-AI, "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556.
     """
@@ -203,6 +206,7 @@ class Indexer:
     top_k: int
     weighted: bool = True
     normed: IndexNorm = "layer"
+    norm_eps: float = 1e-6
     shared: bool = False
 
     def __post_init__(self) -> None:

@@ -141,7 +141,10 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     if config.lora_rank:
         params = {path: replace(param, trained=is_adapter(path)) for path, param in params.items()}
     if config.draft_head == "frozen":
-        params = {path: replace(param, trained=is_of_draft(path)) for path, param in params.items()}
+        params = {
+            path: replace(param, trained=param.trained and is_of_draft(path))
+            for path, param in params.items()
+        }
     return MappingProxyType(params)
 
 
@@ -241,7 +244,7 @@ def _stacked(config: ModelConfig, layer: Layer) -> dict[str, Param]:
         block |= _adapters(block)
     letter = STACK_LETTERS[stack]
     return {
-        f"{kind.stack}/{name}": Param(letter + param.letters, param.init, param.fan_in)
+        f"{kind.stack}/{name}": replace(param, letters=letter + param.letters)
         for name, param in block.items()
     }
 
@@ -315,6 +318,7 @@ def _latent_attention(config: ModelConfig) -> dict[str, Param]:
 
 
 def _indexer(config: ModelConfig) -> dict[str, Param]:
+    """The weights of the indexer, which no loss of tokens trains."""
     if (indexer := config.own_indexer) is None:
         return {}
     from_latent = config.q_rank or (config.mla and config.mla.q_rank)
@@ -326,7 +330,7 @@ def _indexer(config: ModelConfig) -> dict[str, Param]:
         params["index_q_norm"] = Param("y", "ones")
     if indexer.weighted:
         params["index_weights"] = Param("Dx")
-    return params
+    return {name: replace(param, trained=False) for name, param in params.items()}
 
 
 def _mlp(config: ModelConfig) -> dict[str, Param]:

@@ -125,16 +125,18 @@ class Ahead(NamedTuple):
 class Ops(Protocol[V]):
     """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
 
-    norm: over the last letter, or the last `num_letters`; scale and bias have the last letters of x. kept: x,
+    norm: over the last letter, or the last `num_letters`; scale and bias have the last letters of x; eps: the
+      model's if None. kept: x,
       the result of the operation or product of this name, in the type in which a backward pass keeps it for
       `einsums`, `activation`, `router` and `experts`. The result of attention is not narrowed, since
       attention's own backward pass reads it (DeepSeek-V3, arXiv:2412.19437, section 3.3.3, gives it 12 bits).
     bias: b has the last letters of y, for experts also E.
-    rope: turns all of H, or `rotary_dim` elements, with latent attention the last A; leaves x as it is in
-      layers without rotary positions. turned_norm: over H, without weights, in layers with such positions.
+    rope: turns all of H, or `rotary_dim` elements, with latent attention the last A; with `leading` the first
+      A; leaves x as it is in layers without rotary positions. turned_norm: over H, without weights, in layers
+      with such positions.
       temperature: of queries, in layers without.
     attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees its own position and the earlier
-      ones in its layer's window.
+      ones in its layer's window; with `chosen`, of these only the keys that `index` chose.
     dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
       has the first letters of y.
     activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
@@ -143,6 +145,7 @@ class Ops(Protocol[V]):
       the keys and values that the last layer with its own returned; None before the first.
     take: x[B, n, D] at indices[B, n] into T.
     join: x[B, T, h] of two x[B, T, D], one after the other. detached: x, of which readers have no gradient.
+    undifferentiated: the result of block(*inputs), of which nothing has a gradient.
     with_draft_loss: the result of `layers`, and the loss of a draft head, which is weighed as it is.
     loss: mean cross-entropy of targets[B, T], in nats per token; the last of each row may be missing
       (`has_last`). The logits are the product of x[B, T, D]
@@ -161,6 +164,7 @@ class Ops(Protocol[V]):
         *,
         kind: str = "rms",
         num_letters: int = 1,
+        eps: float | None = None,
     ) -> V: ...
     def dot(self, name: str, x: V, w: V) -> V: ...
     def clip(self, name: str, x: V, limit: float) -> V: ...
@@ -168,7 +172,7 @@ class Ops(Protocol[V]):
     def kept(self, name: str, x: V) -> V: ...
     def einsums(self, x: V, weights: Mapping[str, V], **specs: str) -> tuple[V, ...]: ...
     def bias(self, name: str, y: V, b: V) -> V: ...
-    def rope(self, name: str, x: V, places: Places, kind: Kind) -> V: ...
+    def rope(self, name: str, x: V, places: Places, kind: Kind, *, leading: bool = False) -> V: ...
     def turned_norm(self, name: str, x: V, kind: Kind) -> V: ...
     def temperature(self, name: str, q: V, places: Places, kind: Kind) -> V: ...
     def for_layers(self, name: str, x: V) -> V: ...
@@ -185,6 +189,7 @@ class Ops(Protocol[V]):
         softcap: float | None = None,
         scale: float | None = None,
         sinks: V | None = None,
+        chosen: V | None = None,
     ) -> tuple[V, Cache]: ...
     def activation(
         self, name: str, gate: V, up: V | None, kind: str, slopes: tuple[V, V] | None = None
@@ -202,6 +207,7 @@ class Ops(Protocol[V]):
     def take(self, name: str, x: V, indices: V) -> V: ...
     def join(self, name: str, x: V, y: V) -> V: ...
     def detached(self, x: V) -> V: ...
+    def undifferentiated(self, block: Callable[..., Any], *inputs: object) -> Any: ...
     def with_draft_loss(self, handed_on: object, loss: V) -> object: ...
     def softcap(self, name: str, logits: V, cap: float) -> V: ...
     def loss(
@@ -221,11 +227,13 @@ class LatentOps(Ops[V], Protocol[V]):
     """The operations of latent attention.
 
     join_rope: k[B,T,N,J] and rope[B,T,A], the same in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O]
-    of q[B,T,N,H] over the cached latent[B,S,R] and rope[B,S,A]; w has wk_up and wv_up. index: the cache, with
-    the keys that each query reads chosen by the scores of q[B,T,x,y] over k[B,S,y], weighed by [B,T,x].
+    of q[B,T,N,H] over the cached latent[B,S,R] and rope[B,S,A]; w has wk_up and wv_up. index: the keys that
+    each query reads, chosen by the scores of q[B,T,x,y] over k[B,S,y], weighed by [B,T,x], and the cache.
     """
 
-    def index(self, name: str, q: V, k: V, weights: V, cache: Cache, kind: Kind) -> Cache: ...
+    def index(
+        self, name: str, q: V, k: V, weights: V, places: Places, cache: Cache, kind: Kind
+    ) -> tuple[V, Cache]: ...
 
     def join_rope(self, name: str, k: V, rope: V) -> V: ...
     def latent_attention(
@@ -240,6 +248,7 @@ class LatentOps(Ops[V], Protocol[V]):
         kind: Kind,
         *,
         scale: float | None = None,
+        chosen: V | None = None,
     ) -> tuple[V, Cache]: ...
 
 
@@ -358,10 +367,16 @@ def _scaled(config: ModelConfig, ops: Ops[V], name: str, y: V) -> V:
 
 
 def _apply_norm(
-    config: ModelConfig, ops: Ops[V], w: Mapping[str, V], name: str, x: V, num_letters: int = 1
+    config: ModelConfig,
+    ops: Ops[V],
+    w: Mapping[str, V],
+    name: str,
+    x: V,
+    num_letters: int = 1,
+    eps: float | None = None,
 ) -> V:
     scale, bias = w.get(name), w.get(f"{name}_bias")
-    return ops.norm(name, x, scale, bias, kind=config.norm, num_letters=num_letters)
+    return ops.norm(name, x, scale, bias, kind=config.norm, num_letters=num_letters, eps=eps)
 
 
 def _biased(ops: Ops[V], w: Mapping[str, V], name: str, y: V) -> V:
@@ -420,7 +435,7 @@ def _attention(
         (down,) = ops.einsums(h, w, wq_down="BTD,DQ->BTQ")
         down = _apply_norm(config, ops, w, "q_latent_norm", down)
         products = (*ops.einsums(down, w, wq_up="BTQ,QNH->BTNH"), *products)
-    cache = _indexed(config, cast(LatentOps[V], ops), w, h, down, cache, kind)
+    chosen, cache = _chosen_keys(config, cast(LatentOps[V], ops), w, h, down, places, cache, kind)
     q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
     kv = [*kv, *kv] if config.values_are_keys else kv
     num_letters = 2 if config.qk_norm_over == "width" else 1
@@ -444,7 +459,7 @@ def _attention(
         kv = [ops.for_layers(name, x) for name, x in zip("kv", kv, strict=False)]
     k, v = kv or cast(Sequence[V], shared)
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
-    a, cache = ops.attention("attention", q, k, v, places, cache, kind, **scores)
+    a, cache = ops.attention("attention", q, k, v, places, cache, kind, chosen=chosen, **scores)
     a = _gated(config, ops, w, h, a, "H")
     if config.inner_norms:
         a = _apply_norm(config, ops, w, "attention_inner_norm", a, num_letters=2)
@@ -482,47 +497,63 @@ def _latent_attention(
     A cache holds the normed latent [R] and the turned rotary key [A] of each token, R + A elements a layer;
     keys and values follow from them (`spelt_out`).
     """
-    down = None
+    assert config.mla is not None, "latent attention has sizes of its own"
+    down, eps = None, config.mla.norm_eps
     if "wq_down" in w:
         down, latent, rope = ops.einsums(
             h, w, wq_down="BTD,DQ->BTQ", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA"
         )
-        down = ops.kept("q_latent_norm", _apply_norm(config, ops, w, "q_latent_norm", down))
+        down = ops.kept("q_latent_norm", _apply_norm(config, ops, w, "q_latent_norm", down, eps=eps))
         (q,) = ops.einsums(down, w, wq_up="BTQ,QNH->BTNH")
     else:
         q, latent, rope = ops.einsums(h, w, wq="BTD,DNH->BTNH", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA")
-    latent = ops.kept("kv_latent_norm", _apply_norm(config, ops, w, "kv_latent_norm", latent))
+    latent = ops.kept("kv_latent_norm", _apply_norm(config, ops, w, "kv_latent_norm", latent, eps=eps))
     q, rope = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", rope, places, kind)
     if config.temperature_floor:
         q = ops.temperature("temperature", q, places, kind)
-    cache = _indexed(config, ops, w, h, down, cache, kind)
+    chosen, cache = _chosen_keys(config, ops, w, h, down, places, cache, kind)
     a, cache = ops.latent_attention(
-        "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale
+        "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale, chosen=chosen
     )
     return _gated(config, ops, w, h, a, "O"), cache
 
 
-def _indexed(
+def _chosen_keys(
     config: ModelConfig,
     ops: LatentOps[V],
     w: Mapping[str, V],
     h: V,
     down: V | None,
+    places: Places,
     cache: Cache,
     kind: Kind,
-) -> Cache:
-    """The cache, after an indexer has chosen keys by the normed h[B, T, D] or by the queries' latent."""
-    if config.own_indexer is None:
-        return cache
-    if down is None:
-        (index_q,) = ops.einsums(h, w, index_q="BTD,Dxy->BTxy")
-    else:
-        (index_q,) = ops.einsums(down, w, index_q="BTQ,Qxy->BTxy")
-    specs = {"index_k": "BTD,Dy->BTy", "index_weights": "BTD,Dx->BTx"}
-    index_k, *weights = ops.einsums(h, w, **{name: spec for name, spec in specs.items() if name in w})
-    norm = "layer" if config.own_indexer.normed == "layer" else "rms"
-    index_k = ops.norm("index_norm", index_k, w["index_norm"], w.get("index_norm_bias"), kind=norm)
-    return ops.index("index", index_q, index_k, weights[0] if weights else index_q, cache, kind)
+) -> tuple[V | None, Cache]:
+    """The keys that an indexer chooses for each query, None without an indexer, and the cache.
+
+    The indexer reads the normed h[B, T, D] and the queries' latent down[B, T, Q]. No gradient passes through
+    a choice, so that a loss of tokens trains none of its weights.
+    """
+    indexer = config.own_indexer
+    if indexer is None:
+        return None, cache
+    norm = "layer" if indexer.normed == "layer" else "rms"
+
+    def choose(w: Mapping[str, V], h: V, down: V | None) -> tuple[V, Cache]:
+        if down is None:
+            (q,) = ops.einsums(h, w, index_q="BTD,Dxy->BTxy")
+        else:
+            (q,) = ops.einsums(down, w, index_q="BTQ,Qxy->BTxy")
+        specs = {"index_k": "BTD,Dy->BTy", "index_weights": "BTD,Dx->BTx"}
+        k, *weights = ops.einsums(h, w, **{name: spec for name, spec in specs.items() if name in w})
+        scale, bias = w["index_norm"], w.get("index_norm_bias")
+        k = ops.norm("index_norm", k, scale, bias, kind=norm, eps=indexer.norm_eps)
+        if config.mla:
+            q = ops.rope("rope_index_q", q, places, kind, leading=True)
+            k = ops.rope("rope_index_k", k, places, kind, leading=True)
+        return ops.index("index", q, k, weights[0] if weights else q, places, cache, kind)
+
+    of_index = {name: weight for name, weight in w.items() if name.startswith("index_")}
+    return ops.undifferentiated(choose, of_index, h, down)
 
 
 def spelt_out(ops: LatentOps[V], w: Mapping[str, V], latent: V, rope: V) -> tuple[V, V]:

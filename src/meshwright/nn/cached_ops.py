@@ -30,7 +30,7 @@ from meshwright.models.transformer import Places
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.by_formula import Scores, alibi_slopes
-from meshwright.nn.attention.paged import PagedCache
+from meshwright.nn.attention.paged import INDEX, PagedCache
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.embedding import embed
 from meshwright.nn.experts.grouped_products import read_product
@@ -208,13 +208,14 @@ class InferenceOps(JaxOps):
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Array | None = None,
+        chosen: Array | None = None,
     ) -> tuple[Array, Any]:
         """Attention over pages: writes keys and values of the step's tokens, then reads each sequence's own.
 
         A layer that shares keys and values writes none: another layer has written them.
         """
         if cache is None:
-            how = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
             return super().attention(name, q, k, v, places, None, kind, **how)
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         pages, number, _ = cache
@@ -253,17 +254,19 @@ class InferenceOps(JaxOps):
         kind: KindInLoop,
         *,
         scale: float | None = None,
+        chosen: Array | None = None,
     ) -> tuple[Array, Any]:
         """Absorbed: queries times wk_up attend to latents, and wv_up maps the sums of latents to values."""
+        how = {"scale": scale, "chosen": chosen}
         if cache is None:
-            return super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
+            return super().latent_attention(name, q, latent, rope, w, places, None, kind, **how)
         pages, number, _ = cache
         if self.layout.table.position_axes:
             with jax.named_scope(name):
                 kept = {"latent": latent, "rope": rope}
                 whole = {letter: self._gather_positions(letter, x) for letter, x in kept.items()}
                 pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
-            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
+            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, **how)
             return out, cache._replace(cache=pages)
         num_rotary = rope.shape[-1]
         with jax.named_scope(name):
@@ -271,20 +274,43 @@ class InferenceOps(JaxOps):
         if pages.is_fresh:
             q, latent, rope = (pages.by_row(x[:, 0]) for x in (q, latent, rope))
             places = _from_the_start(q)
-            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, scale=scale)
+            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, **how)
             return _by_token(out), cache._replace(cache=pages)
         with jax.named_scope(name):
             up, out_of = (
                 self._absorbed("wk_up", w, "BTR,RNJ->BTNJ"),
                 self._absorbed("wv_up", w, "BTR,RNO->BTNO"),
             )
-            how = Scores(None, q.shape[-1] ** -0.5 if scale is None else scale)
+            scores = Scores(None, q.shape[-1] ** -0.5 if scale is None else scale)
             plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
             query = self._with_heads("BNJ,NJR->BNR", plain, up)
-            sums = pages.attend(
-                number, jnp.concatenate([query, turned], axis=-1), kind.windows[0], how, None
-            ).astype(self.dtype)
+            query = jnp.concatenate([query, turned], axis=-1)
+            sums = pages.attend(number, query, kind.windows[0], scores, None, chosen).astype(self.dtype)
             return self._with_heads("BNR,NOR->BNO", sums, out_of)[:, None], cache._replace(cache=pages)
+
+    def index(
+        self,
+        name: str,
+        q: Array,
+        k: Array,
+        weights: Array,
+        places: Places,
+        cache: CacheOfLayer | None,
+        kind: KindInLoop,
+    ) -> tuple[Array, Any]:
+        """Writes the index's keys of the step's tokens, and chooses positions of each token's sequence."""
+        if cache is None:
+            return super().index(name, q, k, weights, places, None, kind)
+        indexer, (pages, number, _) = self.config.indexer, cache
+        assert indexer is not None, "only an indexer has an index"
+        with jax.named_scope(name):
+            pages = pages.written(number, {INDEX: k[:, 0]})
+        cache = cache._replace(cache=pages)
+        if pages.is_fresh:
+            q, k, weights = (pages.by_row(x[:, 0]) for x in (q, k, weights))
+            return super().index(name, q, k, weights, _from_the_start(q), None, kind)[0], cache
+        with jax.named_scope(name):
+            return pages.choose(number, q[:, 0], weights[:, 0], indexer.top_k), cache
 
     def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
         """The einsum of tokens x[B, N, ...] with weights of each head."""

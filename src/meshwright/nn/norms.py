@@ -40,16 +40,18 @@ def norm(
     kind: str,
     config: ModelConfig,
     mean: Callable[[Array], Array] = mean_of_last,
+    eps: float | None = None,
 ) -> Array:
     """x / rms(x) * scale over the dimensions of `mean`; a layer norm subtracts the mean first.
 
     Sums stay float32, since bfloat16 stops counting at 256. scale (1 + scale with norm_offset; None for no
     scale) and bias have the last dimensions of x. mean: over the last dimension or more, which keep size 1.
+    eps: the model's if None.
     """
     wide = x.astype(jnp.float32)
     if kind == "layer":
         wide -= mean(wide)
-    inverse = lax.rsqrt(mean(wide * wide) + config.norm_eps)
+    inverse = lax.rsqrt(mean(wide * wide) + (config.norm_eps if eps is None else eps))
     if scale is None:
         return (wide * inverse).astype(x.dtype)
     if config.norm_offset:

@@ -15,6 +15,7 @@ def _cudnn(attention: Attention) -> Mapping[str, bool]:
     dtype, width, capability = attention.compute_dtype, attention.head_dim, attention.capability
     widest = _HOPPER_HEAD if capability and capability >= _HOPPER else _CUDNN_HEAD
     return {
+        "an indexer chooses keys": attention.indexed,
         "the model has ALiBi": attention.alibi,
         "no compute_capability of an NVIDIA GPU is given, and cuDNN runs on these alone": capability is None,
         f"positions are split over {', '.join(attention.split)}": bool(attention.split),

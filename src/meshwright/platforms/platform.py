@@ -17,8 +17,9 @@ class Attention:
 
     head_dim: width of queries and keys. num_kv_heads: KV heads of one device. split: mesh axes that divide
     the positions of queries (flash kernels) or of the cache (paged kernels). piece: consecutive positions of
-    a device. ring: keys pass from device to device. chunk: positions of a layer's chunks, if shorter than the
-    sequence. queries: per row of a paged kernel. capability: compute capability of an NVIDIA GPU.
+    a device. ring: keys pass from device to device. indexed: an indexer chooses the keys of each query.
+    chunk: positions of a layer's chunks, if shorter than the sequence. queries: per row of a paged kernel.
+    capability: compute capability of an NVIDIA GPU.
     """
 
     head_dim: int
@@ -29,6 +30,7 @@ class Attention:
     sinks: bool = False
     softcap: bool = False
     latents: bool = False
+    indexed: bool = False
     windows: bool = False
     chunk: int | None = None
     split: tuple[str, ...] = ()

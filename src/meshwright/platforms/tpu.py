@@ -14,6 +14,7 @@ _PAGED_DTYPES = ("bf16", "f32")
 def _splash(attention: Attention) -> Mapping[str, bool]:
     """Splash attention over blocks of whole lanes."""
     return {
+        "an indexer chooses keys": attention.indexed,
         "the model has ALiBi": attention.alibi,
         f"keys pass round a ring over {', '.join(attention.split)}": attention.ring,
         f"pieces of {attention.piece:,} tokens are not a multiple of {LANES}": attention.piece % LANES != 0,

@@ -167,12 +167,20 @@ def _product(config: ModelConfig, w: Weights, name: str, x: Array, num_summed: i
     return y + w.get(f"{name}_bias", 0.0)
 
 
-def _norm(config: ModelConfig, w: Weights, name: str, x: Array, dims: int = 1, kind: str = "") -> Array:
+def _norm(
+    config: ModelConfig,
+    w: Weights,
+    name: str,
+    x: Array,
+    dims: int = 1,
+    kind: str = "",
+    eps: float | None = None,
+) -> Array:
     """x / rms(x) * scale + bias over the last dimensions; a layer norm subtracts the mean first."""
     axes = tuple(range(-dims, 0))
     if (kind or config.norm) == "layer":
         x -= jnp.mean(x, axes, keepdims=True)
-    x /= jnp.sqrt(jnp.mean(x * x, axes, keepdims=True) + config.norm_eps)
+    x /= jnp.sqrt(jnp.mean(x * x, axes, keepdims=True) + (config.norm_eps if eps is None else eps))
     scale = w.get(name)
     if scale is not None:
         x *= 1 + scale if config.norm_offset else scale
@@ -221,7 +229,14 @@ def _feed_forward(config: ModelConfig, w: Weights, prefix: str, x: Array) -> Arr
 # Positions
 
 
-def rope(config: ModelConfig, x: Array, layer: Layer, positions: np.ndarray | None = None) -> Array:
+def rope(
+    config: ModelConfig,
+    x: Array,
+    layer: Layer,
+    positions: np.ndarray | None = None,
+    *,
+    leading: bool = False,
+) -> Array:
     """x[B, T, ..., H] with pairs (i, i + A/2) turned by position * frequency_i; the others as they are.
 
     positions: i32[T]; None for 0, 1, 2, ...
@@ -235,7 +250,7 @@ def rope(config: ModelConfig, x: Array, layer: Layer, positions: np.ndarray | No
     angles = positions[:, None] * frequency
     shape = (1, len(positions), *[1] * (x.ndim - 3), turned // 2)
     cos, sin = (jnp.asarray(np.reshape(magnitude * f(angles), shape), jnp.float32) for f in (np.cos, np.sin))
-    start = x.shape[-1] - turned if config.mla else 0  # latent attention turns the last elements
+    start = x.shape[-1] - turned if config.mla and not leading else 0  # heads of latents end with the part
     first, second = x[..., start : start + turned // 2], x[..., start + turned // 2 : start + turned]
     parts = x[..., :start], first * cos - second * sin, second * cos + first * sin, x[..., start + turned :]
     return jnp.concatenate(parts, axis=-1)
@@ -327,23 +342,47 @@ def _latent_attention(
     config: ModelConfig, w: Weights, h: Array, layer: Layer, earlier: Any
 ) -> tuple[Array, Any]:
     """Keys and values from a latent; each key ends with a rotary part that its heads share."""
+    assert config.mla
+    down, eps = None, config.mla.norm_eps
     if "wq_down" in w:
-        down = _norm(config, w, "q_latent_norm", _product(config, w, "wq_down", h))
+        down = _norm(config, w, "q_latent_norm", _product(config, w, "wq_down", h), eps=eps)
         q = _product(config, w, "wq_up", down)
     else:
         q = _product(config, w, "wq", h)
-    latent = _norm(config, w, "kv_latent_norm", _product(config, w, "wkv_down", h))
+    latent = _norm(config, w, "kv_latent_norm", _product(config, w, "wkv_down", h), eps=eps)
     turned = rope(config, _product(config, w, "wk_rope", h), layer)
     q = rope(config, q, layer)
     q = _temperature(config, q) if config.temperature_floor else q
     k, v = _product(config, w, "wk_up", latent), _product(config, w, "wv_up", latent)
     shared = jnp.broadcast_to(turned[:, :, None], (*k.shape[:3], turned.shape[-1]))
-    a = _attend(config, q, jnp.concatenate([k, shared], -1), v, layer.kind.window, None)
+    chosen = _chosen(config, w, h, down, layer)
+    a = _attend(config, q, jnp.concatenate([k, shared], -1), v, layer.kind.window, None, chosen)
     return _product(config, w, "wo", a, 2), None
 
 
+def _chosen(config: ModelConfig, w: Weights, h: Array, down: Any, layer: Layer) -> Array | None:
+    """bool[B, T, S]: whether each query reads each key, by sorting the keys by falling scores."""
+    if (indexer := config.own_indexer) is None:
+        return None
+    kind = "layer" if indexer.normed == "layer" else "rms"
+    q = rope(config, _product(config, w, "index_q", h if down is None else down), layer, leading=True)
+    k = _norm(config, w, "index_norm", _product(config, w, "index_k", h), kind=kind, eps=indexer.norm_eps)
+    products = jnp.maximum(jnp.einsum("BTxy,BSy->BTxS", q, rope(config, k, layer, leading=True)), 0)
+    scores = jnp.einsum("BTx,BTxS->BTS", _product(config, w, "index_weights", h), products)
+    length = h.shape[1]
+    seen = jnp.asarray(np.arange(length)[None, :] <= np.arange(length)[:, None])
+    order = jnp.argsort(jnp.where(seen, -scores, jnp.inf), -1, stable=True)
+    return (jnp.argsort(order, -1) < indexer.top_k) & seen
+
+
 def _attend(
-    config: ModelConfig, q: Array, k: Array, v: Array, window: Window | None, sinks: Array | None
+    config: ModelConfig,
+    q: Array,
+    k: Array,
+    v: Array,
+    window: Window | None,
+    sinks: Array | None,
+    chosen: Array | None = None,
 ) -> Array:
     """softmax(q . k scale) . v over the positions that a query sees: its own, earlier ones, its window's."""
     length, groups = q.shape[1], q.shape[2] // k.shape[2]
@@ -357,7 +396,7 @@ def _attend(
     seen = s <= t
     if window is not None:
         seen &= (s // window.size == t // window.size) if window.chunked else (s > t - window.size)
-    scores = jnp.where(jnp.asarray(seen), scores, -jnp.inf)
+    scores = jnp.where(jnp.asarray(seen) if chosen is None else chosen[:, None], scores, -jnp.inf)
     if sinks is not None:  # one more logit, which takes weight and gives no value
         column = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
         scores = jnp.concatenate([scores, column], -1)

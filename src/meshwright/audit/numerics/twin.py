@@ -172,6 +172,7 @@ def tiny_model(config: ModelConfig, d_head: int = _D_HEAD) -> ModelConfig:
         temperature_floor=config.temperature_floor and _LOCAL,
         moe=config.moe and _tiny_experts(config.moe),
         mla=mla,
+        indexer=config.indexer and replace(config.indexer, num_heads=8, head_dim=8, top_k=_LOCAL),
         **_tiny_mixer(config),
         rope_scaling=config.rope_scaling
         and _first_factors(config.rope_scaling, (rotary_dim or (_ROPE_DIM if mla else d_head)) // 2),

@@ -11,7 +11,9 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.layout.attention_kernels import attention_block, visible_pairs, window_block
 from meshwright.layout.moves.attention import (
     attention_layout,
+    chosen_keys,
     from_heads,
+    gathered_index,
     gathered_keys,
     shared_by_heads,
     to_heads,
@@ -26,6 +28,7 @@ from meshwright.notation.operation import placed
 from meshwright.units import whole
 
 _CAST_BYTES = 4
+_MASK = "int8"  # a byte for each truth value
 # XLA's kernels for a pair of blocks (nn/attention/blockwise.py): products, and operations between them.
 _BLOCK_KERNELS, _BLOCK_KERNELS_BACKWARD = 5, 9
 
@@ -35,7 +38,7 @@ class AttentionOps(ProductOps):
 
     _shared: tuple[Value, ...] = ()  # values of an earlier layer that the current one reads
 
-    def rope(self, name: str, x: Value, places: Places, kind: LayerKind) -> Value:
+    def rope(self, name: str, x: Value, places: Places, kind: LayerKind, *, leading: bool = False) -> Value:
         return self.elementwise(name, (x,), self.value(x.array, x.dtype), ()) if kind.turned else x
 
     def turned_norm(self, name: str, x: Value, kind: LayerKind) -> Value:
@@ -69,6 +72,7 @@ class AttentionOps(ProductOps):
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Value | None = None,
+        chosen: Value | None = None,
     ) -> tuple[Value, object]:
         """softmax(q . k) . v: 2 B T S N (H + O) FLOPs forward; the backward pass repeats the scores.
 
@@ -87,35 +91,69 @@ class AttentionOps(ProductOps):
         if uses_ring(self.layout):
             passed = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
             forward, backward = (tuple(t for ways in passed for t in ways[way]) for way in range(2))
-            return self._attend(name, (q,), (k, v), out, out, self._read(kind), forward, backward), cache
+            moves = forward, backward
+            return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen, *moves), cache
         k, v = self._all_positions("k", k), self._all_positions("v", v)
-        return self._attend(name, (q,), (k, v), out, out, self._read(kind)), cache
+        return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen), cache
 
     def _read(self, kind: LayerKind) -> Window | None:
-        """The window with as many keys as a query reads: those that an indexer chooses, if there is one."""
-        if self.config.indexer is None or (kind.window and kind.window.compressed):
+        """The window with as many keys as a query reads: those that an indexer chooses, if there is one.
+
+        XLA's operations compute all visible scores of whole sequences, and mask those that were not chosen.
+        """
+        is_masked = self.lowering.by_blocks or (kind.window and kind.window.compressed)
+        if self.config.indexer is None or is_masked:
             return kind.window
         return Window(self.config.indexer.top_k)
 
-    def index(self, name: str, q: Value, k: Value, weights: Value, cache: object, kind: LayerKind) -> object:
+    def index(
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        weights: Value,
+        places: Places,
+        cache: object,
+        kind: LayerKind,
+    ) -> tuple[Value, object]:
         """Scores of all keys of the index, and the choice of the highest: 2 B T S x y FLOPs.
 
-        No gradient passes through the choice.
+        By blocks the product of each head with each key crosses memory twice, and the score, their sum, about
+        eight times: written, read for the choice, compared twice, and counted. The result is a mask then,
+        which is kept for the backward pass, and otherwise the positions of the chosen keys.
         """
-        every = (kind.window.compressed if kind.window else 0) or 1
-        keys = self._keys_multiplied(k, None) / every
+        indexer, every = self.config.indexer, (kind.window.compressed if kind.window else 0) or 1
+        assert indexer is not None, "only an indexer has an index"
         held = self._index_keys(k, every)
-        flops = 2 * keys * self.elements(q.array)
-        moved = q.bytes_per_device + held.bytes_per_device + weights.bytes_per_device
+        keys = self._keys_scored(held) / every
+        of_queries = self.elements(q.array) / self.sizes["x"] / self.sizes["y"]
+        flops, moved = 2 * keys * self.elements(q.array), sum(x.bytes_per_device for x in (q, held, weights))
         shape = self.sizes["T"], float(self.sizes["y"]), keys
-        chosen = self.value(self.layout.activation(name, "BT"), "i32")
-        inputs = (q, held, weights)
-        self.add(Node(name, "attention", inputs, (chosen,), (), (Work(flops, moved, shape=shape),)))
-        return cache
+        if not self.lowering.by_blocks:
+            array = self.layout.activation(name, "BT")
+            num_bytes = of_queries * min(indexer.top_k, self.sizes["S"]) * dtype_bytes("i32")
+            chosen = Value(array, "i32", whole(num_bytes))
+            work = (Work(flops, moved, shape=shape),)
+            return self.add(Node(name, "attention", (q, held, weights), (chosen,), (), work)), cache
+        move, f32 = chosen_keys(self.layout), dtype_bytes("f32")
+        chosen, block = self.value(move.used, _MASK), _block(self._positions(q))
+        in_block = of_queries * block / self._positions(q)
+        temporary = in_block * f32 * (self.sizes["x"] * _block(self.sizes["S"]) + 3 * self.sizes["S"])
+        scores = Value(move.given.replace(name="scores"), "f32", whole(temporary))
+        traffic = of_queries * keys * f32 * (2 * self.sizes["x"] + 8)
+        work = (Work(flops, moved + traffic + chosen.bytes_per_device, shape=shape),)
+        sent = self.transfers("activations", move.forward, "chosen", _MASK, critical=True)
+        node = Node(name, "attention", (q, held, weights), (chosen, scores), (), work, forward_transfers=sent)
+        return self.add(node), cache
 
     def _index_keys(self, k: Value, every: int) -> Value:
         """The keys of the index that queries are scored with, one for `every` positions."""
-        return k
+        move = gathered_index(self.layout)
+        return self.reshard("index_k", "move", k, move, k.dtype, critical=True, what="keys and values")
+
+    def _keys_scored(self, keys: Value) -> Any:
+        """Mean number of keys that a query is scored with."""
+        return self._keys_multiplied(keys, None)
 
     def _by_heads(
         self,
@@ -164,9 +202,10 @@ class AttentionOps(ProductOps):
         kind: LayerKind,
         *,
         scale: float | None = None,
+        chosen: Value | None = None,
     ) -> tuple[Value, object]:
         k, v = spelt_out(cast(LatentOps[Value], self), w, latent, rope)
-        return self.attention(name, q, k, v, places, cache, kind, scale=scale)
+        return self.attention(name, q, k, v, places, cache, kind, scale=scale, chosen=chosen)
 
     def _attend(
         self,
@@ -176,6 +215,7 @@ class AttentionOps(ProductOps):
         summed: Value,
         out: Value,
         window: Window | None,
+        chosen: Value | None = None,
         forward_transfers: tuple[Transfer, ...] = (),
         backward_transfers: tuple[Transfer, ...] = (),
     ) -> Value:
@@ -200,6 +240,8 @@ class AttentionOps(ProductOps):
         forward = Work(scores + values, traffic, shape=shape)
         backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
         needs = (*queries, *kept, *(outputs if self.lowering.by_blocks else ()))
+        if chosen is not None:
+            inputs, needs = (*inputs, chosen), (*needs, chosen)
         node = Node(name, "attention", inputs, outputs, needs, (forward,), (backward,))
         return self.add(
             replace(

@@ -8,6 +8,7 @@ and writes, fused as compilers fuse it.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from meshwright.cost.arrays import smaller
 from meshwright.cost.graph import Direction, Node, Transfer, Value, Work
@@ -45,6 +46,7 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         *,
         kind: str = "rms",
         num_letters: int = 1,
+        eps: float | None = None,
     ) -> Value:
         """A norm over the last letters; its scale and bias are as they are stored.
 
@@ -178,6 +180,13 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
             replace(one, nodes=tuple(map(_only_forward, one.nodes)), memo={}) for one in self.segments
         ]
         return x
+
+    def undifferentiated(self, block: Callable[..., Any], *inputs: Any) -> Any:
+        """The result of block(*inputs), whose nodes have no backward pass."""
+        start = len(self.nodes)
+        made = block(*inputs)
+        self.nodes[start:] = map(_only_forward, self.nodes[start:])
+        return made
 
     def with_draft_loss(self, handed_on: object, loss: Value) -> object:
         return handed_on

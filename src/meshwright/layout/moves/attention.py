@@ -60,6 +60,22 @@ def _gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
     return Reshard(projected, whole, cotangent(whole).replace(unreduced=partial))
 
 
+def gathered_index(layout: Layout) -> Reshard:
+    """The reshard of an indexer's keys from index_k[B, T_context, y] to T whole."""
+    projected = layout.activation("index_k", "BTy")
+    return mirrored(projected, projected.replace(axes={"T": ()}))
+
+
+def chosen_keys(layout: Layout) -> Reshard:
+    """The reshard of chosen[B, T, S] from the devices of an indexer's queries to those of attention's.
+
+    >>> print(*chosen_keys(Layout.of(tensor=4, sequence_parallel=True)).forward)
+    AllGather_{tensor} chosen[B, T_tensor, S] -> chosen[B, T, S]
+    """
+    made = layout.activation("chosen", "BTS").replace(axes={"S": ()})
+    return mirrored(made, made.replace(axes={"T": token_sharding(layout, "chosen").axes_of("T")}))
+
+
 def shared_by_heads(layout: Layout, name: str, letters: str = "BTA", head: str = "N") -> Reshard:
     """The reshard of rope[B, T, A], which all heads share, from its projection to the devices of the heads.
 

@@ -18,7 +18,6 @@ INDEXER_TENSORS = {
     "index_norm": Tensor(f"{_INDEXER}.k_norm.weight", ("y",)),
     "index_norm_bias": Tensor(f"{_INDEXER}.k_norm.bias", ("y",)),
 }
-SPARSE_SETS = {"planned_only": "sparse attention with an indexer"}
 _INDEXER_FIELDS = {"num_heads": 64, "head_dim": 128, "top_k": 2048}
 
 FAMILY = Family(
@@ -29,7 +28,7 @@ FAMILY = Family(
     | INDEXER_KEYS
     | fixed(rope_interleave=True)
     | ignored("as its class computes it", "layer_types", "mlp_layer_types"),
-    sets={**V3.sets, **SPARSE_SETS},
+    sets=V3.sets,
     groups=(Rope(),),
     tensors={**V3.tensors, **INDEXER_TENSORS},
     more_layers=True,

@@ -101,9 +101,9 @@ class Tensor:
     parts: for a tensor that several parameters share, the letters of each along `axis`; this parameter is
     number `index`. arranged: the parts follow each other, or do so `within` each entry of the first letter
     that all of them have, or `alternate` element by element. pairs: a letter whose last A elements (all of
-    them without latent attention) are stored as neighbouring pairs (x0, y0, x1, y1) that rotary positions
-    turn; our halves are (x0, x1, y0, y1). swapped: a letter whose halves are (y, x), since positions turn the
-    other way. factor: the parameter is the tensor times this.
+    them without latent attention, the first A of an indexer's y) are stored as neighbouring pairs (x0, y0,
+    x1, y1) that rotary positions turn; our halves are (x0, x1, y0, y1). swapped: a letter whose halves are
+    (y, x), since positions turn the other way. factor: the parameter is the tensor times this.
     """
 
     name: str

@@ -6,7 +6,7 @@ from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import by_layer
 from meshwright.models.families.deepseek_v3 import FAMILY as V3
-from meshwright.models.families.deepseek_v32 import INDEXER_KEYS, INDEXER_TENSORS, SPARSE_SETS
+from meshwright.models.families.deepseek_v32 import INDEXER_KEYS, INDEXER_TENSORS
 from meshwright.models.families.family import (
     Family,
     Fixed,
@@ -52,12 +52,19 @@ class Indexers:
                 raise ModelError(f"{name}: indexer_types has {min(unknown)!r}; fits: 'full' and 'shared'")
             shared = [kind == "shared" for kind in kinds]
         indexer = fields["indexer"]
-        return by_layer([{"indexer": replace(indexer, shared=shared[n])} for n in numbers])
+        planned = {"planned_only": "layers that share an indexer's choice (GLM-5.2)"} if any(shared) else {}
+        return by_layer([{"indexer": replace(indexer, shared=shared[n])} for n in numbers]) | planned
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
         layers = (model.at(layer.kind.variant) for layer in model.layers)
         return {"indexer_types": ["full" if layer.own_indexer else "shared" for layer in layers]}
 
+
+# Neighbouring elements of the indexer's heads are turned together, too.
+_IN_PAIRS = {
+    name: tensor if name == "index_weights" else replace(tensor, pairs="y")
+    for name, tensor in INDEXER_TENSORS.items()
+}
 
 FAMILY = Family(
     "glm_moe_dsa",
@@ -72,9 +79,9 @@ FAMILY = Family(
     }
     | ignored("as its class computes it", "layer_types", "mlp_layer_types", "num_experts")
     | ignored("of the module that predicts a second token", "index_share_for_mtp_iteration"),
-    sets={**V3.sets, **SPARSE_SETS},
+    sets=V3.sets,
     groups=(Rope(), Indexers()),
-    tensors={**V3.tensors, **INDEXER_TENSORS},
+    tensors={**V3.tensors, **_IN_PAIRS},
     more_layers=True,
     releases=(
         Release(

@@ -24,10 +24,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.attention_kernels import attention_block, visible_pairs
+from meshwright.layout.attention_kernels import attention_block
 from meshwright.layout.moves.attention import token_sharding, uses_ring
 from meshwright.models.config import Window
-from meshwright.models.transformer import Places, at_most_blocks
+from meshwright.models.transformer import Places
+from meshwright.nn.attention.blocks import cut, num_blocks, put, visible_scope
 from meshwright.nn.attention.by_formula import Scores
 from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
 from meshwright.nn.start.device_mesh import partition_spec
@@ -40,13 +41,14 @@ class _Seen(NamedTuple):
     """The inputs of the mask and of ALiBi: arrays, or their shardings.
 
     queries, keys: the places of a device's own queries, and of all keys. first: the first position that each
-    query sees. slopes: of ALiBi, one a head.
+    query sees. slopes: of ALiBi, one a head. chosen: bool[B, T, S], the keys that an indexer chose, or None.
     """
 
     queries: Places
     keys: Places
     first: Any
     slopes: Any
+    chosen: Any = None
 
 
 class _Running(NamedTuple):
@@ -74,13 +76,15 @@ def blockwise(
     layout: Layout,
     how: Scores,
     windows: Sequence[Window | None] = (None,),
+    chosen: Array | None = None,
 ) -> Array:
     """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend` in linear memory.
 
     If S of k and v is split, they pass round a ring. If they are typed `reduced`, as after a gather, their
     cotangents stay partial sums. queries: split as q over T; keys: of all positions. first: i32[B, T], split
     as the queries, the first position that each sees; None if that is position 0 for all. windows: of the
-    layers that share this program; an audit counts blocks by them.
+    layers that share this program; an audit counts blocks by them. chosen: bool[B, T, S], split as the
+    queries: of the visible keys only these count.
     """
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
     ring = heads.axes_of("T") if uses_ring(layout) else ()
@@ -96,12 +100,13 @@ def blockwise(
     slopes = None
     if how.slopes:
         slopes = reshard(jnp.asarray(how.slopes, jnp.float32), PartitionSpec(of_q[2]))
-    seen = _Seen(queries, keys, first, slopes)
+    seen = _Seen(queries, keys, first, slopes, chosen)
     of_seen = _Seen(
         jax.tree.map(lambda _: spec, queries),
         jax.tree.map(lambda _: PartitionSpec(spec[0], None), keys),
         None if first is None else spec,
         None if slopes is None else PartitionSpec(of_q[2]),
+        None if chosen is None else PartitionSpec(*spec, None),
     )
     inputs = (of_q, of_k, of_k, of_sinks, of_seen)
 
@@ -152,16 +157,16 @@ def _forward(
     running = _Running(peak, total, jnp.zeros((*q.shape[:-1], v.shape[-1])))
 
     def turn(step: Any, state: Any, num_own: int, among: int = 1, *, sends: bool) -> Any:
-        scope = _visible_pairs(q, k, windows, last + 1, num_own, among)
+        scope = visible_scope(q, k, windows, last + 1, num_own, among)
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, running = state
-            of_k, of_v = _cut(kv, number)
+            of_k, of_v = cut(kv, number)
             here = _of_block(seen, k.shape[1], step, number, ring)
             running = _meet(q, of_k, of_v, running, here, how, scope)
             return _sent_on(kv, number, ring) if sends else kv, running
 
-        return lax.fori_loop(0, _num_blocks(k), of_keys, state)
+        return lax.fori_loop(0, num_blocks(k), of_keys, state)
 
     state = (k, v), running
     if last:
@@ -191,18 +196,18 @@ def _backward(
 
     def turn(step: Any, state: Any, num_own: int = 0, *, sends: bool, adds: bool = True) -> Any:
         """Gradients from the blocks of visiting keys. adds: to gradients from the device before."""
-        scope = _visible_pairs(q, k, windows, size, num_own)
+        scope = visible_scope(q, k, windows, size, num_own)
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, d_q, d_kv = state
-            (of_k, of_v), d_block = _cut(kv, number), _cut(d_kv, number)
+            (of_k, of_v), d_block = cut(kv, number), cut(d_kv, number)
             here = _of_block(seen, k.shape[1], step, number, ring)
             d_q, more = _gradients(q, d_out, of_k, of_v, log_sum, delta, d_q, here, how, scope)
             if adds:
                 more = tuple(map(jnp.add, _from_the_one_before(d_block, ring), more))
-            return _sent_on(kv, number, ring) if sends else kv, d_q, _put(d_kv, more, number)
+            return _sent_on(kv, number, ring) if sends else kv, d_q, put(d_kv, more, number)
 
-        return lax.fori_loop(0, _num_blocks(k), of_keys, state)
+        return lax.fori_loop(0, num_blocks(k), of_keys, state)
 
     zeros = jnp.zeros(q.shape, jnp.float32), tuple(jnp.zeros(x.shape, jnp.float32) for x in home)
     # Blocks of neighbours first, a device's own last: then the last transfer brings gradients home. Neither
@@ -236,8 +241,8 @@ def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -
         return _by_group(jnp.sum(products, axis=-1), home[0].shape[2])
 
     def of_block(number: Array, state: Any) -> Any:
-        came, sums = _from_the_one_before(_cut(home, number), ring), summed(*_cut((out, d_out), number))
-        return _put(state, (came, sums), number, ((1, 1), 3))
+        came, sums = _from_the_one_before(cut(home, number), ring), summed(*cut((out, d_out), number))
+        return put(state, (came, sums), number, ((1, 1), 3))
 
     if _size(ring) == 1:
         return home, summed(out, d_out)
@@ -247,7 +252,7 @@ def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -
     made = jax.tree.map(
         lambda x: jnp.full(x.shape, late, x.dtype), (home, jax.eval_shape(summed, out, d_out))
     )
-    return lax.fori_loop(0, _num_blocks(home[0]), of_block, made)
+    return lax.fori_loop(0, num_blocks(home[0]), of_block, made)
 
 
 # The ring
@@ -305,7 +310,7 @@ def _from_the_one_before(arrays: tuple[Array, ...], ring: Axes) -> tuple[Array, 
 
 def _sent_on(kv: tuple[Array, ...], number: Array, ring: Axes) -> tuple[Array, ...]:
     """k and v after the ring's exchange of one block."""
-    return _put(kv, _from_the_one_before(_cut(kv, number), ring), number)
+    return put(kv, _from_the_one_before(cut(kv, number), ring), number)
 
 
 def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) -> _Seen:
@@ -317,39 +322,18 @@ def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) ->
     block = attention_block(length)
     start = holder * length + number * block
     keys = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, block, 1), seen.keys)
-    return seen._replace(keys=keys)
+    chosen = None if seen.chosen is None else lax.dynamic_slice_in_dim(seen.chosen, start, block, 2)
+    return seen._replace(keys=keys, chosen=chosen)
 
 
 # Blocks of queries by blocks of keys, on one device
-
-
-def _visible_pairs(
-    q: Array, k: Array, windows: Sequence[Window | None], size: int, num_own: int, among: int = 1
-) -> str:
-    """The scope of products that run for pairs of blocks with a visible key.
-
-    size: of the ring; pairs of all its devices are summed. num_own: the number of the `among` turns with keys
-    of the queries' own positions. In the other turns the keys are another device's, and a zigzag gives every
-    device an equal part of the visible pairs.
-    """
-    block = attention_block(k.shape[1])
-    num_keys, num_queries = k.shape[1] // block, q.shape[1] // attention_block(q.shape[1])
-
-    def seen(window: Window | None) -> float:
-        """Visible pairs of blocks on one device, if its queries are in blocks of the size of keys."""
-        mine = visible_pairs(num_keys, block, window)
-        of_others = visible_pairs(size * num_keys, block, window) / size - mine
-        return num_own * mine + (among - num_own) * of_others / max(size - 1, 1)
-
-    visible = size * sum(map(seen, windows)) * num_queries / num_keys
-    return at_most_blocks(round(visible), size * among * len(windows) * num_queries * num_keys)
 
 
 def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores, scope: str) -> _Running:
     """The running softmax of the queries after this block of keys."""
 
     def of_queries(number: Array, running: _Running) -> _Running:
-        block = _grouped(_cut(q, number), k.shape[2])
+        block = _grouped(cut(q, number), k.shape[2])
         here = _of_queries(seen, number)
 
         def more(running: _Running) -> _Running:
@@ -368,11 +352,11 @@ def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Sco
 
         with jax.named_scope(scope):
             attended = lax.cond(
-                _sees_any(here), more, lambda running: running, _cut(running, number, _RUNNING)
+                _sees_any(here), more, lambda running: running, cut(running, number, _RUNNING)
             )
-        return _put(running, attended, number, _RUNNING)
+        return put(running, attended, number, _RUNNING)
 
-    return lax.fori_loop(0, _num_blocks(q), of_queries, running)
+    return lax.fori_loop(0, num_blocks(q), of_queries, running)
 
 
 def _gradients(
@@ -391,8 +375,8 @@ def _gradients(
 
     def of_queries(number: Array, gradients: Any) -> Any:
         d_q, d_kv = gradients
-        block, d_block = (_grouped(x, k.shape[2]) for x in _cut((q, d_out), number))
-        of_sums = _cut((log_sum, delta), number, 3)
+        block, d_block = (_grouped(x, k.shape[2]) for x in cut((q, d_out), number))
+        of_sums = cut((log_sum, delta), number, 3)
         here = _of_queries(seen, number)
 
         def more(d_q: Array, d_k: Array, d_v: Array) -> tuple[Array, ...]:
@@ -409,13 +393,13 @@ def _gradients(
             d_k += jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, block, preferred_element_type=jnp.float32)
             return d_q, d_k, d_v
 
-        before = _cut(d_q, number), *d_kv
+        before = cut(d_q, number), *d_kv
         with jax.named_scope(scope):
             of_block, *d_kv = lax.cond(_sees_any(here), more, lambda *cotangents: cotangents, *before)
-        return _put(d_q, of_block, number), tuple(d_kv)
+        return put(d_q, of_block, number), tuple(d_kv)
 
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
-    return lax.fori_loop(0, _num_blocks(q), of_queries, (d_q, zeros))
+    return lax.fori_loop(0, num_blocks(q), of_queries, (d_q, zeros))
 
 
 def _scored(q: Array, k: Array, seen: _Seen, how: Scores) -> tuple[Array, Array, Array]:
@@ -441,7 +425,7 @@ def _mask(seen: _Seen) -> Array:
         mask &= key >= seen.first[:, :, None]
     if seen.queries.segments is not None and seen.keys.segments is not None:
         mask &= seen.keys.segments[:, None, :] == seen.queries.segments[:, :, None]
-    return mask
+    return mask if seen.chosen is None else mask & seen.chosen
 
 
 def _sees_any(seen: _Seen) -> Array:
@@ -450,36 +434,8 @@ def _sees_any(seen: _Seen) -> Array:
 
 def _of_queries(seen: _Seen, number: Array) -> _Seen:
     """The mask's inputs for one block of queries."""
-    queries, first = _cut((seen.queries, seen.first), number)
-    return seen._replace(queries=queries, first=first)
-
-
-def _num_blocks(x: Array) -> int:
-    """Number of blocks of x[B, T, ...]; an even T has at least two, the halves of a zigzag."""
-    return x.shape[1] // attention_block(x.shape[1])
-
-
-def _cut(arrays: Any, number: Array, dims: Any = 1) -> Any:
-    """A block of each of a tree of arrays. dims: of positions, one for all or a tree of them."""
-
-    def cut(x: Array, dim: int) -> Array:
-        block = attention_block(x.shape[dim])
-        return lax.dynamic_slice_in_dim(x, number * block, block, dim)
-
-    return jax.tree.map(cut, arrays, _for_each(arrays, dims))
-
-
-def _put(arrays: Any, blocks: Any, number: Array, dims: Any = 1) -> Any:
-    """The arrays with one block of each replaced."""
-
-    def put(x: Array, block: Array, dim: int) -> Array:
-        return lax.dynamic_update_slice_in_dim(x, block, number * block.shape[dim], dim)
-
-    return jax.tree.map(put, arrays, blocks, _for_each(arrays, dims))
-
-
-def _for_each(arrays: Any, dims: Any) -> Any:
-    return jax.tree.map(lambda _: dims, arrays) if isinstance(dims, int) else dims
+    queries, first, chosen = cut((seen.queries, seen.first, seen.chosen), number)
+    return seen._replace(queries=queries, first=first, chosen=chosen)
 
 
 def _grouped(x: Array, num_kv: int) -> Array:

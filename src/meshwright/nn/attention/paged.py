@@ -46,6 +46,7 @@ from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention import paged_kernel
 from meshwright.nn.attention.by_formula import Scores
+from meshwright.nn.attention.paged_selection import attend_to_chosen, best_positions
 from meshwright.nn.norms import softcap
 from meshwright.nn.products.quantised import Quantised, name_of, quantise
 from meshwright.nn.products.row_products import in_tiles
@@ -60,6 +61,7 @@ Pool = Array | Quantised  # Quantised if the type needs a scale for each token a
 Pools = dict[str, list[Pool]]
 PADDING = -1  # the position of a token that is padding
 _SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
+INDEX = "index"  # the pools of an indexer's keys
 _HIDDEN = -1e30  # of hidden scores: finite, so that a page without visible keys makes no NaN
 
 
@@ -160,13 +162,58 @@ class PagedCache:
         starts = [sum(before.num_rows for before in self.rows[:i]) for i in range(len(self.rows))]
         return list(zip(self.rows, starts, strict=True))
 
-    def attend(self, number: int, q: Array, window: Window | None, how: Scores, sinks: Array | None) -> Array:
+    def choose(self, number: int, q: Array, weights: Array, top_k: int) -> Array:
+        """i32[N, k]: the positions that an indexer chooses for each token, of its sequence up to its own.
+
+        q[N, x, y], weights[N, x]: of the indexer's heads.
+        """
+        pool = self.pools[INDEX][number]
+        of_pool = partition_spec(self.layout.activation(INDEX, _letters(INDEX, 3)))
+        by_replica = of_pool[0]
+
+        def local(q: Array, weights: Array, positions: Array, tables: Array, pool: Pool) -> Array:
+            parts, token, size = [], 0, _values(pool).shape[1]
+
+            def read(pages: Array) -> Array:
+                keys = _read(pages, pool)
+                return jnp.reshape(keys, (-1, keys.shape[-1]))
+
+            for rows, first in self._numbered():
+                mine = slice(token, token + rows.num_tokens)
+                token = mine.stop
+                of_q, of_weights, at = (
+                    jnp.reshape(x[mine], (rows.num_rows, rows.length, *x.shape[1:]))
+                    for x in (q, weights, positions)
+                )
+                of_rows = tables[first : first + rows.num_rows]
+                best = best_positions(of_q, of_weights, at, of_rows, read, size, top_k)
+                parts.append(jnp.reshape(best, (rows.num_tokens, -1)))
+            return jnp.concatenate(parts)
+
+        given = tuple(PartitionSpec(by_replica, *(None,) * (x.ndim - 1)) for x in (q, weights))
+        places = PartitionSpec(by_replica), PartitionSpec(by_replica, None)
+        in_specs = *given, *places, _spec_of(pool, of_pool)
+        run = jax.shard_map(
+            local, in_specs=in_specs, out_specs=PartitionSpec(by_replica, None), check_vma=False
+        )
+        q, weights = (reshard(x, spec) for x, spec in zip((q, weights), given, strict=True))
+        return run(q, weights, self.positions, self.tables[:, self.groups[number]], pool)
+
+    def attend(
+        self,
+        number: int,
+        q: Array,
+        window: Window | None,
+        how: Scores,
+        sinks: Array | None,
+        chosen: Array | None = None,
+    ) -> Array:
         """out f32[N, heads, O] of q[N, heads, H] over the pages of each token's sequence.
 
         A token sees the positions up to its own, within `window`. sinks[heads]: an additional logit, which
-        takes weight from all keys.
+        takes weight from all keys. chosen: the result of `choose`, the only positions that are read.
         """
-        names = list(self.pools)
+        names = [name for name in self.pools if name != INDEX]
         pools = [self.pools[name][number] for name in names]
         heads = partition_spec(self.layout.activation("q", "BTNH"))
         letters = [_letters(name, _values(pool).ndim) for name, pool in zip(names, pools, strict=True)]
@@ -192,8 +239,12 @@ class PagedCache:
             by_row = partial(_decoded, self.batch_invariant)
             kernel = _ragged if names == [_SIDE_BY_SIDE] else by_row
 
-        def local(q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, *pools: Pool) -> Array:
+        def local(
+            q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, chosen: Any, *pools: Pool
+        ) -> Array:
             outs, token = [], 0
+            if chosen is not None:
+                return self._sparse(q, tables, chosen, pools, how)
             for rows, first in self._numbered():
                 mine = slice(token, token + rows.num_tokens)
                 token = mine.stop
@@ -218,7 +269,8 @@ class PagedCache:
 
         specs = (of_q, PartitionSpec(by_replica), PartitionSpec(by_replica, None))
         optional = tuple(None if x is None else of_heads for x in (sinks, slopes))
-        in_specs = (*specs, *optional, *of_pools)
+        of_chosen = None if chosen is None else PartitionSpec(by_replica, None)
+        in_specs = (*specs, *optional, of_chosen, *of_pools)
         of_out = PartitionSpec(by_replica, over if sequences else heads[2], None)
         attend = jax.shard_map(local, in_specs=in_specs, out_specs=of_out, check_vma=False)
         if sinks is not None:
@@ -227,11 +279,24 @@ class PagedCache:
             slopes = reshard(slopes, of_heads)
         with jax.named_scope("to_attention"):
             q = _exchanged(q, of_q, sequences)
-        out = attend(q, self.positions, self.tables[:, self.groups[number]], sinks, slopes, *pools)
+        tables = self.tables[:, self.groups[number]]
+        out = attend(q, self.positions, tables, sinks, slopes, chosen, *pools)
         if not sequences:
             return out
         with jax.named_scope("from_attention"):
             return _exchanged(out.astype(q.dtype), PartitionSpec(heads[0], heads[2], None), sequences)
+
+    def _sparse(self, q: Array, tables: Array, chosen: Array, pools: Sequence[Pool], how: Scores) -> Array:
+        """A device's tokens over the latents at their chosen positions."""
+        row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
+        of_token = tables[jnp.asarray(row_of_token, jnp.int32)]
+        size = _values(pools[0]).shape[1]
+
+        def read(at: Any) -> tuple[Array, Array]:
+            latent, rope = (_read(at, pool) for pool in pools)
+            return latent, rope
+
+        return attend_to_chosen(q, chosen, of_token, read, size, 1.0 if how.scale is None else how.scale)
 
 
 def _letters(name: str, ndim: int) -> str:
@@ -312,7 +377,7 @@ def _set(at: tuple[Any, ...], pool: Array, x: Array) -> Array:
     return pool.at[at].set(x.astype(pool.dtype), mode="drop")
 
 
-def _read(at: Array, pool: Pool) -> Array:
+def _read(at: Any, pool: Pool) -> Array:
     if not isinstance(pool, Quantised):
         return pool[at]
     return pool.values[at].astype(jnp.float32) * pool.scales[at][..., None]

@@ -18,25 +18,33 @@ def apply_rope(
     config: ModelConfig,
     kind: KindInLoop,
     once: Callable[[Array], Array] = lambda x: x,
+    *,
+    leading: bool = False,
 ) -> Array:
     """x[B, T, N, H], or one head's x[B, T, A], rotated by positions[B, T]; angles are float32.
 
-    With `rotary_dim` the rest of each head is not rotated; in latent attention, the part before the last A.
+    With `rotary_dim` the rest of each head is not rotated; in latent attention, the part before the last A,
+    or with `leading` after the first.
     Layers without rotary positions return x. once: returns its argument, and keeps XLA for CPU from computing
     the cosines and sines again for each head.
     """
-    return _where_turned(x, lambda: _turned(x, positions, config, kind, once), kind)
+    return _where_turned(x, lambda: _turned(x, positions, config, kind, once, leading), kind)
 
 
 def _turned(
-    x: Array, positions: Array, config: ModelConfig, kind: KindInLoop, once: Callable[[Array], Array]
+    x: Array,
+    positions: Array,
+    config: ModelConfig,
+    kind: KindInLoop,
+    once: Callable[[Array], Array],
+    leading: bool,
 ) -> Array:
     turning, magnitude = _turning(positions, config, kind), _magnitude_of(config, kind)
     angles = positions.astype(jnp.float32)[:, :, None] * turning
     angles = angles[:, :, None, :] if x.ndim == 4 else angles
     cos, sin = (once(turn(angles) * magnitude) for turn in (jnp.cos, jnp.sin))
     half = turning.shape[-1]
-    start = x.shape[-1] - 2 * half if config.mla else 0
+    start = x.shape[-1] - 2 * half if config.mla and not leading else 0
     parts = (slice(start, start + half), slice(start + half, start + 2 * half))
     first, second = (x[..., part].astype(jnp.float32) for part in parts)
     rotated = [first * cos - second * sin, second * cos + first * sin]

@@ -216,7 +216,7 @@ def joined(parts: Sequence[tuple[Tensor, np.ndarray]], sizes: Mapping[str, int])
 def _halves_of(tensor: Tensor, sizes: Mapping[str, int]) -> list[int]:
     size = sizes[tensor.pairs]
     turned = sizes.get("A", size)
-    return _halves(size, turned, size - turned if "J" in sizes else 0)
+    return _halves(size, turned, size - turned if "J" in sizes and tensor.pairs != "y" else 0)
 
 
 def _halves(size: int, num_turned: int, start: int) -> list[int]:

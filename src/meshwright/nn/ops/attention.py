@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import reshard
+from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout.moves.attention import (
     attention_layout,
+    chosen_keys,
     from_heads,
+    gathered_index,
     gathered_keys,
     shared_by_heads,
     to_heads,
@@ -27,6 +29,8 @@ from meshwright.nn.attention.by_formula import (
 )
 from meshwright.nn.attention.flash import flash_kernels
 from meshwright.nn.attention.rotary import apply_rope, apply_temperature, norm_turned
+from meshwright.nn.attention.selection import choose
+from meshwright.nn.each_device import KEPT
 from meshwright.nn.norms import along, repeated
 from meshwright.nn.ops.products import ProductOps
 from meshwright.nn.products.execute import apply_reshard, named_once
@@ -39,10 +43,12 @@ from meshwright.notation.einsum import Reshard
 class AttentionOps(ProductOps):
     """Attention of `models/transformer.py`."""
 
-    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
+    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop, *, leading: bool = False) -> Array:
         with jax.named_scope(name):
-            positions = self._places_of_tokens(places).positions
-            turned = apply_rope(x, positions, self.config, kind, self._once)
+            # A part that all heads share is split over devices of heads, too, with sequence_parallel.
+            split = PartitionSpec(*jax.typeof(x).sharding.spec.partitions[:2])
+            positions = reshard(places.positions, split)
+            turned = apply_rope(x, positions, self.config, kind, self._once, leading=leading)
             return checkpoint_name(turned, OPERATION)
 
     def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:
@@ -72,6 +78,7 @@ class AttentionOps(ProductOps):
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Array | None = None,
+        chosen: Array | None = None,
     ) -> tuple[Array, Any]:
         if attention_layout(self.layout) is not self.layout:
             options = {"softcap": softcap, "scale": scale, "sinks": sinks}
@@ -85,7 +92,9 @@ class AttentionOps(ProductOps):
             if sinks is not None:
                 with jax.named_scope("sinks"):
                     sinks = self._split_as(q, (2,), sinks.astype(jnp.float32))
-            if q.shape[1] == k.shape[1]:  # the same tokens in order, as kernels take them to be
+            if (
+                chosen is None and q.shape[1] == k.shape[1]
+            ):  # the same tokens in order, as kernels take them to be
                 pairs = queries.segments, keys.segments
                 documents = None if places.segments is None else pairs
                 kernels = flash_kernels(
@@ -99,7 +108,33 @@ class AttentionOps(ProductOps):
                     sinks = along(q[..., 0], sinks)
             windows = [layer.kind.window for layer in self.config.all_layers if layer.kind in kind.among]
             first = self._first(queries.positions, kind)
-            return blockwise(q, k, v, sinks, queries, keys, first, self.layout, how, windows), None
+            out = blockwise(q, k, v, sinks, queries, keys, first, self.layout, how, windows, chosen)
+            return out, None
+
+    def index(
+        self,
+        name: str,
+        q: Array,
+        k: Array,
+        weights: Array,
+        places: Places,
+        cache: Any,
+        kind: KindInLoop,
+    ) -> tuple[Array, Any]:
+        """bool[B, T, S]: the keys that each query reads."""
+        indexer = self.config.indexer
+        assert indexer is not None, "only an indexer has an index"
+        with jax.named_scope(name):
+            with jax.named_scope("index_k"):
+                k = apply_reshard(gathered_index(self.layout), k)
+            chosen = choose(
+                q, k, weights, places, self._places_of_sequences(places), indexer.top_k, self.layout
+            )
+            move = chosen_keys(self.layout)
+            if move.forward:
+                with jax.named_scope("chosen"):
+                    chosen = apply_reshard(move, chosen.astype(jnp.int8)) > 0
+            return checkpoint_name(chosen, KEPT), None
 
     def _by_heads(
         self,
@@ -142,10 +177,11 @@ class AttentionOps(ProductOps):
         kind: KindInLoop,
         *,
         scale: float | None = None,
+        chosen: Array | None = None,
     ) -> tuple[Array, Any]:
         """Keys and values spelt out; in generation they are absorbed (nn/cached_ops.py)."""
         k, v = spelt_out(cast(LatentOps[Array], self), w, latent, rope)
-        return self.attention(name, q, k, v, places, None, kind, scale=scale)
+        return self.attention(name, q, k, v, places, None, kind, scale=scale, chosen=chosen)
 
     def join_rope(self, name: str, k: Array, rope: Array) -> Array:
         with jax.named_scope(name):

@@ -95,6 +95,7 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         *,
         kind: str = "rms",
         num_letters: int = 1,
+        eps: float | None = None,
     ) -> Array:
         def split(vector: Array) -> Array:
             return self._split_as(x, range(x.ndim - vector.ndim, x.ndim), vector)
@@ -103,7 +104,7 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
             scale, bias = (None if vector is None else split(vector) for vector in (scale, bias))
             is_split = any(jax.typeof(x).sharding.spec.partitions[-num_letters:])
             mean = partial(_kept_mean if is_split else mean_of_last, num_dims=num_letters)
-            return checkpoint_name(norm(x, scale, bias, kind, self.config, mean), OPERATION)
+            return checkpoint_name(norm(x, scale, bias, kind, self.config, mean, eps), OPERATION)
 
     def dot(self, name: str, x: Array | Kept, w: Array) -> Array:
         with jax.named_scope(name):
@@ -175,6 +176,9 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
 
     def detached(self, x: Array) -> Array:
         return lax.stop_gradient(x)
+
+    def undifferentiated(self, block: Callable[..., Any], *inputs: Any) -> Any:
+        return block(*lax.stop_gradient(inputs))
 
     def with_draft_loss(self, handed_on: Any, loss: Array) -> Array:
         """The routers' losses, zeros without any, and the loss of the draft head: f32[3]."""

@@ -46,13 +46,16 @@ class BatchInvariantOps(InferenceOps):
         *,
         kind: str = "rms",
         num_letters: int = 1,
+        eps: float | None = None,
     ) -> Array:
         if any(jax.typeof(x).sharding.spec.partitions[-num_letters:]):
-            return super().norm(name, x, scale, bias, kind=kind, num_letters=num_letters)
+            return super().norm(name, x, scale, bias, kind=kind, num_letters=num_letters, eps=eps)
         mean = partial(mean_of_last, num_dims=num_letters)
         with jax.named_scope(name):
             return _by_token(
-                lambda x, scale, bias: norm(x, scale, bias, kind, self.config, mean), x, weights=(scale, bias)
+                lambda x, scale, bias: norm(x, scale, bias, kind, self.config, mean, eps),
+                x,
+                weights=(scale, bias),
             )
 
     def dot(self, name: str, x: Array | Kept, w: Array) -> Array:
@@ -66,10 +69,12 @@ class BatchInvariantOps(InferenceOps):
         with jax.named_scope(name):
             return _by_token(gated, y, gate)
 
-    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop) -> Array:
+    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop, *, leading: bool = False) -> Array:
         with jax.named_scope(name):
             return _by_token(
-                lambda x, positions: apply_rope(x, positions, self.config, kind), x, places.positions
+                lambda x, positions: apply_rope(x, positions, self.config, kind, leading=leading),
+                x,
+                places.positions,
             )
 
     def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:

@@ -1,6 +1,6 @@
 from typing import Any
 
-from tests.models.families.case import Tiny
+from tests.models.families.case import MLA, MOE, YARN, Tiny
 
 HUB: dict[str, dict[str, Any]] = {
     "deepseek-v3.2": {
@@ -53,4 +53,22 @@ HUB: dict[str, dict[str, Any]] = {
         "vocab_size": 129280,
     },
 }
-TINY: dict[str, Tiny] = {}
+INDEXER = {"index_n_heads": 12, "index_head_dim": 8, "index_topk": 5}
+TINY = {
+    "deepseek_v32": Tiny(
+        "DeepseekV32",
+        MOE
+        | MLA
+        | INDEXER
+        | {
+            "q_lora_rank": 16,
+            "n_shared_experts": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "rms_norm_eps": 1e-3,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+        written="DeepseekV32ForCausalLM",
+        split="daily",
+    ),
+}

@@ -1,6 +1,7 @@
 from typing import Any
 
-from tests.models.families.case import Tiny
+from tests.models.families.case import MLA, MOE, PLAIN, Tiny
+from tests.models.families.cases.deepseek_v32 import INDEXER
 
 HUB: dict[str, dict[str, Any]] = {
     "glm-5": {
@@ -111,4 +112,13 @@ HUB: dict[str, dict[str, Any]] = {
         "vocab_size": 154880,
     },
 }
-TINY: dict[str, Tiny] = {}
+TINY = {
+    "glm_moe_dsa": Tiny(
+        "GlmMoeDsa",
+        MOE
+        | MLA
+        | INDEXER
+        | {"q_lora_rank": 16, "n_shared_experts": 1, "rms_norm_eps": 1e-3, "rope_parameters": PLAIN},
+        written="GlmMoeDsaForCausalLM",
+    ),
+}

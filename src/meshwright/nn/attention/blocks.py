@@ -1,0 +1,66 @@
+"""Blocks of positions of arrays, and the pairs of blocks of queries and keys that a causal mask leaves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import Array, lax
+
+from meshwright.layout.attention_kernels import attention_block, visible_pairs
+from meshwright.models.config import Window
+from meshwright.models.transformer import at_most_blocks
+
+
+def visible_scope(
+    q: Array,
+    k: Array,
+    windows: Sequence[Window | None] = (None,),
+    size: int = 1,
+    num_own: int = 1,
+    among: int = 1,
+) -> str:
+    """The scope of products that run for pairs of blocks with a visible key.
+
+    size: of the ring; pairs of all its devices are summed. num_own: the number of the `among` turns with keys
+    of the queries' own positions. In the other turns the keys are another device's, and a zigzag gives every
+    device an equal part of the visible pairs.
+    """
+    block = attention_block(k.shape[1])
+    num_keys, num_queries = k.shape[1] // block, q.shape[1] // attention_block(q.shape[1])
+
+    def seen(window: Window | None) -> float:
+        """Visible pairs of blocks on one device, if its queries are in blocks of the size of keys."""
+        mine = visible_pairs(num_keys, block, window)
+        of_others = visible_pairs(size * num_keys, block, window) / size - mine
+        return num_own * mine + (among - num_own) * of_others / max(size - 1, 1)
+
+    visible = size * sum(map(seen, windows)) * num_queries / num_keys
+    return at_most_blocks(round(visible), size * among * len(windows) * num_queries * num_keys)
+
+
+def num_blocks(x: Array) -> int:
+    """Number of blocks of x[B, T, ...]; an even T has at least two, the halves of a zigzag."""
+    return x.shape[1] // attention_block(x.shape[1])
+
+
+def cut(arrays: Any, number: Array, dims: Any = 1) -> Any:
+    """A block of each of a tree of arrays. dims: of positions, one for all or a tree of them."""
+
+    def of_array(x: Array, dim: int) -> Array:
+        block = attention_block(x.shape[dim])
+        return lax.dynamic_slice_in_dim(x, number * block, block, dim)
+
+    return jax.tree.map(of_array, arrays, _for_each(arrays, dims))
+
+
+def put(arrays: Any, blocks: Any, number: Array, dims: Any = 1) -> Any:
+    """The arrays with one block of each replaced."""
+
+    def of_array(x: Array, block: Array, dim: int) -> Array:
+        return lax.dynamic_update_slice_in_dim(x, block, number * block.shape[dim], dim)
+
+    return jax.tree.map(of_array, arrays, blocks, _for_each(arrays, dims))
+
+
+def _for_each(arrays: Any, dims: Any) -> Any:
+    return jax.tree.map(lambda _: dims, arrays) if isinstance(dims, int) else dims
