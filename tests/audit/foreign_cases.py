@@ -396,6 +396,183 @@ def _of_one(run: Callable[..., Any], *args: Any, out: Any = None) -> Callable[[]
     return made
 
 
+def _replicated_batch(*spec: Any) -> Callable[[], Any]:
+    """A gradient over a batch stored by `spec`."""
+
+    def made() -> Any:
+        m = mesh("data")
+        step = jax.jit(jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)))
+        return step, (array(m, (512, 2048)), array(m, (1024, 512), *spec))
+
+    return made
+
+
+def _rows_one_by_one(*, mapped: bool) -> Callable[[], Any]:
+    """A function of each sequence: in a loop over the split batch, or vectorised."""
+
+    def made() -> Any:
+        m = mesh("data")
+
+        def run(w: Any, x: Any) -> Any:
+            each = lambda rows: jnp.tanh(rows @ w)  # noqa: E731
+            return lax.map(each, x) if mapped else jax.vmap(each)(x)
+
+        return jax.jit(run), (array(m, (512, 512)), array(m, (64, 32, 512), "data"))
+
+    return made
+
+
+def _rotated(*spec: Any) -> Callable[[], Any]:
+    """Rotary halves of heads that are stored by `spec`."""
+
+    def made() -> Any:
+        m = mesh("tensor")
+
+        def run(x: Any, cosines: Any) -> Any:
+            a, b = jnp.split(constrained(m, jnp.tanh(x), *spec), 2, -1)
+            turned = [a * cosines - b * cosines, b * cosines + a * cosines]
+            return constrained(m, 2 * jnp.concatenate(turned, -1), *spec)
+
+        return jax.jit(run), (array(m, (8, 512, 16, 128), *spec), array(m, (512, 1, 64)))
+
+    return made
+
+
+def _nucleus(*, constrain: bool) -> Callable[[], Any]:
+    """The size of the smallest set of tokens with 90% of the probability."""
+
+    def made() -> Any:
+        m = mesh("tensor")
+
+        def run(h: Any, w: Any) -> Any:
+            logits = constrained(m, h @ w, None, "tensor")
+            logits = constrained(m, logits, "tensor") if constrain else logits
+            shares = jax.nn.softmax(jnp.sort(logits, -1)[:, ::-1], -1)
+            return jnp.sum(jnp.cumsum(shares, -1) < 0.9, -1)
+
+        return jax.jit(run), (array(m, (64, 512)), array(m, (512, 32768), None, "tensor"))
+
+    return made
+
+
+def _wide_weights(*, cast_first: bool) -> Callable[[], Any]:
+    def made() -> Any:
+        m = mesh("data")
+
+        def run(w: Any, x: Any) -> Any:
+            w = constrained(m, w.astype(jnp.bfloat16), "data") if cast_first else w
+            return constrained(m, x @ constrained(m, w).astype(jnp.bfloat16), "data")
+
+        rows = array(m, (4096, 4096), "data", dtype=jnp.bfloat16)
+        return jax.jit(run), (array(m, (4096, 4096), "data"), rows)
+
+    return made
+
+
+def _adam(*spec: Any) -> Callable[[], Any]:
+    """Data parallelism with moments stored by `spec`."""
+
+    def made() -> Any:
+        m = mesh("data")
+
+        def step(w: Any, mu: Any, nu: Any, x: Any) -> Any:
+            g = constrained(m, jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w), *spec)
+            mu, nu = 0.9 * mu + 0.1 * g, 0.99 * nu + 0.01 * g * g
+            return constrained(m, w - constrained(m, mu / (jnp.sqrt(nu) + 1e-8), *spec)), mu, nu
+
+        moment = array(m, (1024, 4096), *spec)
+        return jax.jit(step), (array(m, (1024, 4096)), moment, moment, array(m, (4096, 1024), "data"))
+
+    return made
+
+
+def _largest_so_far(*, of_shards: bool) -> Callable[[], Any]:
+    def made() -> Any:
+        m = mesh("x")
+
+        def local(a: Any) -> Any:
+            own = lax.cummax(a, axis=1)
+            last = lax.all_gather(own[:, -1:], "x", axis=1, tiled=True)
+            earlier = (jnp.arange(8) < lax.axis_index("x"))[None]
+            return jnp.maximum(own, jnp.where(earlier, last, -jnp.inf).max(1, keepdims=True))
+
+        args = (array(m, (64, 65536), None, "x"),)
+        if of_shards:
+            by_columns = P(None, "x")
+            return jax.jit(jax.shard_map(local, mesh=m, in_specs=by_columns, out_specs=by_columns)), args
+        out = NamedSharding(m, P(None, "x"))
+        return jax.jit(lambda a: lax.cummax(a, axis=1), out_shardings=out), args
+
+    return made
+
+
+def _split_cache(*, whole: bool) -> Callable[[], Any]:
+    """A token over a cache that is split by position, gathered or not."""
+
+    def made() -> Any:
+        m = mesh("x")
+
+        def run(q: Any, k: Any, v: Any) -> Any:
+            k, v = (constrained(m, x) for x in (k, v)) if whole else (k, v)
+            shares = jax.nn.softmax(jnp.einsum("bnh,bsnh->bns", q, k), -1)
+            return constrained(m, jnp.einsum("bns,bsnh->bnh", shares, v))
+
+        cache = array(m, (8, 4096, 8, 64), None, "x")
+        return jax.jit(run), (array(m, (8, 8, 64)), cache, cache)
+
+    return made
+
+
+def _tied_head(*spec: Any) -> Callable[[], Any]:
+    """Logits by a table that is stored by `spec`."""
+
+    def made() -> Any:
+        m = mesh("tensor")
+
+        def run(table: Any, h: Any) -> Any:
+            of_width = spec[0] is None
+            return jax.nn.logsumexp(constrained(m, h, None, "tensor" if of_width else None) @ table.T, -1)
+
+        return jax.jit(run), (array(m, (32768, 1024), *spec), array(m, (16384, 1024)))
+
+    return made
+
+
+def _all_experts(*, gathered: bool) -> Callable[[], Any]:
+    def made() -> Any:
+        m = mesh("expert")
+
+        def run(w: Any, x: Any, gates: Any) -> Any:
+            w = constrained(m, w) if gathered else w
+            return constrained(m, jnp.einsum("etf,te->tf", jnp.einsum("td,edf->etf", x, w), gates))
+
+        return jax.jit(run), (array(m, (8, 512, 512), "expert"), array(m, (64, 512)), array(m, (64, 8)))
+
+    return made
+
+
+def _ulysses() -> Any:
+    """Attention by heads: an exchange of queries, keys and values, and of the results back."""
+    m = mesh("context")
+
+    def run(q: Any, k: Any, v: Any) -> Any:
+        q, k, v = (constrained(m, x, None, None, "context") for x in (q, k, v))
+        shares = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k), -1)
+        return constrained(m, jnp.einsum("bnts,bsnh->btnh", shares, v), None, "context")
+
+    x = array(m, (2, 1024, 16, 64), None, "context")
+    return jax.jit(run), (x, x, x)
+
+
+def _layer_norm(x: Any, w: Any) -> Any:
+    normed = (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+    return normed @ w
+
+
+def _masked_mean(w: Any, x: Any, mask: Any) -> Any:
+    return jnp.sum(jnp.sum((x @ w) ** 2, -1) * mask) / jnp.sum(mask)
+
+
 def _cross_entropy(h: Any, w: Any, targets: Any) -> Any:
     return -jnp.take_along_axis(jax.nn.log_softmax(h @ w), targets[:, None], 1).mean()
 
@@ -457,5 +634,54 @@ CASES: dict[str, Case] = {
             ((512, 512), (), _F),
             out=("x",),
         ),
+    ),
+    "a batch on every device": Case("computed_repeatedly", _replicated_batch(), _replicated_batch("data")),
+    "rotary halves of split heads": Case(
+        "activation_resharded", _rotated(None, None, None, "tensor"), _rotated(None, None, "tensor")
+    ),
+    "nucleus sampling": Case(
+        "gathered_for_one_operation", _nucleus(constrain=False), _nucleus(constrain=True)
+    ),
+    "float32 weights gathered": Case(
+        "widened", _wide_weights(cast_first=False), _wide_weights(cast_first=True)
+    ),
+    "moments on every device": Case("replicated_optimizer_state", _adam(), _adam("data")),
+    "the largest so far": Case(
+        "gathered_for_one_operation", _largest_so_far(of_shards=False), _largest_so_far(of_shards=True)
+    ),
+    "a tied head split by width": Case(
+        "partial_results_summed", _tied_head(None, "tensor"), _tied_head("tensor", None)
+    ),
+    "exchanges of heads": Case(None, _ulysses),
+    "a layer norm of a split width": Case(
+        None, _of_one(_layer_norm, ((256, 1024), (None, "x"), _F), ((1024, 256), ("x",), _F))
+    ),
+    "a masked mean": Case(
+        None,
+        _of_one(
+            jax.grad(_masked_mean),
+            ((512, 512), (), _F),
+            ((1024, 512), ("x",), _F),
+            ((1024,), ("x",), _F),
+        ),
+    ),
+    "a flip": Case(None, _of_one(lambda a: a[::-1] * 2, ((4096, 512), ("x",), _F), out=("x",))),
+    "counts of split numbers": Case(
+        None, _of_one(lambda i: jnp.bincount(i, length=1024), ((65536,), ("x",), _I))
+    ),
+    "a look-up in a split table": Case(
+        None, _of_one(lambda t, i: t[i], ((32768, 512), ("x",), _F), ((64, 128), (), _I))
+    ),
+}
+# Programs whose finding has consequences, each with a finding of its own.
+SEVERAL: dict[str, Case] = {
+    "a loop over a split batch": Case(
+        "stack_gathered", _rows_one_by_one(mapped=True), _rows_one_by_one(mapped=False)
+    ),
+    "a split cache gathered": Case(
+        "weight_gathered_for_few_tokens", _split_cache(whole=True), _split_cache(whole=False)
+    ),
+    "weights of all experts": Case(
+        "weight_gathered_for_few_tokens", _all_experts(gathered=True), _all_experts(gathered=False)
     ),
 }

@@ -85,7 +85,7 @@ def test_groups_of_unequal_size_are_listed_without_a_time() -> None:
 
 @pytest.mark.parametrize(
     ("pairs", "kinds"),
-    [("{{0,1},{1,2},{2,3},{3,0}}", []), ("{{0,0},{1,2},{2,1},{3,3}}", ["weight_resharded"])],
+    [("{{0,1},{1,2},{2,3},{3,0}}", []), ("{{0,0},{1,2},{2,1},{3,3}}", ["input_resharded"])],
 )
 def test_blocks_passed_round_a_ring_are_a_collective_in_steps(pairs: str, kinds: list[str]) -> None:
     lines = f"""\

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
-from tests.audit.foreign_cases import CASES
+from tests.audit.foreign_cases import CASES, SEVERAL
 
 import meshwright
 from meshwright.audit.foreign import audit_file
@@ -28,6 +28,13 @@ def test_each_program_has_its_finding_and_its_remedy_ends_it(name: str) -> None:
     assert kinds == [] if case.kind is None else set(kinds) == {case.kind}
     if case.fixed is not None:
         assert _kinds(case.fixed()) == []
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_the_root_comes_first_of_several_findings(name: str) -> None:
+    case = SEVERAL[name]
+    assert _kinds(case.run())[0] == case.kind
+    assert case.fixed and _kinds(case.fixed()) == []
 
 
 def test_the_result_prints_as_ten_lines() -> None:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 from meshwright.audit.facts.communication import is_cast
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule
@@ -121,7 +122,17 @@ _WITHOUT_PARTS = {
     "before (jax.shard_map)",
 }
 _SAME_REMEDY = {"approx_top_k": "top_k", "argsort": "sort"} | dict.fromkeys(
-    ("cumprod", "cummax", "cummin", "cumlogsumexp", "reduce_window_sum", "associative_scan"), "cumsum"
+    (
+        "cumprod",
+        "cummax",
+        "cummin",
+        "cumlogsumexp",
+        "associative_scan",
+        "reduce_window_sum",
+        "reduce_window_max",
+        "reduce_window_min",
+    ),
+    "cumsum",
 )
 _CONSTRAINTS = ("sharding_constraint", "reshard")
 _BY_OPCODE = {"sort": "sort", "topk": "top_k", "fft": "fft"}
@@ -279,10 +290,59 @@ def moved_weight(emitted: Emitted, context: ProgramContext) -> Fault | None:
         or _is_shift(emitted)
         or emitted.collective.parameter in context.batch_names
         or is_computed(context.program, emitted.operand())
-        or (emitted.op == "all_to_all" and not (c.parameter and any(emitted.products(context.program))))
+        or primitive_of(c.op_name) in _TURNS
     ):
         return None
-    return stored_otherwise(emitted, context)
+    if any(emitted.products(context.program)):
+        is_moved_on = emitted.op == "all_to_all" and (not c.parameter or _is_exchanged_back(emitted, context))
+        return None if is_moved_on else stored_otherwise(emitted, context)
+    if emitted.op == "all_to_all":
+        return None
+    return (
+        "input_resharded",
+        f"`{emitted.tensor}` is stored with one sharding and used with another: {emitted.op} over "
+        f"{context.over(emitted)}",
+        "store it with the sharding in which it is used",
+    )
+
+
+# Operations that move elements because a user asked for it.
+_TURNS = ("rev", "transpose")
+
+
+def _is_exchanged_back(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether a result is exchanged over the same axes: heads for positions and back (DeepSpeed-Ulysses)."""
+    return any(
+        other.op == "all_to_all"
+        and other.axes == emitted.axes
+        and is_computed(context.program, other.operand())
+        for other in context.sent
+    )
+
+
+_CUTS = ("split", "concatenate", "slice")
+
+
+def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array moved because a sharded dimension is cut or joined, as by the halves of a rotary position."""
+    name = primitive_of(emitted.collective.op_name)
+    moves = emitted.op in ("permute", "all_to_all", "all_gather") and not emitted.collective.follows_sum
+    if (
+        not moves
+        or name not in _CUTS
+        or emitted.is_written
+        or emitted.is_windowed
+        or _is_shift(emitted)
+        or any(emitted.products(context.program))
+    ):
+        return None
+    return (
+        "activation_resharded",
+        f"`{emitted.tensor}` is moved over {context.over(emitted)} ({emitted.op}), because {name} cuts or "
+        "joins the dimension that is sharded there",
+        "shard another dimension (the heads, and not the elements of a head), or cut it into [shards, rest] "
+        "so that each device has a part of every piece",
+    )
 
 
 def _is_shift(emitted: Emitted) -> bool:
@@ -472,6 +532,38 @@ def along_the_contraction(emitted: Emitted, context: ProgramContext) -> Fault | 
     return None
 
 
+# A result this many times longer than the dimension that is summed over, as of logits.
+_WIDE = 8
+
+
+def wide_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Partial results of a product far larger than an operand, as logits of a table split by its width."""
+    c = emitted.collective
+    forward = c.phase == "forward" or not context.differentiated  # gradients of weights are sums over tokens
+    if c.op != "all_reduce" or not forward or emitted.is_written or c.gathers:
+        return None
+    *_, product = history(context.program, emitted.operand(), MOVES)
+    if product.instruction.opcode != "dot" or len(set(product.instruction.operands)) < 2:
+        return None
+    devices = emitted.collective.groups.size
+    smaller = min((product.operand(n).instruction.shapes[0] for n in (0, 1)), key=lambda one: one.num_bytes)
+    contracted = re.findall(r"\d+", product.instruction.attributes.get("lhs_contracting_dims", ""))
+    left = product.operand(0).instruction.shapes[0].dims
+    summed = devices * prod(left[int(dim)] for dim in contracted)
+    others = devices * smaller.num_elements // max(summed, 1)
+    num_bytes = devices * smaller.num_bytes
+    if others < _WIDE * summed or emitted.collective.gathered_bytes < _FEWER_BYTES * num_bytes:
+        return None
+    return (
+        "partial_results_summed",
+        f"partial results (`{emitted.tensor}`, {emitted.collective.gathered_bytes:,} B) are summed over "
+        f"{context.over(emitted)}: both operands, the smaller of {num_bytes:,} B, are split along the short "
+        f"dimension that the matmul sums over ({summed:,})",
+        "store the weight split along its other dimension (a table by its vocabulary): each device then has "
+        "a part of the result, and nothing is summed",
+    )
+
+
 def resharded(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Activations that change their sharding in a loop over layers."""
     c = emitted.collective
@@ -612,10 +704,12 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     repeated_gather,
     two_sides,
     sliced_again,
+    cut_along_shards,
     moved_weight,
     for_few_tokens,
     batch_gathered,
     along_the_contraction,
+    wide_sum,
     resharded,
     summed_each_turn,
     whole_sum,
