@@ -1,8 +1,11 @@
 """Which server a request goes to: where its beginning is known, unless others have far less to do."""
 
+import json
+import time
+
 import pytest
 
-from meshwright.serve.replicas.routes import Routing, beginning_of
+from meshwright.serve.replicas.routes import Beginning, Routing, beginning_of, prompt_in
 
 FIRST, SECOND = ({"prompt": letter * 1000} for letter in "ab")
 
@@ -12,11 +15,15 @@ def routes() -> Routing:
     return Routing(most_ahead=2)
 
 
+def beginning(body: object) -> Beginning:
+    return beginning_of(prompt_in(json.dumps(body).encode()))
+
+
 def sent(routes: Routing, name: str, body: object) -> str:
     """The server that a request goes to, and stays at."""
     routes.open(name)
-    chosen = routes.ranked(beginning_of(body), ["x", "y"])[0]
-    routes.send(name, beginning_of(body), chosen)
+    chosen = routes.ranked(beginning(body), ["x", "y"])[0]
+    routes.send(name, beginning(body), chosen)
     return chosen
 
 
@@ -60,13 +67,30 @@ def test_what_a_server_knew_is_forgotten_with_it(routes):
     assert routes.servers == ["y"]
     routes.keep(["x", "y"])
     routes.open("2")
-    assert routes.ranked(beginning_of(FIRST), ["y", "x"]) == ["y", "x"]
+    assert routes.ranked(beginning(FIRST), ["y", "x"]) == ["y", "x"]
+
+
+def test_a_prompt_after_other_fields_is_known_by_it(routes):
+    sent(routes, "1", {"model": "m", "temperature": 0.1} | SECOND)
+    sent(routes, "2", {"model": "m"} | FIRST)
+    for name in ("1", "2"):
+        routes.end(name)
+    assert sent(routes, "3", {"temperature": 0.2} | FIRST | {"max_tokens": 9}) == "y"
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 16_000_000, b'{"a":' * 3_000_000, b'{"prompt": [' + b"{}," * 5_000_000]
+)
+def test_a_body_of_many_objects_does_not_delay_others(body: bytes):
+    began = time.process_time()
+    beginning_of(prompt_in(body))
+    assert time.process_time() - began < 0.05
 
 
 @pytest.mark.parametrize("body", [None, [], {}, {"prompt": "short"}, {"prompt": 7}, {"messages": "x"}])
 def test_a_body_without_a_long_prompt_has_no_beginning(body):
-    assert beginning_of(body) == ()
+    assert beginning(body) == ()
 
 
 def test_token_ids_are_prompts_too():
-    assert len(beginning_of({"prompt": list(range(1000))})) > 10
+    assert len(beginning({"prompt": list(range(1000))})) > 10

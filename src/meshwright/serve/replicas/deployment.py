@@ -179,7 +179,7 @@ class RayPrefills:
         return (RayActorError,)
 
     async def prefill(self, prompt: Tokens) -> Offer | None:
-        name, beginning = uuid.uuid4().hex, beginning_of({"prompt": list(prompt)})
+        name, beginning = uuid.uuid4().hex, beginning_of(repr(prompt))
         ROUTING.open(name)
         try:
             return await self.handle.prefill.remote(_own_forwarded(name, beginning), prompt)

@@ -1,13 +1,11 @@
 """What clients of several servers talk to: it checks them, forwards, and asks another server if one dies."""
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -28,7 +26,7 @@ from meshwright.serve.http.log import request_id
 from meshwright.serve.http.page import page
 from meshwright.serve.http.stream import event, unless_disconnected
 from meshwright.serve.replicas.forwarded import ROUTING, Forwarded
-from meshwright.serve.replicas.routes import beginning_of
+from meshwright.serve.replicas.routes import beginning_of, prompt_in
 
 # Servers that may die one after another beneath a request before it is given up.
 _MOST_DEATHS = 5
@@ -68,7 +66,7 @@ class _Front:
             scope["query_string"],
             _headers(scope),
             body,
-            beginning_of(_json(body)),
+            beginning_of(prompt_in(body)),
         )
         answer = _Answer(send)
         ROUTING.open(forwarded.name)
@@ -170,11 +168,3 @@ def _headers(scope: Scope) -> tuple[tuple[bytes, bytes], ...]:
     headers = (b"x-request-id", b"content-length", b"transfer-encoding")
     kept = tuple((name, value) for name, value in scope["headers"] if name not in headers)
     return (*kept, (b"x-request-id", (request_id.get() or "").encode()))
-
-
-def _json(body: bytes) -> Any:
-    """The parsed body; None if it is not JSON, and the server then answers with the error."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None

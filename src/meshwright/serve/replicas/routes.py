@@ -1,33 +1,45 @@
 """The routing of requests to servers: to the one that has the prompt's prefix cached, unless it is busy."""
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 # Characters of a prompt that are compared at once, and of how many of them a server's cache is remembered.
-_BLOCK_CHARS, _MOST_BLOCKS, _MOST_OF_A_PROMPT = 256, 100_000, 512
+_BLOCK_CHARS, _MOST_BLOCKS = 256, 100_000
+_MOST_CHARS = 512 * _BLOCK_CHARS  # of a prompt
+# Bytes of a body in which its prompt must begin.
+_MOST_BEFORE_PROMPT = 2**18
+_PROMPT_KEY = re.compile(rb'"(?:prompt|messages|input)"')
 
 Beginning = tuple[int, ...]
 """A prompt by its beginnings: hashes of its first block, of its first two, and so on."""
 
 
-def beginning_of(body: Any) -> Beginning:
-    """The prompt of a request's JSON, as far as it fills blocks; empty without a prompt.
+def beginning_of(prompt: str) -> Beginning:
+    """A prompt's text, as far as it fills blocks.
 
-    >>> first = beginning_of({"prompt": "a" * 600})
-    >>> len(first), first == beginning_of({"prompt": "a" * 512 + "b" * 600})[:2]
+    >>> first = beginning_of("a" * 600)
+    >>> len(first), first == beginning_of("a" * 512 + "b" * 600)[:2]
     (2, True)
     """
-    if not isinstance(body, dict):
-        return ()
-    prompt = body.get("prompt") or body.get("messages") or body.get("input")
-    text = prompt if isinstance(prompt, str) else repr(prompt)
     beginnings, before = [], 0
-    for start in range(0, min(len(text), _BLOCK_CHARS * _MOST_OF_A_PROMPT) - _BLOCK_CHARS + 1, _BLOCK_CHARS):
-        before = hash((before, text[start : start + _BLOCK_CHARS]))
+    for start in range(0, min(len(prompt), _MOST_CHARS) - _BLOCK_CHARS + 1, _BLOCK_CHARS):
+        before = hash((before, prompt[start : start + _BLOCK_CHARS]))
         beginnings.append(before)
     return tuple(beginnings)
+
+
+def prompt_in(body: bytes) -> str:
+    """The text from a body's prompt on, as far as it is compared; empty without a prompt.
+
+    It is not parsed: bodies of many objects would stop the process that forwards all requests.
+
+    >>> prompt_in(b'{"model": "x", "prompt": "once upon a time"}')
+    ': "once upon a time"}'
+    """
+    found = _PROMPT_KEY.search(body, 0, _MOST_BEFORE_PROMPT)
+    return "" if found is None else body[found.end() : found.end() + _MOST_CHARS].decode("utf-8", "replace")
 
 
 class _Server:
