@@ -23,7 +23,7 @@ from meshwright.serve.engine.request import Scores, TokenScore
 from meshwright.serve.http.app import create_app, reader_of
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.connections import Connections
-from meshwright.serve.http.server import bind, run
+from meshwright.serve.http.server import address, bind, run
 from meshwright.serve.text.tokenizer import Tokenizer
 from meshwright.serve.workers.pool import WorkerPool
 
@@ -32,10 +32,10 @@ CONTEXT = 100_000
 
 
 class Served:
-    """A running server, its address, and the file of its log."""
+    """A running server, its address, its address for probes, and the file of its log."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str, log: IO[bytes]) -> None:
-        self.process, self.url, self._log = process, url, log
+    def __init__(self, process: subprocess.Popen[str], url: str, probes_url: str, log: IO[bytes]) -> None:
+        self.process, self.url, self.probes_url, self._log = process, url, probes_url, log
 
     @property
     def log(self) -> str:
@@ -79,7 +79,8 @@ def served(template: str | None = None, limits: dict[str, Any] | None = None) ->
     ):
         assert process.stdout is not None
         try:
-            yield Served(process, process.stdout.readline().strip(), log)
+            url, probes_url = process.stdout.readline().split()
+            yield Served(process, url, probes_url, log)
         finally:
             process.kill()
 
@@ -126,14 +127,16 @@ def main() -> None:
     given: dict[str, Any] = settings["limits"]
     keys: Any = frozenset(given.pop("api_keys", ()))
     limits = ClientLimits(api_keys=keys, **given)
-    connections = Connections(limits.max_connections, limits.max_connections_per_address, limits.proxies)
+    connections = Connections(
+        limits.max_connections, limits.max_connections_per_address, limits.proxies, limits.stalled_seconds
+    )
     runner = QuickRunner(_answer, num_slots=8, context=CONTEXT, page_size=DEFAULT_PAGE)
-    with bind("127.0.0.1", 0) as listener, Engine(runner) as engine:
+    with bind("127.0.0.1", 0) as listener, bind("127.0.0.1", 0) as probes, Engine(runner) as engine:
         parts = (engine, tokenizer, MODEL, limits)
         with WorkerPool(reader_of(*parts), 2) as workers:
             workers.check()
             app = create_app(*parts, calls=workers)
-            run(app, listener, lambda url: print(url, flush=True), connections)
+            run(app, listener, lambda url: print(url, address(probes), flush=True), connections, probes)
     print("closed", flush=True)
 
 

@@ -96,6 +96,41 @@ def test_requests_that_wait_for_others_of_their_connection_are_limited(server: S
         assert answers.count(b"HTTP/1.1 200") == 100
 
 
+def test_bodies_and_headers_of_many_small_parts_are_refused(server: Served):
+    chunks = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    headers = b"GET /health HTTP/1.1\r\n" + b"a:b\r\n" * 201 + b"\r\n"
+    for message, status in ((chunks + b"1\r\na\r\n" * 20_000, b"400"), (headers, b"431")):
+        with connect(server) as connection:
+            connection.sendall(message)
+            assert answer(connection).startswith(b"HTTP/1.1 " + status)
+    body = json.dumps({"model": MODEL, "prompt": "x" * 5000, "max_tokens": 1}).encode()
+    pieces = b"".join(b"a\r\n%b\r\n" % body[i : i + 10].ljust(10) for i in range(0, len(body), 10))
+    with connect(server) as connection:  # a harmless one of some hundred pieces
+        connection.sendall(chunks + pieces + b"0\r\n\r\n")
+        connection.settimeout(5)
+        assert connection.recv(20).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.slow
+def test_a_client_that_never_reads_its_answer_is_left():
+    long = {"model": MODEL, "prompt": [1] * 60_000, "max_tokens": 1, "echo": True, "logprobs": 20}
+    body = json.dumps(long).encode()
+    with served(limits={"stalled_seconds": 0.5}) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((host, int(port)))
+            head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            connection.sendall(head + body)
+            connection.settimeout(20)
+            assert connection.recv(1, socket.MSG_PEEK)
+            time.sleep(2)
+            received = answer(connection)
+        length = int(received.partition(b"content-length: ")[2].split(b"\r")[0])
+        assert len(received) < length  # the rest is not kept
+        server.health_seconds()
+
+
 @pytest.mark.slow
 def test_headers_and_bodies_are_limited_in_time(server: Served):
     with connect(server) as slow, connect(server) as silent, connect(server) as blank:

@@ -102,7 +102,10 @@ def _serve(server: Server, host: str, ports: tuple[int, int | None], as_json: bo
 
             limits = server.limits
             connections = Connections(
-                limits.max_connections, limits.max_connections_per_address, limits.proxies
+                limits.max_connections,
+                limits.max_connections_per_address,
+                limits.proxies,
+                limits.stalled_seconds,
             )
             # First, since loading may take minutes.
             listener, probes = [

@@ -126,7 +126,9 @@ def test_long_bodies_are_limited_in_all_and_for_each_client():
             await hold("a", 16)
             with pytest.raises(RequestError, match=r"^the server holds too many long bodies"):
                 await hold("a", 1)
-            await hold("a", 100, 60_000)  # short ones do not count
+            await hold("a", 512, 65_000)  # short ones are counted apart
+            with pytest.raises(RequestError, match=r"^the server holds too many short bodies"):
+                await hold("a", 10, 65_000)
             await hold("b", 16)
             with pytest.raises(RequestError) as refused:
                 await hold("c", 1)
@@ -165,10 +167,12 @@ def test_a_client_that_reads_nothing_is_left():
     }
 
     async def main(engine: Engine) -> None:
-        sent = []
+        sent, bodies = [], [body]
 
         async def receive():
-            return {"type": "http.request", "body": body, "more_body": False}
+            if not bodies:  # the client stays
+                await asyncio.sleep(60)
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
 
         async def send(message):
             sent.append(message)

@@ -6,6 +6,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, ip_address, ip_network
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -20,9 +21,9 @@ from meshwright.serve.http.error_bodies import error_object, headers_of
 OPEN = ("/health", "/ready", "/metrics", "/")
 _MOST_CLIENTS = 10_000
 _CLIENT = "meshwright.client"
-# Bodies up to this size do not count: every connection may have one.
+# Bodies up to this size are counted apart from longer ones, so that these leave room for them.
 _SMALL_BYTES = 65_536
-_MOST_BODIES = 32  # of the largest size
+_MOST_BODIES, _MOST_SMALL_BODIES = 32, 1024  # of the largest size
 
 
 class Rates:
@@ -82,7 +83,7 @@ class Gate:
 
     def _client(self, headers: Headers, scope: Scope) -> str:
         """The key of a request, or where there are no keys the address that it came from."""
-        address = (scope.get("client") or ("",))[0]
+        address = network_of((scope.get("client") or ("",))[0])
         if not self._limits.api_keys:
             return address
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -104,49 +105,87 @@ class Gate:
         return given
 
 
+def network_of(address: str) -> str:
+    """The part of an address that names a client: an IPv6 one's first 64 bits, as a client has all others.
+
+    >>> network_of("2001:db8::7"), network_of("::ffff:10.0.0.1"), network_of("10.0.0.1")
+    ('2001:db8::/64', '10.0.0.1', '10.0.0.1')
+    """
+    try:
+        of_client = ip_address(address)
+    except ValueError:  # a socket of the file system
+        return address
+    if isinstance(of_client, IPv4Address):
+        return address
+    if of_client.ipv4_mapped is not None:
+        return str(of_client.ipv4_mapped)
+    return str(ip_network((int(of_client), 64), strict=False))
+
+
 def client_of(scope: Scope) -> str:
     """The name of a request's client, which the Gate has noted: its key or its address."""
     return scope.get(_CLIENT, "")
+
+
+class _Held:
+    """Bytes that a server holds for its clients, at most `most` in all and half of it for one client."""
+
+    def __init__(self, most: int, kind: str) -> None:
+        self._most, self._kind = most, kind
+        self._total, self._of_clients = 0, Counter[str]()
+
+    def add(self, client: str, num_bytes: int) -> None:
+        """Count bytes. Raises RequestError 429 if there are now too many."""
+        self._total += num_bytes
+        self._of_clients[client] += num_bytes
+        if self._total > self._most or self._of_clients[client] > self._most // 2:
+            raise RequestError(
+                f"the server holds too many {self._kind} bodies of requests; retry later",
+                status=429,
+                code="queue_full",
+            )
+
+    def remove(self, client: str, num_bytes: int) -> None:
+        self._total -= num_bytes
+        self._of_clients[client] -= num_bytes
+        if not self._of_clients[client]:
+            del self._of_clients[client]
 
 
 class Bodies:
     """The bodies of requests that a server holds, each of at most `most_bytes`.
 
     Long bodies together have at most `_MOST_BODIES` times that number of bytes, and those of one client half.
+    Short ones are `_MOST_SMALL_BODIES` of the longest of them, and those of one client half.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._held = Counter[str]()  # bytes of long bodies, by client
+        self._long = _Held(_MOST_BODIES * most_bytes, "long")
+        self._short = _Held(_MOST_SMALL_BODIES * _SMALL_BYTES, "short")
 
     @asynccontextmanager
     async def whole(self, request: Request) -> AsyncGenerator[bytes]:
         """The request's body, which counts until the block ends.
 
-        Raises RequestError 413 as soon as it is too long, 429 if the server holds too many long ones.
+        Raises RequestError 413 as soon as it is too long, 429 if the server holds too many.
         """
-        body, client, num_counted = bytearray(), client_of(request.scope), 0
+        body, client, held, num_counted = bytearray(), client_of(request.scope), self._short, 0
         try:
             async for chunk in request.stream():
+                if not chunk:
+                    continue
                 body += chunk
                 if len(body) > self._most_bytes:
                     raise _too_large(self._most_bytes)
-                if len(body) > _SMALL_BYTES:
-                    self._held[client] += len(body) - num_counted
-                    num_counted = len(body)
-                    self._check(client)
+                if len(body) > _SMALL_BYTES and held is self._short:
+                    held.remove(client, num_counted)
+                    held, num_counted = self._long, 0
+                more, num_counted = len(body) - num_counted, len(body)
+                held.add(client, more)
             yield bytes(body)
         finally:
-            self._held -= Counter({client: num_counted})  # a client with none is forgotten
-
-    def _check(self, client: str) -> None:
-        most_bytes = _MOST_BODIES * self._most_bytes
-        if self._held.total() > most_bytes or self._held[client] > most_bytes // 2:
-            raise RequestError(
-                "the server holds too many long bodies of requests; retry later",
-                status=429,
-                code="queue_full",
-            )
+            held.remove(client, num_counted)
 
 
 def _too_large(max_body_bytes: int) -> RequestError:

@@ -171,7 +171,8 @@ class _Api:
     async def _read(self, request: Request, method: str) -> Any:
         """The result of a method of the reader for a request's body."""
         async with self.bodies.whole(request) as body:
-            return await self.calls.call(client_of(request.scope), method, body)
+            calling = self.calls.call(client_of(request.scope), method, body)
+            return await unless_disconnected(request, calling)
 
     async def completions(self, request: Request) -> Response:
         read: Read[CompletionRequest] = await self._read(request, "completion")

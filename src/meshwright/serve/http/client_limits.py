@@ -42,7 +42,10 @@ class ClientLimits:
     )
     request_seconds: float | None = option(None, least=0.1, help="Cut off answers that take longer.")
     max_connections: int | None = option(
-        None, least=1, help="Open connections of all clients.", unset="those that the process may open"
+        None,
+        least=1,
+        help="Open connections of all clients.",
+        unset="8192, or those that the process may open",
     )
     max_connections_per_address: int | None = option(
         None, least=1, help="Open connections of one address.", unset="half of all"

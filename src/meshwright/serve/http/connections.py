@@ -10,12 +10,20 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from meshwright.serve.http.admission import network_of
+
 logger = logging.getLogger(__name__)
-_HEADER_BYTES = 65_536
+_HEADER_BYTES, _MOST_HEADERS = 65_536, 200
 _HEADER_SECONDS = 10.0
 _MOST_PIPELINED = 100  # requests that wait for the answer to an earlier one of their connection
 # A body may take this long, and longer if it arrives at this rate.
 _BODY_SECONDS, _BODY_BYTES_PER_SECOND = 30.0, 16_000
+# A body of more pieces must have this number of bytes in each: they cost the same time if they have one.
+_MOST_PIECES, _LEAST_PIECE_BYTES = 2000, 64
+# A client that does not read an answer this fast is left.
+_READ_BYTES_PER_SECOND = 1000
+# Each takes some 22 kB while its request waits.
+_MOST_CONNECTIONS = 8192
 # Descriptors that connections leave to files, workers and listeners.
 _RESERVED_DESCRIPTORS = 128
 
@@ -23,8 +31,9 @@ _RESERVED_DESCRIPTORS = 128
 class Connections:
     """Counts of open connections, in all and by address.
 
-    most: in all; None: as many as the process has descriptors for. most_per_address: None for half of them.
-    proxies: addresses to which that limit does not apply.
+    most: in all; None: as many as the process has descriptors for, up to 8,192. most_per_address: None for
+    half of them. proxies: addresses to which that limit does not apply. stalled_seconds: time after which a
+    client that reads nothing is disconnected.
     """
 
     def __init__(
@@ -32,23 +41,29 @@ class Connections:
         most: int | None = None,
         most_per_address: int | None = None,
         proxies: Collection[IPv4Network | IPv6Network] = (),
+        stalled_seconds: float = 60.0,
     ) -> None:
-        self.most = most or max(16, _num_descriptors() - _RESERVED_DESCRIPTORS)
+        num_descriptors = _num_descriptors()
+        self.most = most or min(max(16, num_descriptors - _RESERVED_DESCRIPTORS), _MOST_CONNECTIONS)
         self.most_per_address = most_per_address or max(8, self.most // 2)
-        self.proxies = tuple(proxies)
-        self._counts: Counter[str] = Counter()
+        self.proxies, self.stalled_seconds = tuple(proxies), stalled_seconds
+        self._total, self._counts = 0, Counter[str]()
 
     def open(self, address: str) -> bool:
         """Count a connection, and return True, unless there are too many."""
-        if self._counts.total() >= self.most:
+        if self._total >= self.most:
             return False
         if self._counts[address] >= self.most_per_address and not self._is_proxy(address):
             return False
         self._counts[address] += 1
+        self._total += 1
         return True
 
     def close(self, address: str) -> None:
-        self._counts -= Counter([address])
+        self._total -= 1
+        self._counts[address] -= 1
+        if not self._counts[address]:
+            del self._counts[address]
 
     def _is_proxy(self, address: str) -> bool:
         try:
@@ -74,14 +89,15 @@ class Connection(HttpToolsProtocol):
         self._open = connections
         self._address: str | None = None  # once it is counted
         self._timer: asyncio.TimerHandle | None = None
-        self._num_header_bytes = self._num_body_bytes = 0
+        self._writing_timer: asyncio.TimerHandle | None = None
+        self._num_header_bytes = self._num_body_bytes = self._num_pieces = 0
         self._in_headers = True
         self._began = 0.0
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        address = self.client[0] if self.client else ""
+        address = network_of(self.client[0] if self.client else "")
         if not self._open.open(address):
             self._refuse(503, "too many connections")
             return
@@ -90,6 +106,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
+        self._stop_writing_timer()
         if self._address is not None:
             self._open.close(self._address)
             self._address = None
@@ -116,10 +133,14 @@ class Connection(HttpToolsProtocol):
         if self._sum_of_headers > _HEADER_BYTES:
             self._refuse(431, f"the headers have more than {_HEADER_BYTES} bytes")
             raise ValueError("headers too long")  # the parser stops
+        if len(self.headers) >= _MOST_HEADERS:
+            self._refuse(431, f"the request has more than {_MOST_HEADERS} headers")
+            raise ValueError("too many headers")  # the parser stops
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_headers, self._num_header_bytes, self._num_body_bytes = False, 0, 0
+        self._in_headers = False
+        self._num_header_bytes = self._num_body_bytes = self._num_pieces = 0
         self._start(_BODY_SECONDS)
         if len(self.pipeline) >= _MOST_PIPELINED:
             self._refuse(429, f"more than {_MOST_PIPELINED} requests wait for earlier answers")
@@ -128,11 +149,43 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
+        self._num_pieces += 1
+        if self._num_pieces > _MOST_PIECES and self._num_body_bytes < _LEAST_PIECE_BYTES * self._num_pieces:
+            self._refuse(400, "the body arrives in too many pieces of a few bytes")
+            raise ValueError("too many pieces")  # the parser stops
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._stop()
         super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_writing_timer()
+        self._num_unsent = self.transport.get_write_buffer_size()
+        self._writing_timer = self.loop.call_later(self._open.stalled_seconds, self._look_at_writing)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_writing_timer()
+
+    def _stop_writing_timer(self) -> None:
+        if self._writing_timer is not None:
+            self._writing_timer.cancel()
+            self._writing_timer = None
+
+    def _look_at_writing(self) -> None:
+        """End the connection, unless its client has read since."""
+        seconds, num_unsent = self._open.stalled_seconds, self.transport.get_write_buffer_size()
+        if self._num_unsent - num_unsent < _READ_BYTES_PER_SECOND * seconds:
+            self.transport.abort()
+            return
+        self._num_unsent = num_unsent
+        self._writing_timer = self.loop.call_later(seconds, self._look_at_writing)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self._open.stalled_seconds, self.transport.abort)  # if the end is never read
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused:

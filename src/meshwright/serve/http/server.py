@@ -104,7 +104,7 @@ class _Server(uvicorn.Server):
                 # By default any process of this machine could name the client.
                 proxy_headers=bool(proxies),
                 forwarded_allow_ips=proxies,
-                log_level="warning",
+                log_level="error",  # clients could fill the log with warnings of invalid requests
                 access_log=False,
                 timeout_graceful_shutdown=_SHUTDOWN_SECONDS + 2,
             )

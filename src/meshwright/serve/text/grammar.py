@@ -79,7 +79,8 @@ class Grammars:
 
         Other threads run meanwhile.
         """
-        compiled = _llguidance().LLMatcher(self._tokens, grammar)
+        # Quietly: clients could fill the log.
+        compiled = _llguidance().LLMatcher(self._tokens, grammar, log_level=0)
         # The first mask may take a second, which would otherwise delay a step. Copies share its automaton.
         compiled.deep_copy().compute_bitmask()
         return lambda: _Matcher(compiled.deep_copy(), self.vocab_size, min(self.tokenizer.eos_ids))

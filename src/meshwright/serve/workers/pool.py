@@ -8,10 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from typing import Any, Protocol
 
 from meshwright.errors import CheckpointError, DeviceError, RequestError
+from meshwright.serve.workers.client_turns import ClientTurns
 from meshwright.serve.workers.frames import BEGUN, CALL, ERROR, HEADER, LAST, STAGE, frame
 
 _MEMORY_BYTES = 2**30
@@ -131,8 +131,7 @@ class WorkerPool:
         self._num_workers = num_workers or min(max(2, os.cpu_count() or 2), 8)
         self._idle: list[_Worker] = []
         self._workers: set[_Worker] = set()
-        self._changed: asyncio.Condition | None = None
-        self._num_busy: Counter[str] = Counter()
+        self._turns = ClientTurns(self._num_workers, max(1, self._num_workers - 1))
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "WorkerPool":
@@ -174,19 +173,13 @@ class WorkerPool:
             self._process.wait()
 
     async def call(self, client: str, method: str, *arguments: Any) -> Any:
+        await self._turns.wait(client)
         # A client that leaves does not end the call, and could otherwise occupy one worker after another.
         calling = asyncio.ensure_future(self._call(client, method, arguments))
         calling.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(calling)
 
     async def _call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
-        self._changed = self._changed or asyncio.Condition()
-        most = max(1, self._num_workers - 1)
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._num_busy[client] < most and self._num_busy.total() < self._num_workers
-            )
-            self._num_busy[client] += 1
         try:
             worker = self._idle.pop() if self._idle else self._forked()
             try:
@@ -195,9 +188,7 @@ class WorkerPool:
                 # Another is forked at once: the next request need not wait for it.
                 self._idle.append(self._replaced(worker) if worker.has_ended else worker)
         finally:
-            async with self._changed:
-                self._num_busy -= Counter([client])  # a client with none is forgotten
-                self._changed.notify_all()
+            self._turns.end(client)
 
     def _replaced(self, worker: _Worker) -> _Worker:
         self._workers.discard(worker)
