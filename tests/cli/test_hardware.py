@@ -141,7 +141,7 @@ def test_a_file_without_a_step_warns_and_shows_whose_it_takes(
 
 def test_unknown_hardware_names_the_nearest(capsys: pytest.CaptureFixture) -> None:
     assert main(["hardware", "h10"]) == 2
-    assert capsys.readouterr().err == "mw: hardware 'h10' is unknown; did you mean h100 or a10?\n"
+    assert capsys.readouterr().err == "mw: hardware 'h10' is unknown; did you mean h100 or h100-pcie?\n"
 
 
 def test_measured_efficiency_is_shown_by_its_ends() -> None:

@@ -134,7 +134,7 @@ def serve(
     if ideal:
         machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
     of_rate = {"--rate": rate, "--ttft-p95": ttft_p95, "--tpot-p95": tpot_p95}
-    software = _engine(engine, of_rate, machines[0].chip.kind)
+    software = _engine(engine, of_rate, machines[0].chip.platform.engine)
     precisions = dtypes.precisions(machines, config, by_engine=software is not None)
     if not rate:
         precisions = [words | _tables_of(words, software) for words in precisions]
@@ -193,16 +193,12 @@ def _tables_of(words: Mapping[str, str], software: Engine | None) -> dict[str, s
     return {"tables_dtype": words["compute_dtype"]} if narrow else {}
 
 
-# The engine whose servers meet a rate unless another is named, by kind of chip.
-_ENGINES = {"gpu": "vllm", "tpu": "vllm-tpu", "cpu": "meshwright"}
-
-
-def _engine(name: str | None, of_rate: Mapping[str, float | None], kind: str) -> Engine | None:
-    """The engine's record; with a rate the usual one of a kind of chip. Raises PlanError without a rate."""
+def _engine(name: str | None, of_rate: Mapping[str, float | None], usual: str) -> Engine | None:
+    """The engine's record; with a rate the `usual` one if none is named. Raises PlanError without a rate."""
     given = [flag for flag, value in of_rate.items() if value is not None]
     if given and not of_rate["--rate"]:
         raise PlanError(f"{given[0]} needs --rate; add --rate 20")
-    name = name or (_ENGINES[kind] if given else None)
+    name = name or (usual if given else None)
     if name is None:
         return None
     if name not in ENGINES and name in PROGRAMS:

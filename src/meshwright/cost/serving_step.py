@@ -480,15 +480,20 @@ def record_inference(
         form,
         kernel=hardware.chip.platform.flash if has_kernel else None,
         rows=hardware.chip.platform.prompt_rows,
-        static_blocks=hardware.chip.platform.share_blocks if has_static_rows(hardware, layout) else None,
+        static_blocks=_static_blocks(hardware) if has_static_rows(hardware, layout) else None,
         verified=queries > 1 and layout.phase == "generate",
     )
+
+
+def _static_blocks(hardware: Hardware) -> int | None:
+    """Blocks of the rows of experts (`Lowering.static_blocks`); a roofline has the rows that tokens choose."""
+    return None if hardware.chip.is_roofline else hardware.chip.platform.share_blocks
 
 
 def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
     """The properties of machines that determine a recorded pass in this phase (`attention_form`)."""
     chip, is_ours = hardware.chip, hardware.software.is_ours
-    static_blocks = hardware.software.static_rows and chip.platform.share_blocks
+    static_blocks = hardware.software.static_rows and _static_blocks(hardware)
     if phase == "generate":
         return is_ours and chip.platform.page_by_page, static_blocks
     return chip.kind, chip.compute_capability, is_ours, static_blocks

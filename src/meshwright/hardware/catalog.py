@@ -185,7 +185,7 @@ def _like(name: str, known: Iterable[str]) -> str:
     for word, chips in _OF_VENDORS.items():
         if word in words:
             return f"did you mean {' or '.join(chips)}?"
-    begun = [chip for chip in names() if len(name) > 1 and chip.startswith(name)]
+    begun = sorted((chip for chip in names() if len(name) > 1 and chip.startswith(name)), key=len)
     return f"did you mean {' or '.join(begun[:3])}?" if begun else nearest(name, list(known))
 
 

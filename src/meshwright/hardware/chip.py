@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 
 from meshwright.dtypes import dtype_bytes, number_type
@@ -287,6 +288,11 @@ class Chip:
             curves = {"efficiency": {}} | ({"by_nodes": {}} if isinstance(network, Switch) else {})
             network = replace(network, **no_time, **curves)
         return replace(self.ideal(), network=network)
+
+    @cached_property
+    def is_roofline(self) -> bool:
+        """Whether it is what `roofline` returns."""
+        return self == self.roofline()
 
     @property
     def link_bytes_per_second(self) -> float:

@@ -46,6 +46,7 @@ GPU = Platform(
     network="switch",
     links=("nvlink", "network"),
     resources={"ici": "NVLink", "dcn": "the network"},
+    engine="vllm",
     device_per_process=True,
     slurm=True,
     node_labels=("cloud.google.com/gke-accelerator",),

@@ -42,6 +42,7 @@ def _ragged(attention: Attention) -> Mapping[str, bool]:
 TPU = Platform(
     name="tpu",
     plural="TPUs",
+    engine="vllm-tpu",
     network="torus",
     links=("ici", "dcn"),
     torus_mesh=True,
