@@ -486,7 +486,7 @@ def record_inference(
 
 
 def _static_blocks(hardware: Hardware) -> int | None:
-    """Blocks of the rows of experts (`Lowering.static_blocks`); a roofline has the rows that tokens choose."""
+    """Blocks of rows of experts (`Lowering.static_blocks`); a roofline has the rows that tokens choose."""
     return None if hardware.chip.is_roofline else hardware.chip.platform.share_blocks
 
 
