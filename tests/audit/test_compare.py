@@ -90,6 +90,15 @@ def test_what_has_no_name_is_the_tensor_that_lacks_just_that() -> None:
     assert _statuses(planned, [*found, found[1]])[-1] == ("all_gather", "update", "unplanned")
 
 
+def test_a_name_of_the_loop_over_layers_is_no_tensor_s() -> None:
+    """XLA for GPU names sums of experts' gradients by the loop's own update (gpt-oss, jax 0.10.2)."""
+    planned = [_planned("reduce_scatter", "fsdp", f"expert_{name}") for name in ("gate", "in", "out")]
+    of_loop = _emitted("reduce_scatter", "fsdp", "layers")
+    assert {row.status for row in line_up(planned, [of_loop] * 3)} == {"match"}
+    assert _statuses(planned, [of_loop] * 4)[-1] == ("layers", "backward", "unplanned")
+    assert "missing" in {row.status for row in line_up(planned, [of_loop] * 2)}
+
+
 def test_tensors_that_travel_as_one_are_equivalent_if_their_plans_add_up() -> None:
     planned = [_planned("reduce_scatter", "fsdp", tensor) for tensor in ("wq", "wk", "wv")]
     whole = [_emitted("reduce_scatter", "fsdp", "wk", size=3 * 4096)]
