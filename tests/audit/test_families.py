@@ -9,6 +9,7 @@ from tests.nn.test_layouts import (
     DELTA,
     GPT,
     LATENT,
+    LIGHTNING,
     LOCAL,
     MAMBA,
     MIXTURE,
@@ -141,3 +142,12 @@ def test_states_of_pieces(config: ModelConfig, text: str) -> None:
     audit = audit_plan(Plan(config, "cpu:8", Workload(16, 256), layout), "cpu", use_cache=False)
     assert (audit["unplanned"], audit["missing"]) == ([], [])
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.11)
+
+
+def test_a_piece_shorter_than_a_chunk_is_a_chunk() -> None:
+    """Eight pieces of 32 positions: products within a chunk are of 32 keys, not of 64."""
+    layout = Layout.parse("context=4,fsdp=2").replace(weights_dtype="f32", compute_dtype="f32")
+    config = replace(LIGHTNING, max_seq_len=256)
+    audit = audit_plan(Plan(config, "cpu:8", Workload(16, 256), layout), "cpu", use_cache=False)
+    assert audit["verdict"] == "match"
+    assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.01)

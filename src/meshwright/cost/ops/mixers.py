@@ -7,6 +7,7 @@ the state between them; in a step of generation the state is read, changed and w
 from dataclasses import replace
 from typing import Any
 
+from meshwright.cost.arrays import smaller
 from meshwright.cost.graph import Node, Transfer, Value, Work
 from meshwright.cost.ops.products import ProductOps
 from meshwright.dtypes import dtype_bytes
@@ -104,19 +105,20 @@ class MixerOps(ProductOps):
             self.sum_gradient(log_rates.name, log_rates, operation.reshards[1].yielded)
         out = self.value(v.array, v.dtype)
         inputs = (q, k, v, decay, *([beta] if beta else []))
-        heads, tokens = mixer.total_heads(d_model), self._tokens_of_heads(v)
+        heads, tokens, chunk = mixer.total_heads(d_model), self._tokens_of_heads(v), self._chunk(v)
         moved = sum(value.bytes_per_device for value in (*inputs, out))
-        shape = self.sizes["T"], float(self.sizes["s"]), float(CHUNK)
+        shape = self.sizes["T"], float(self.sizes["s"]), chunk
         if self.sizes["T"] == 1 or self.layout.phase == "generate":
             # Read once; written after each token, since drafts may be wrong.
             state = self.states(1)["state"].bytes_per_device * (1 + self.sizes["T"])
             work = Work(mixer.step_flops(d_model) * tokens, moved + state, shape=shape)
             return self.add(Node(name, "attention", inputs, (out,), inputs, (work,))), cache
-        of_state = tokens * heads * self.sizes["s"] * self.sizes["p"] / CHUNK * 4
+        of_state = tokens * heads * self.sizes["s"] * self.sizes["p"] / chunk * 4
         states = Value(v.array.replace(name="chunk_states"), "f32", whole(of_state))
-        flops, written = mixer.chunk_flops(d_model) * tokens, of_state * CHUNK / mixer.written_every
+        flops = mixer.chunk_flops(d_model, chunk) * tokens
+        written = of_state * chunk / smaller(mixer.written_every, chunk)
         forward = Work(flops, moved + 2 * written, shape=shape)
-        backward = Work(mixer.backward_flops(d_model) * tokens, 2 * moved + 4 * written, shape=shape)
+        backward = Work(mixer.backward_flops(d_model, chunk) * tokens, 2 * moved + 4 * written, shape=shape)
         if over := v.array.axes_of("T"):
             # The delta rule changes a state by a product with an array [s, s], which is gathered too; other
             # rules have one decay a row.
@@ -124,7 +126,7 @@ class MixerOps(ProductOps):
             inputs += (self._gathered_states(name, inputs[1:], v, columns),)
             sequences = tokens / self.sizes["T"] * self.mesh.size(over)
             num_pieces = self.mesh.size(over) * self._pieces_of_device(v.array)
-            added = mixer.piece_flops(d_model).added * sequences * num_pieces
+            added = mixer.piece_flops(d_model, chunk).added * sequences * num_pieces
             forward = replace(forward, flops=forward.flops + added)
             backward = replace(backward, flops=backward.flops + 3 * added)
         return self.add(
@@ -138,11 +140,12 @@ class MixerOps(ProductOps):
         a piece adds.
         """
         mixer, tokens, sizes = self._state_mixer(), self._tokens_of_heads(v), self.sizes
-        flops = mixer.piece_flops(self.config.d_model)
+        chunk = self._chunk(v)
+        flops = mixer.piece_flops(self.config.d_model, chunk)
         read = sum(value.bytes_per_device for value in scanned)
         num_heads = mixer.total_heads(self.config.d_model)
-        chunk_states = 4 * tokens * num_heads * sizes["s"] * columns / CHUNK
-        shape = sizes["T"], float(sizes["s"]), float(CHUNK)
+        chunk_states = 4 * tokens * num_heads * sizes["s"] * columns / chunk
+        shape = sizes["T"], float(sizes["s"]), chunk
         forward = Work(flops.forward * tokens, read + 2 * chunk_states, shape=shape)
         backward = Work(flops.backward * tokens, 2 * read + 4 * chunk_states, shape=shape)
         heads = (dim for dim in v.array.dims if dim in HEADS)
@@ -167,6 +170,12 @@ class MixerOps(ProductOps):
         moved = (sent,) * count
         node = Node(name, "move", (x,), (before,), forward_transfers=moved, backward_transfers=moved)
         return (self.add(node),)
+
+    def _chunk(self, v: Value) -> Any:
+        """Positions of a chunk: CHUNK, or all of a shorter sequence or of a piece that a device has of it."""
+        over = v.array.axes_of("T")
+        pieces = self.mesh.size(over) * self._pieces_of_device(v.array) if over else 1
+        return smaller(float(CHUNK), self.sizes["T"] / pieces)
 
     def _pieces_of_device(self, array: ShardedArray) -> int:
         """The pieces of each sequence on a device, if positions are split as `array`: two if they divide."""

@@ -91,7 +91,7 @@ class GatedDelta(StateMixer):
             "conv_v": State("Bgupt"),
         }
 
-    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """Per token, with chunks of C positions; the triangular system is solved without products:
 
         4 C s   of each key head: keys with keys and with queries
@@ -102,13 +102,13 @@ class GatedDelta(StateMixer):
         of_values = self.num_value_heads * (2 * chunk * p + 6 * s * p)
         return self.num_key_heads * 4 * chunk * s + of_values
 
-    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """Two products for each, one for the system, and those that the states and systems take again."""
         s, p = self.key_dim, self.value_dim
         again = self.num_key_heads * 6 * chunk * s + self.num_value_heads * (6 * s * p + 2 * chunk * p)
         return 2 * self.chunk_flops(d_model, chunk) + again
 
-    def piece_flops(self, d_model: int, chunk: int = CHUNK) -> PieceFlops:
+    def piece_flops(self, d_model: int, chunk: float = CHUNK) -> PieceFlops:
         """The scan sums the piece's contribution to the state, and the array [s, s] that changes the state.
 
         2 C s   of each key head: keys with keys

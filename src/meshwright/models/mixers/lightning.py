@@ -50,11 +50,11 @@ class Lightning(StateMixer):
         """From 1 in the first layer almost to 0 in the last."""
         return 1 - number / (num_layers - 1 + _LITTLE) + _LITTLE
 
-    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """4 C H within a chunk and 4 H^2 with the state, for each head."""
         return self.num_heads * (4 * chunk * self.head_dim + 4 * self.head_dim**2)
 
-    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """Two products for each; the states and q . k are computed again."""
         again = self.num_heads * (2 * chunk * self.head_dim + 2 * self.head_dim**2)
         return 2 * self.chunk_flops(d_model, chunk) + again

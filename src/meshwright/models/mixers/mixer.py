@@ -135,15 +135,15 @@ class StateMixer:
         """The factor of the decays of layer `number`, if they are fixed and differ from layer to layer."""
         return 1.0
 
-    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """FLOPs of a token in the chunked form (training, prefill), without weights and convolutions."""
         raise NotImplementedError
 
-    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """FLOPs of a token's backward pass: each chunk again, and two products for each of its own."""
         return 3 * self.chunk_flops(d_model, chunk)
 
-    def piece_flops(self, d_model: int, chunk: int = CHUNK) -> PieceFlops:
+    def piece_flops(self, d_model: int, chunk: float = CHUNK) -> PieceFlops:
         """FLOPs to hand states on between pieces of positions on different devices (context parallelism).
 
         A scan of each piece sums its contribution to the state and its decay, 2 s (p + 1) for each head.

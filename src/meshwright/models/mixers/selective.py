@@ -87,15 +87,15 @@ class Selective(StateMixer):
     def states(self) -> dict[str, State]:
         return {"state": State("Busp", "f32"), "conv_x": State("But")}
 
-    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """2 for each channel and element, of C S: decays differ, so that no other part is a product."""
         return 2 * self.width * self.state_dim
 
-    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """The product for the gradient of C."""
         return self.chunk_flops(d_model, chunk)
 
-    def piece_flops(self, d_model: int, chunk: int = CHUNK) -> PieceFlops:
+    def piece_flops(self, d_model: int, chunk: float = CHUNK) -> PieceFlops:
         """Zero: scans of pieces have no products."""
         return PieceFlops(0.0, 0.0, 0.0)
 

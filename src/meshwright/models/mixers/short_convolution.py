@@ -51,7 +51,7 @@ class ShortConvolution(StateMixer):
     def states(self) -> dict[str, State]:
         return {"conv_x": State("Bit")}
 
-    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         return 0.0
 
     def step_flops(self, d_model: int) -> float:

@@ -107,13 +107,13 @@ class StateSpace(StateMixer):
             "conv_c": State(f"B{g}st"),
         }
 
-    def chunk_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """C . B of a group, 2 C s, and of each head 2 C p within a chunk and 4 s p with the state."""
         s, p = self.state_dim, self.head_dim
         of_heads = self.num_heads * (2 * chunk * p + 4 * s * p)
         return self.num_groups * 2 * chunk * s + of_heads
 
-    def backward_flops(self, d_model: int, chunk: int = CHUNK) -> float:
+    def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """Two products for each; the states and C . B are computed again."""
         s, p = self.state_dim, self.head_dim
         again = self.num_groups * 2 * chunk * s + self.num_heads * 2 * s * p
