@@ -95,6 +95,9 @@ COUNTS = {
     "60 prompts with the scores of 250 tokens": completion(
         prompt=[[1] * 250] * 60, echo=True, logprobs=20, max_tokens=1
     ),
+    "128 answers with the scores of 6,000 tokens": completion(
+        prompt="é" * 3000, n=128, echo=True, logprobs=20, prompt_logprobs=20
+    ),
     "1,000 forbidden words of 15,000 characters": completion(bad_words=["word " * 3000] * 1000),
     "long stop strings": completion(stop=["a" * 4_000_000] * 3, n=128),
     "300,000 inputs": ("/v1/embeddings", json.dumps({"model": MODEL, "input": ["a"] * 300_000}).encode()),

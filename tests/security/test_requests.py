@@ -102,6 +102,15 @@ def test_a_request_of_many_things_delays_nobody(server: Served, name: str):
     assert server.complete().status_code == 200
 
 
+def test_the_scores_of_prompts_in_an_answer_are_limited(server: Served):
+    response = server.post(*COUNTS["128 answers with the scores of 6,000 tokens"])
+    assert response.status_code == 400
+    # Of 6,000 bytes, echoed and apart, the token and 20 alternatives.
+    assert f"{6000 * 128 * 2 * 21} log-probabilities" in response.json()["error"]["message"]
+    body = {"model": MODEL, "messages": [HI | {"content": "é" * 3000}], "n": 128, "prompt_logprobs": 20}
+    assert server.post(CHAT, body).json()["error"]["param"] == "prompt_logprobs"
+
+
 def test_memory_is_given_back(server: Served):
     """The tests before have sent each request once."""
     before = server.resident_bytes

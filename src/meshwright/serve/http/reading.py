@@ -34,6 +34,8 @@ from meshwright.serve.text.grammar import Grammars
 from meshwright.serve.text.tokenizer import Tokenizer
 from meshwright.serve.text.tools import format_of_template
 
+# Scores of prompts in an answer, of some 40 bytes each.
+_MOST_SCORES = 2_000_000
 Asked = CompletionRequest | ChatRequest
 R = TypeVar("R", bound=RequestObject)
 A = TypeVar("A", bound=RequestObject, covariant=True)
@@ -89,6 +91,7 @@ class Reader:
                 param="n",
             )
         prompts = self._prompts(asked, texts, "prompt", asked.limit or 0)
+        _check_scores(asked, prompts)
         self._check_lists(asked)
         grammar = self._grammar(asked)
         echoed = [text if isinstance(text, str) else self.tokenizer.decode(text) for text in texts]
@@ -204,10 +207,12 @@ class Reader:
             num_kept=num_kept,
             continues=asked.continue_final_message,
         )
+        prompt = array("i", tokens if num_kept is None else tokens[-num_kept:])
+        _check_scores(asked, [prompt])
         self._check_lists(asked)
         return Read(
             _small(asked, messages=[], tools=[], chat_template_kwargs={}, bad_words=[]),
-            [array("i", tokens if num_kept is None else tokens[-num_kept:])],
+            [prompt],
             grammar=self._grammar(asked),
             tools=self.tool_format if tools else None,
             is_forced=_is_forced(asked),
@@ -336,6 +341,19 @@ def unknown_model(name: str, served: str) -> RequestError:
 def _is_forced(asked: ChatRequest) -> bool:
     """Whether the answer must be the call of a tool."""
     return asked.tool_choice == "required" or isinstance(asked.tool_choice, ToolChoice)
+
+
+def _check_scores(asked: Asked, prompts: Sequence["array[int]"]) -> None:
+    """Raise RequestError if an answer would report too many scores of prompts, which take gigabytes."""
+    echoed = asked.num_top if isinstance(asked, CompletionRequest) and asked.echo else None
+    of_token = sum(1 + num_top for num_top in (echoed, asked.prompt_logprobs) if num_top is not None)
+    num_scores = of_token * asked.num_sampled * sum(map(len, prompts))
+    if num_scores > _MOST_SCORES:
+        raise RequestError(
+            f"the answer would have {num_scores} log-probabilities of prompts, and may have {_MOST_SCORES}; "
+            "ask for fewer tokens, answers or alternatives",
+            param="logprobs" if asked.prompt_logprobs is None else "prompt_logprobs",
+        )
 
 
 def _too_many(param: str, number: int, context: int) -> RequestError:
