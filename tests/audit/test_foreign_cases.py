@@ -1,6 +1,7 @@
 """Other people's programs: the finding of each, and that its remedy ends it."""
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def test_the_result_prints_as_ten_lines() -> None:
     assert len(lines) <= 10 and max(map(len, lines)) < 170
     assert lines[0].startswith("differs: 1 findings; ") and "activations_not_constrained" in lines[1]
     assert "compiled for CPUs, priced on v5p" in lines[-1]
+    assert found["versions"] == {name: version(name) for name in ("jax", "jaxlib")}
 
 
 _GATHER = """HloModule {name}

@@ -111,7 +111,8 @@ def audit_program(
 
     hardware: prices the collectives; only a chip (`v5p`) means one chip per device of the program. mesh:
     names their axes, device ids row-major. compiler_log: its warnings; None if unavailable, and then
-    compiler_warnings is None. Raises AuditError if hardware or mesh have another number of devices.
+    compiler_warnings is None. versions: of the compiler; None for a text, which does not say. Raises
+    AuditError if hardware or mesh have another number of devices.
     """
     machine = machine_of(hardware, program.num_devices) if hardware else None
     notes = _of_platforms(program, machine) if machine else []
@@ -160,6 +161,7 @@ def audit_program(
         "memory": {"planned": None, "compiled": None, "peak": largest and largest.to_dict()},
         "seconds": _total(reading.prices.seconds(one) for one in counted),
         "notes": notes,
+        "versions": None,
     })  # fmt: skip
 
 
@@ -251,7 +253,7 @@ def audit(
     collectives: `v5p:4x4x4`, or only a chip for the mesh's number of devices. ahead_of_time: compile for that
     hardware without any of its chips (see `compiled_ahead`). The document has the keys of `mw audit --hlo
     --json`: `verdict`, `emitted[]`, `warnings[]`, `compiler_warnings[]`, `not_understood[]`, `bytes`,
-    `flops`. Raises AuditError with the compiler's message if it refuses.
+    `flops`, and `versions` of jax, jaxlib and the compiler. Raises AuditError with the compiler's message if it refuses.
     """
     # An abstract mesh has no devices to compile for.
     ahead_of_time |= _has_abstract_mesh((args, kwargs))
@@ -263,7 +265,9 @@ def audit(
         else:
             program, mesh = compiled_program(jitted, *args, **kwargs)
         log = warning_lines(captured())
-    return audit_program(program, hardware, mesh, log)
+    document = audit_program(program, hardware, mesh, log)
+    document["versions"] = dict(Target(program.platform.name).versions)
+    return document
 
 
 def _has_abstract_mesh(arguments: Any) -> bool:
