@@ -253,7 +253,8 @@ def audit(
     collectives: `v5p:4x4x4`, or only a chip for the mesh's number of devices. ahead_of_time: compile for that
     hardware without any of its chips (see `compiled_ahead`). The document has the keys of `mw audit --hlo
     --json`: `verdict`, `emitted[]`, `warnings[]`, `compiler_warnings[]`, `not_understood[]`, `bytes`,
-    `flops`, and `versions` of jax, jaxlib and the compiler. Raises AuditError with the compiler's message if it refuses.
+    `flops`, and `versions` of jax, jaxlib and the compiler. Raises AuditError with the compiler's message if
+    it refuses.
     """
     # An abstract mesh has no devices to compile for.
     ahead_of_time |= _has_abstract_mesh((args, kwargs))
