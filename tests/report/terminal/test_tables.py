@@ -9,7 +9,7 @@ from tests.report.sample_run import audit_document, plan_document, write_run
 from meshwright.report.audit_tables import memory_rows
 from meshwright.report.run_documents import read_run
 from meshwright.report.terminal.audits import audit_table, schedule_tables
-from meshwright.report.terminal.tables import breakdown_table, plan_table, summary_panel
+from meshwright.report.terminal.tables import breakdown_line, breakdown_table, plan_table, summary_panel
 
 
 def printed(renderable, width=110) -> list[str]:
@@ -142,3 +142,11 @@ def test_a_kernel_that_was_not_checked_is_named():
     }
     lines = printed(audit_table(audit_document() | {"numerics": numerics}))
     assert "numerics: not run: the chips' attention kernel: no rule" in lines
+
+
+def test_operations_of_one_name_are_told_apart_by_their_bounds() -> None:
+    parts = [("matmul", 0.5, "compute"), ("matmul", 0.3, "hbm"), ("elementwise", 0.2, "hbm")]
+    rows = [{"name": n, "seconds": share, "share": share, "bound_name": bound} for n, share, bound in parts]
+    assert breakdown_line({"breakdown": rows}) == (
+        "The step: matmul bound by compute 50.0%, matmul bound by hbm 30.0%, elementwise 20.0%."
+    )

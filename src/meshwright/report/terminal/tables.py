@@ -58,9 +58,17 @@ def plan_table(plan: JsonDocument, most: int = MAX_CANDIDATES) -> RichTable:
 
 
 def breakdown_line(candidate: JsonDocument, most: int = 4) -> str:
-    """The operations with the largest shares of a candidate's step, in a line."""
-    items = sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"])
-    parts = [f"{item['name']} {percent_text(item.get('share'))}" for item in items[:most]]
+    """The operations with the largest shares of a candidate's step, in a line.
+
+    Operations of one name, such as products of large and of small matrices, are told apart by their bounds.
+    """
+    items = sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"])[:most]
+    names = [item["name"] for item in items]
+    parts = [
+        " ".join([item["name"], *bound, percent_text(item.get("share"))])
+        for item in items
+        for bound in [[f"bound by {item['bound_name']}"] if names.count(item["name"]) > 1 else []]
+    ]
     return f"The step: {', '.join(parts)}." if parts else ""
 
 
