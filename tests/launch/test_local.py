@@ -56,6 +56,13 @@ def test_one_that_is_stopped_is_named_and_ends_the_others(monkeypatch: pytest.Mo
     assert str(error.value) == message and time.monotonic() - began < 20
 
 
+def test_one_that_is_stopped_is_named_and_not_those_that_miss_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "_MISSED_SECONDS", 0.2)
+    program = "os.kill(os.getpid(), 19) if me == 1 else (time.sleep(0.8), os.abort())"
+    with pytest.raises(DeviceError, match=r"^process 1 of 2 was stopped, by SIGSTOP or the like, for 0"):
+        launched(program, count=2)
+
+
 def test_one_that_goes_on_after_a_stop_has_not_failed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "_STOPPED_SECONDS", 1.0)
     program = (

@@ -19,8 +19,9 @@ from meshwright.nn.start.processes import COORDINATOR, JOIN_SECONDS, NUM_PROCESS
 _POLL_SECONDS = 0.05
 # Time for processes to save and end after SIGTERM, and to end after the failure of a peer.
 _GRACE_SECONDS, _LAST_SECONDS = 30.0, 2.0
-# A process that is stopped (SIGSTOP) for this long has failed.
-_STOPPED_SECONDS = 30.0
+# A process that is stopped (SIGSTOP) for this long has failed; or, if another one fails meanwhile, for this
+# long: its peers miss its heartbeats.
+_STOPPED_SECONDS, _MISSED_SECONDS = 30.0, 5.0
 _DONE, _BAD_INPUT, _INTERRUPTED = 0, 2, 130
 # Signals from outside: the last output of the process does not explain them.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -63,17 +64,21 @@ def launch_local(
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed process. last_words: its last line of stderr if it ended by itself."""
+    """A failed process. last_words: its last line of stderr if it ended by itself.
+
+    stopped_seconds: how long it has been stopped, if that is its failure.
+    """
 
     number: int
     num_processes: int
     code: int
     last_words: str
+    stopped_seconds: float = 0.0
 
     def __str__(self) -> str:
         how = f"ended with {self.code}"
         if self.code == -signal.SIGSTOP:
-            how = f"was stopped, by SIGSTOP or the like, for {_STOPPED_SECONDS:g} s"
+            how = f"was stopped, by SIGSTOP or the like, for {self.stopped_seconds:.2g} s"
         elif self.code < 0:
             how = f"was killed by {signal.Signals(-self.code).name}"
         words = f": {self.last_words}" if self.last_words else ""
@@ -127,6 +132,9 @@ class _Group:
             while True:
                 codes = [process.poll() for process in self._processes]
                 failed = [number for number, code in enumerate(codes) if code not in (None, _DONE)]
+                if stopped := self._stopped_for(_MISSED_SECONDS if failed else _STOPPED_SECONDS):
+                    self._end(0.0)
+                    return Failure(stopped[0], len(codes), -signal.SIGSTOP, "", stopped[1])
                 if failed:
                     first = min(failed, key=lambda number: (_rank(codes[number]), number))
                     self._end(_GRACE_SECONDS if self._stopped.is_set() else _LAST_SECONDS)
@@ -137,13 +145,10 @@ class _Group:
                     return Failure(first, len(codes), code, words)
                 if all(code == _DONE for code in codes):
                     return None
-                if (stopped := self._stopped_for_long()) is not None:
-                    self._end(0.0)
-                    return Failure(stopped, len(codes), -signal.SIGSTOP, "")
                 time.sleep(_POLL_SECONDS)
 
-    def _stopped_for_long(self) -> int | None:
-        """The number of a process that is stopped and has been for long; None if there is none."""
+    def _stopped_for(self, seconds: float) -> tuple[int, float] | None:
+        """The number of a process that has been stopped for this long, and its seconds; None without one."""
         if not hasattr(os, "waitid"):  # Python for macOS before 3.13
             return None
         now = time.monotonic()
@@ -155,8 +160,8 @@ class _Group:
                 is_stopped = state is not None and state.si_code == os.CLD_STOPPED
             if not is_stopped:
                 self._stopped_since.pop(number, None)
-            elif now - self._stopped_since.setdefault(number, now) > _STOPPED_SECONDS:
-                return number
+            elif (lasted := now - self._stopped_since.setdefault(number, now)) > seconds:
+                return number, lasted
         return None
 
     def _signal(self) -> None:
