@@ -13,7 +13,7 @@ from meshwright.serve.device.sampling import NUM_TOP, batch_edits, batch_rows, s
 from meshwright.serve.engine.batch import CACHED, PENDING, Batch, SequenceWork, WorkOutput
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.limits import Limits
-from meshwright.serve.engine.pages import Move
+from meshwright.serve.engine.pages import NO_PAGE, Move
 from meshwright.serve.engine.request import Request, SamplingParams, TokenScore
 from meshwright.serve.text.tokenizer import Tokenizer
 
@@ -188,11 +188,11 @@ class MockRunner:
             for i, p in enumerate(params[: len(rows)])
         ]
 
-    def export(self, pages: Sequence[int]) -> list[list[int | None]]:
+    def export(self, pages: Sequence[int], snapshot: int = NO_PAGE) -> list[list[int | None]]:
         size = self.limits.page_size
         return [[self.cache.get((page, place)) for place in range(size)] for page in pages]
 
-    def accept(self, pages: Sequence[int], exported: object) -> None:
+    def accept(self, pages: Sequence[int], exported: object, snapshot: int = NO_PAGE) -> None:
         assert isinstance(exported, list) and len(pages) == len(exported)
         for page, tokens in zip(pages, exported, strict=True):
             if page != CACHED:

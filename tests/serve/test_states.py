@@ -209,19 +209,45 @@ def test_pages_of_a_prefix_are_not_kept_without_states() -> None:
     assert Replica(limits, 0, prefix_cache=True).prefixes is not None
 
 
+def test_options_that_need_states_in_pages_are_refused() -> None:
+    check_states(TINY, host_bytes=10)
+    check_states(HYBRID, host_bytes=0)
+    with pytest.raises(PlanError, match="--host-cache-bytes keeps evicted pages, not the states"):
+        check_states(HYBRID, host_bytes=10)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"shares_pages": True}, "hands over pages, not the states of the gated delta rule"),
-        ({"host_bytes": 10}, "--host-cache-bytes keeps evicted pages, not the states"),
-    ],
+    ("config", "tensor"),
+    [(HYBRID, 1), (HYBRID, 2), (replace(MAMBA, max_seq_len=CONTEXT), 2), (CONVOLUTION, 1)],
+    ids=["delta", "delta-tensor", "mamba", "convolution"],
 )
-def test_options_that_need_states_in_pages_are_refused(option: dict[str, Any], message: str) -> None:
-    plain = {"shares_pages": False, "host_bytes": 0}
-    check_states(TINY, **plain | option)
-    check_states(HYBRID, **plain)
-    with pytest.raises(PlanError, match=message):
-        check_states(HYBRID, **plain | option)
+def test_prefill_and_generation_on_separate_devices(config: ModelConfig, tensor: int) -> None:
+    """States come with the pages: the generator begins after the last full page of each prompt."""
+    runners = []
+    for first in (0, tensor):
+        split = layout(tensor)
+        mesh = device_mesh(split, jax.devices()[first:])
+        params = init_params(config, split, mesh, seed=0)
+        options = {"num_slots": 2, "chunk": 16, "block": 8, "shares_pages": True, "keeps_states": True}
+        runner = JaxRunner(params, config, split, mesh, context=CONTEXT, page_size=PAGE, **options)
+        runner.warm_up(only_greedy=True)
+        runners.append(runner)
+    prefill, generator = runners
+    starts, run = list[int](), generator.run
+
+    def counted(batch: Batch) -> Any:
+        starts.extend(work.start for work in batch.works)
+        return run(batch)
+
+    generator.run = counted
+    answers = []
+    for prompt in PROMPTS:
+        starts.clear()
+        answers += generate(prefill, greedy(prompt), generator=Engine(generator))
+        assert starts[0] == (len(prompt) - 1) // PAGE * PAGE
+    assert_greedy(config, answers, PROMPTS)
+    assert generate(prefill, *map(greedy, PROMPTS), generator=Engine(generator)) == answers
 
 
 def test_results_that_do_not_depend_on_others_need_attention() -> None:

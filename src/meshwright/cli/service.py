@@ -223,11 +223,7 @@ def _runner(
         warnings.warn(sentence, stacklevel=2)
     check_serves(config, layout, settings.slots, context, batch_invariant=settings.batch_invariant)
     settings.check_prefix_cache()
-    check_states(
-        config,
-        shares_pages=settings.hands_over,
-        host_bytes=settings.host_cache_bytes or 0,
-    )
+    check_states(config, host_bytes=settings.host_cache_bytes or 0)
     _check_hands_over(config, settings, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)

@@ -71,7 +71,7 @@ class Prefiller:
                 async for event in stream:
                     pages = event.pages
             if pages is not None:
-                offer = self._channel.offer(len(prompt) // self.engine.page_size, pages, self._server)
+                offer = self._channel.offer(self.engine.num_exported(len(prompt)), pages, self._server)
                 late = asyncio.get_running_loop().call_later(_OFFER_SECONDS, self._withdraw, offer)
                 self._waiting[offer.number] = late
         finally:

@@ -237,18 +237,33 @@ class InferencePrograms:
         return self._lowered(jax.jit(of_joined), *arguments, self._joined_type(small), *types[1:])
 
     def export(self, num_pages: int) -> Any:
-        """The compiled copy of pages: (pools, numbers i32[R num_pages]) -> contents.
+        """The compiled copy of pages and states: (pools, numbers i32[R num_pages], entries) -> contents.
 
-        num_pages: pages of each of R replicas, in order. Each replica numbers its pages from 0.
+        num_pages: pages of each of R replicas, in order. Each replica numbers its pages from 0. entries: i32,
+        the entry of the states that each shard of the batch copies.
         """
-        jitted = jax.jit(partial(self._by_pool, _copied))
-        return self._lowered(jitted, self.abstract_pools(), self._numbers(num_pages)).compile()
+
+        def copied(pools: Pools, numbers: Array, entries: Array) -> Pools:
+            pages = self._by_pool(_copied, self._pages_of(pools), numbers)
+            return {**pages, **self._by_state(lambda state, entry: state[entry], pools, entries)}
+
+        return self._lowered(jax.jit(copied), self.abstract_pools(), *self._moved(num_pages)).compile()
 
     def accept(self, num_pages: int) -> Any:
-        """The compiled write of exported pages: (pools, numbers i32[R num_pages], exported) -> pools."""
-        jitted = jax.jit(partial(self._by_pool, _pasted), donate_argnums=0)
-        exported = self.exported(num_pages)
-        return self._lowered(jitted, self.abstract_pools(), self._numbers(num_pages), exported).compile()
+        """The compiled write of exported pages and states: (pools, numbers, entries, exported) -> pools.
+
+        numbers, entries: as in `export`; those out of range are not written.
+        """
+
+        def pasted(pools: Pools, numbers: Array, entries: Array, exported: Pools) -> Pools:
+            pages = self._by_pool(_pasted, self._pages_of(pools), numbers, self._pages_of(exported))
+            states = self._by_state(
+                lambda state, entry, new: state.at[entry].set(new, mode="drop"), pools, entries, exported
+            )
+            return {**pages, **states}
+
+        jitted, exported = jax.jit(pasted, donate_argnums=0), self.exported(num_pages)
+        return self._lowered(jitted, self.abstract_pools(), *self._moved(num_pages), exported).compile()
 
     def copy_states(self) -> Any:
         """The compiled copy of an entry of the states on each shard of the batch: (pools, from, to) -> pools.
@@ -257,17 +272,9 @@ class InferencePrograms:
         """
 
         def copied(pools: Pools, source: Array, target: Array) -> Pools:
-            def of_array(state: Array) -> Array:
-                spec, by_shard = jax.typeof(state).sharding.spec, PartitionSpec(self._x[0])
-                local = jax.shard_map(
-                    lambda state, source, target: state.at[target].set(state[source]),
-                    in_specs=(spec, by_shard, by_shard),
-                    out_specs=spec,
-                    check_vma=False,
-                )
-                return local(state, source, target)
-
-            states = {name: jax.tree.map(of_array, pools[name]) for name in self._abstract_states}
+            states = self._by_state(
+                lambda state, source, target: state.at[target].set(state[source]), pools, (source, target)
+            )
             return {**pools, **states}
 
         numbers = [self._split(self._num_apart)] * 2
@@ -275,11 +282,32 @@ class InferencePrograms:
         return self._lowered(jitted, self.abstract_pools(), *numbers).compile()
 
     def exported(self, num_pages: int) -> Any:
-        """The types of `num_pages` exported pages of each replica."""
-        return self._abstract_pages([self.num_replicas * num_pages] * len(self._groups))
+        """The types of `num_pages` exported pages of each replica, and of one entry of the states a shard."""
+        pages = self._abstract_pages([self.num_replicas * num_pages] * len(self._groups))
+        return pages | abstract_states(self.config, self.layout, self.mesh, self._num_apart)
 
-    def _numbers(self, num_pages: int) -> jax.ShapeDtypeStruct:
-        return self._type(self._pages[0], self.num_replicas * num_pages)
+    def _moved(self, num_pages: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """The types of the numbers of pages, and of entries of the states, that a program moves."""
+        return self._type(self._pages[0], self.num_replicas * num_pages), self._split(self._num_apart)
+
+    def _pages_of(self, pools: Pools) -> Pools:
+        return {name: pools[name] for name in self._page_names}
+
+    def _by_state(self, local: Any, pools: Pools, entries: Any, *more: Pools) -> Pools:
+        """`local` of each array of the states, a shard's entries, and its part of every further tree."""
+        numbers = jax.tree.leaves(entries)
+        by_shard = [PartitionSpec(self._x[0])] * len(numbers)
+
+        def of_array(state: Array, *others: Array) -> Array:
+            spec = jax.typeof(state).sharding.spec
+            in_specs = (spec, *by_shard, *[spec] * len(others))
+            mapped = jax.shard_map(local, in_specs=in_specs, out_specs=spec, check_vma=False)
+            return mapped(state, *numbers, *others)
+
+        return {
+            name: jax.tree.map(of_array, pools[name], *(one[name] for one in more))
+            for name in self._abstract_states
+        }
 
     def _by_pool(self, local: Any, pools: Pools, numbers: Array, *more: Any) -> Any:
         """`local` of each array of the pools, with its part of every further tree, on each device."""

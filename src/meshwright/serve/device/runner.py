@@ -106,7 +106,7 @@ class JaxRunner:
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context, batch_invariant=batch_invariant)
-        check_states(config, shares_pages=shares_pages, host_bytes=host_bytes)
+        check_states(config, host_bytes=host_bytes)
         platform = platform_of(mesh)
         limits = Limits.of_layout(
             config,
@@ -405,18 +405,18 @@ class JaxRunner:
     def _alone(self) -> AbstractContextManager[object]:
         return _ONE_PROGRAM if self._is_starved else nullcontext()
 
-    def export(self, pages: Sequence[int]) -> Any:
-        """Dispatch a copy of the pages' contents, for another runner of the same model."""
-        return self._exported([pages])
+    def export(self, pages: Sequence[int], snapshot: int = NO_PAGE) -> Any:
+        """Dispatch a copy of the pages' contents and of a snapshot, for another runner of the same model."""
+        return self._exported([pages], snapshot)
 
     def exported(self, num_pages: int) -> Any:
         """Types and shardings of the result of `export` for `num_pages` pages."""
         return self._programs.exported(self._size_for([range(num_pages)]))
 
-    def accept(self, pages: Sequence[int], exported: Any) -> None:
-        """Dispatch a write of another runner's exported pages to `pages`; CACHED ones are skipped."""
+    def accept(self, pages: Sequence[int], exported: Any, snapshot: int = NO_PAGE) -> None:
+        """Dispatch a write of another runner's pages to `pages`, without CACHED ones, and of its snapshot."""
         no_page = self.limits.num_pages
-        self._accept([[no_page if page == CACHED else page for page in pages]], exported)
+        self._accept([[no_page if page == CACHED else page for page in pages]], exported, snapshot)
 
     def move(self, moves: Sequence[Move]) -> None:
         """Make these moves of pages between the cache and the host's memory, in their order."""
@@ -438,17 +438,26 @@ class JaxRunner:
         """Pages of each replica in the smallest program that moves these."""
         return min(size for size in self._exports if size >= max(map(len, pages)))
 
-    def _exported(self, pages: Sequence[Sequence[int]]) -> Any:
-        """The contents of each replica's `pages`."""
-        count = self._size_for(pages)
-        return self._exports[count](self._pools, _rows_of(pages, count, 0))
+    def _exported(self, pages: Sequence[Sequence[int]], snapshot: int = NO_PAGE) -> Any:
+        """The contents of each replica's `pages`, and of a snapshot of the first."""
+        count, entries = self._size_for(pages), self._entries(snapshot, self._unused)
+        return self._exports[count](self._pools, _rows_of(pages, count, 0), entries)
 
-    def _accept(self, pages: Sequence[Sequence[int]], exported: Any) -> None:
-        """Write exported pages to each replica's `pages`."""
+    def _entries(self, snapshot: int, without: int) -> np.ndarray:
+        """For each shard of the batch the entry of the first replica's snapshot, or the number `without`."""
+        entries = np.full(self.limits.num_replicas // self._num_per_shard, without, np.int32)
+        if snapshot != NO_PAGE:
+            entries[0] = slot_on_shard(self.limits, 0, self._num_per_shard, snapshot)
+        return entries
+
+    def _accept(self, pages: Sequence[Sequence[int]], exported: Any, snapshot: int = NO_PAGE) -> None:
+        """Write exported pages to each replica's `pages`, and a snapshot to the first."""
         count = self._size_for(pages)
         numbers = _rows_of(pages, count, self.limits.num_pages)  # no page
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self._programs.exported(count))
-        self._pools = self._accepts[count](self._pools, numbers, jax.device_put(exported, shardings))
+        entries = self._entries(snapshot, self._num_per_shard * self.limits.num_state_entries)
+        given = jax.device_put(exported, shardings)
+        self._pools = self._accepts[count](self._pools, numbers, entries, given)
 
     def prepare_reads(self) -> None:
         """Compile the programs for works with `reads`; called from any thread. Few servers ever need them."""
@@ -551,16 +560,11 @@ def check_serves(
         _check_batch_invariant(config, layout.at("generate"))
 
 
-def check_states(config: ModelConfig, *, shares_pages: bool, host_bytes: int) -> None:
+def check_states(config: ModelConfig, *, host_bytes: int) -> None:
     """Raise PlanError if an option needs the states of layers where only pages are kept."""
     if config.state_mixer is None or not num_states(config):
         return
     title = config.state_mixer.title
-    if shares_pages:
-        raise PlanError(
-            f"{config.name}: prefill on separate devices hands over pages, not the states of the {title}; "
-            "fits: --mode interleaved, without --prefill-replicas"
-        )
     if host_bytes:
         raise PlanError(
             f"{config.name}: --host-cache-bytes keeps evicted pages, not the states of the {title}; "

@@ -149,12 +149,12 @@ class Runner(Protocol):
         """Dispatch one step; may return before the step ends."""
         ...
 
-    def export(self, pages: Sequence[int]) -> object:
-        """Dispatch a copy of the contents of `pages`, for another runner of the same model."""
+    def export(self, pages: Sequence[int], snapshot: int = NO_PAGE) -> object:
+        """Dispatch a copy of the contents of `pages` and a snapshot, for another runner of the same model."""
         ...
 
-    def accept(self, pages: Sequence[int], exported: object) -> None:
-        """Dispatch a write of another runner's exported pages to `pages`, without CACHED ones."""
+    def accept(self, pages: Sequence[int], exported: object, snapshot: int = NO_PAGE) -> None:
+        """Dispatch a write of another runner's pages to `pages`, without CACHED ones, and of its snapshot."""
         ...
 
     def move(self, moves: Sequence[Move]) -> None:

@@ -176,6 +176,10 @@ class Engine:
             num_known = max(replica.num_known_pages(prompt) for replica in self._scheduler.replicas)
         return (len(prompt) - 1) // self.page_size - num_known
 
+    def num_exported(self, num_prompt: int) -> int:
+        """Pages of a prompt that another engine gets: the full ones; with states before its last token."""
+        return (num_prompt - self._runner.limits.has_states) // self.page_size
+
     def take_pages(self, tokens: Sequence[int], exported: object) -> None:
         """Cache full pages of a prompt that another engine has exported, for later requests."""
         with self._changed:
@@ -304,10 +308,10 @@ class Engine:
 
     def _hand_over(self, sequence: TokenSequence, generator: "Engine") -> None:
         """Leave the rest of an answer to `generator`, with the full pages that were computed here."""
-        self._scheduler.keep_pages(sequence)
-        pages = sequence.pages.whole[: sequence.num_computed // self.page_size]
+        known = self._scheduler.exported(sequence, sequence.num_computed)
         self._scheduler.remove(sequence)
-        exported = self._runner.export(pages) if pages else None
+        pages = known.whole
+        exported = self._runner.export(pages, known.snapshot) if pages else None
         sequence.limit = sequence.max_tokens
         with generator._changed:
             generator._arrivals.put(sequence, len(pages), exported)
@@ -334,9 +338,10 @@ class Engine:
 
     def _exported(self, sequence: TokenSequence) -> object:
         """The full pages of its prompt; None if it has none, or has lost them."""
-        count = sequence.num_prompt // self.page_size
-        pages = sequence.pages.whole[:count]
-        return self._runner.export(pages) if pages and len(pages) == count else None
+        known = self._scheduler.exported(sequence, sequence.num_prompt)
+        if not known.whole or len(known.whole) != self.num_exported(sequence.num_prompt):
+            return None
+        return self._runner.export(known.whole, known.snapshot)
 
     def _release(self, sequence: TokenSequence, reason: FinishReason) -> None:
         with self._changed:

@@ -46,6 +46,7 @@ class Arrivals:
 
     def _write(self, tokens: Sequence[int], exported: object) -> None:
         [replica] = self._scheduler.replicas
-        if pages := replica.keep_copied(tokens):
+        pages, snapshot = replica.keep_copied(tokens)
+        if pages:
             self._runner.move(self._scheduler.take_moves())  # before these pages are overwritten
-            self._runner.accept(pages, exported)
+            self._runner.accept(pages, exported, snapshot)

@@ -134,13 +134,23 @@ class Replica:
                 self.prefixes.keep_snapshot(sequence.tokens[:end], snapshot)
             sequence.snapshots = {}
 
-    def keep_copied(self, tokens: Sequence[int]) -> list[int] | None:
-        """Keep full pages of tokens that another engine has computed; None if there are too few pages.
+    def exported(self, sequence: TokenSequence, num_tokens: int) -> Pages:
+        """The pages of the first `num_tokens` tokens that another engine can go on from.
 
-        Returns the page of each, which the caller writes, or CACHED.
+        With states these are the kept pages up to the last snapshot, which the result names.
+        """
+        if not self._limits.has_states:
+            return Pages(sequence.pages.whole[: num_tokens // self.page_size])
+        return Pages() if self.prefixes is None else self.prefixes.match(sequence.tokens[:num_tokens])
+
+    def keep_copied(self, tokens: Sequence[int]) -> tuple[list[int], int]:
+        """Keep full pages of tokens that another engine has computed; none if there are too few pages.
+
+        Returns the page of each, which the caller writes, or CACHED, and the snapshot of the states after
+        them, NO_PAGE for none.
         """
         if self.prefixes is None:
-            return []
+            return [], NO_PAGE
         known = self.prefixes.match(tokens)
         num_known = len(known.whole)
         self._share(known)  # so that they are not evicted for the others
@@ -148,7 +158,14 @@ class Replica:
         if has_pages:
             self.prefixes.insert(tokens, known)
         self._release(known)
-        return [CACHED] * num_known + known.whole[num_known:] if has_pages else None
+        if not has_pages:
+            return [], NO_PAGE
+        snapshot, num_pages = NO_PAGE, len(known.whole)
+        if self.snapshots is not None and num_known < num_pages:
+            snapshot = self.prefixes.new_snapshot()
+            if snapshot != NO_PAGE:
+                self.prefixes.keep_snapshot(tokens[: num_pages * self._limits.page_size], snapshot)
+        return [CACHED] * num_known + known.whole[num_known:], snapshot
 
     def leave(self, sequence: TokenSequence) -> None:
         """Take slot and pages from a sequence."""

@@ -17,7 +17,7 @@ from meshwright.serve.engine.batch import PENDING, Batch, SequenceWork
 from meshwright.serve.engine.fair_order import in_fair_order
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.occupancy import Occupancy
-from meshwright.serve.engine.pages import NO_PAGE, Move
+from meshwright.serve.engine.pages import NO_PAGE, Move, Pages
 from meshwright.serve.engine.policy import Interleaved, Policy, StepBudget
 from meshwright.serve.engine.replica import Replica
 from meshwright.serve.engine.request import FinishReason, TokenScore
@@ -208,6 +208,11 @@ class Scheduler:
             if is_first:
                 self._unanswered.pop(sequence, None)
                 self.keep_pages(sequence)
+
+    def exported(self, sequence: TokenSequence, num_tokens: int) -> Pages:
+        """`Replica.exported` of the sequence's replica, after its pages are kept."""
+        self.keep_pages(sequence)
+        return self._replica_of(sequence).exported(sequence, num_tokens)
 
     def keep_pages(self, sequence: TokenSequence) -> None:
         """Keep the full pages of a running sequence for prompts with the same prefix."""
