@@ -113,6 +113,7 @@ def test_together_and_apart_agree_and_a_killed_run_goes_on(
     [
         (["--samples", "4"], "--samples is of --rl, which is not given"),
         (["--rl"], "--rl takes one of --reward FILE.py:FUNCTION and --judge URL, and neither is given"),
+        (["--rl", "--reward", "a.py:b", "--judge", "http://localhost"], "and both are given"),
         (["--rl", "--reward", "a.py:b", "--eval", "a=b"], "no --eval"),
         (["--rl", "--reward", "a.py:b", "--output-tokens", "32"], "have no place for a prompt"),
     ],

@@ -5,7 +5,7 @@ apart       one pool rolls out while the other trains on the rollouts before; we
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, gcd, inf
@@ -160,32 +160,42 @@ def apart(asked: Question, near: Step | None) -> Iterator[Step]:
     """Steps of the form on two pools, each faster than the one before.
 
     Every split of the chips is the one that balances both pools by the seconds of the split before. A trainer
-    is searched only if its rollouts and a lower bound of its training allow a faster step. near: a step of
-    the other form, whose chip-seconds of each phase give the first split.
+    is searched only if rollouts point to no other split, and if a lower bound of its training allows a faster
+    step. near: a step of the other form, whose chip-seconds of each phase give the first split.
     """
     best, total = inf, asked.machine.num_chips
     counts = _rolling_counts(asked.machine)
-    balanced = _share(near)
-    shares = [min(1.0, balanced * around) for around in _AROUND]
-    tried = set[int]()
+    learning = near and _learning_seconds(near) * total
+    shares = [min(1.0, _share(near) * around) for around in _AROUND]
+    rolled, tried = dict[int, _Pools](), set[int]()
     while counts and shares and len(tried) < _MOST_SPLITS:
-        wanted = shares.pop(0) * total
-        number = min(counts, key=lambda chips: (abs(chips - wanted), chips))
+        share = shares.pop(0)
+        number = _nearest(counts, share * total)
         if number in tried:
             continue
-        tried.add(number)
         try:
-            pools = _pools_of(asked, number)
+            pools = rolled[number] = rolled.get(number) or _pools_of(asked, number)
+            rolling = pools.rollouts.seconds * number
+            share = rolling / (rolling + learning) if learning else share
+            if _nearest(counts, share * total) not in {*rolled, *tried}:
+                shares.insert(0, share)
+                continue
+            tried.add(number)
             if pools.seconds(pools.scoring + least_training_seconds(asked, pools.trains)) >= best:
                 return
-            step, learning = _at_once(pools, best_trainer(asked, pools.trains))
+            step, seconds = _at_once(pools, best_trainer(asked, pools.trains))
         except (PlanError, LayoutError, NotationError):
+            tried.add(number)
             continue
-        rolling = pools.rollouts.seconds * number
-        shares = [rolling / (rolling + learning * (total - number))]
+        learning = seconds * (total - number)
+        shares = [rolling / (rolling + learning)]
         if step.seconds < best:
             best = step.seconds
             yield step
+
+
+def _nearest(counts: Sequence[int], wanted: float) -> int:
+    return min(counts, key=lambda chips: (abs(chips - wanted), chips))
 
 
 def _pools_of(asked: Question, number: int) -> "_Pools":
@@ -341,13 +351,17 @@ def score_seconds(asked: Question, generator: Generator) -> float:
     return total
 
 
+def _learning_seconds(step: Step) -> float:
+    """Seconds of a step's scores and training."""
+    return sum(phase.seconds for phase in step.phases if phase.what in ("score", "train"))
+
+
 def _share(near: Step | None) -> float:
     """The share of the chips that rolls out if both pools are to end at once."""
     if near is None:
         return 0.5
     rolling = near.rollouts.seconds
-    others = sum(phase.seconds for phase in near.phases if phase.what in ("score", "train"))
-    return rolling / (rolling + others)
+    return rolling / (rolling + _learning_seconds(near))
 
 
 def _rolling_counts(machine: Hardware) -> list[int]:

@@ -50,9 +50,9 @@ class RlSettings:
     def __post_init__(self) -> None:
         check_options(self)
         if (self.reward is None) == (self.judge is None):
-            both = "both" if self.reward else "neither"
+            given = "both are" if self.reward else "neither is"
             raise MeshwrightError(
-                f"--rl takes one of --reward FILE.py:FUNCTION and --judge URL, and {both} is given"
+                f"--rl takes one of --reward FILE.py:FUNCTION and --judge URL, and {given} given"
             )
         if self.judge_template is not None and self.judge is None:
             raise MeshwrightError("--judge-template is the prompt of a --judge URL, and none is given")
