@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import service
+from meshwright.cli.generate import Answer, best
 from meshwright.cli.main import main
 from meshwright.cli.service import open_service
 from meshwright.errors import PlanError
@@ -392,3 +393,10 @@ def test_report_of_nothing(tmp_path: Path, capsys):
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "report.html")]) == 2
     assert "holds neither plan.toml, plan.json nor metrics.jsonl" in one_line(capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_likeliest_answer_that_repeats_little_is_best() -> None:
+    loop = Answer({"text": "a b a b"}, [1, 2] * 20, -0.1)
+    likely, rare = (Answer({"text": str(logprob)}, range(40), logprob) for logprob in (-1.0, -2.0))
+    assert best([rare, loop, likely]) is likely
+    assert best([loop]) is loop

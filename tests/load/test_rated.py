@@ -25,6 +25,9 @@ def test_more_requests_take_more_servers():
     assert many.best.missed is None and many.best.ttft_p95 <= 1.0 and many.best.tpot_p95 <= 0.03
     assert all(servers.missed and servers.cost < many.best.cost for servers in many.cheaper)
     document = many.to_dict(asked)
+    hourly = document["best"]["price_per_hour"]
+    assert document["price_per_day"] == 24 * hourly
+    assert document["price_per_million_tokens"] == pytest.approx(hourly / (60 * 200 * 3600) * 1e6)
     assert document["launch"]["command"].startswith("vllm serve llama-3.1-8b")
 
 

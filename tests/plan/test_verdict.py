@@ -4,8 +4,9 @@ import pytest
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError
+from meshwright.hardware import catalog
 from meshwright.plan.evidence import evidence_of, published_runs
-from meshwright.plan.verdict import NAMES, verdict_lines
+from meshwright.plan.verdict import NAMES, no_price, verdict_lines
 from meshwright.plan_file import load_plan
 
 benchmarks = pytest.importorskip("benchmarks.published_runs")
@@ -73,3 +74,10 @@ def test_a_batch_nearby_that_allows_a_plainer_layout_is_named():
 def test_the_packaged_table_is_of_the_published_one():
     assert benchmarks.WRITTEN.read_text(encoding="utf-8") == benchmarks.text()
     assert len(published_runs()) > 400
+
+
+def test_a_chip_without_a_published_price_says_so() -> None:
+    assert no_price(catalog.chip("gaudi2")) == (
+        "none of gaudi2 is published; --price 2.5 sets that of a chip-hour."
+    )
+    assert no_price(catalog.chip("cpu")) is None

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.models.count import count_params
-from meshwright.train.of_text import is_text, plan_for_text, small_model, steps_in
+from meshwright.train.of_text import chosen, is_text, opening, plans_for_text, small_models, steps_in
 
 
 @pytest.fixture
@@ -23,13 +23,27 @@ def test_a_text_is_told_from_a_plan(text, tmp_path):
 
 
 def test_a_small_text_gets_a_small_model(text):
-    plan = plan_for_text(text, "cpu:1")
-    assert (plan.model.name, plan.model.vocab_size) == ("my", 512) and plan.layout.data == 1
+    [plan] = plans_for_text(text, "cpu:1")
+    assert (plan.model.name, plan.model.vocab_size) == ("my", 1024) and plan.layout.data == 1
     assert count_params(plan.model).total < 1e6 and plan.layout.precision.weights_dtype == "f32"
+    assert plans_for_text(text, "h100:8")[0].layout.precision.compute_dtype == "bf16"
+
+
+def test_a_large_text_and_a_fast_machine_get_a_larger_model(text):
     large = text.with_name("large.txt")
-    large.write_bytes(b"word " * 5_000_000)
-    assert small_model(large).vocab_size == 4096 and small_model(large).d_model == 256
-    assert plan_for_text(text, "h100:8").layout.precision.compute_dtype == "bf16"
+    large.write_bytes(b"word " * 8_000_000)
+    models = small_models(large)
+    assert {model.vocab_size for model in models} == {4096}
+    assert [model.d_model for model in models] == [128, 256, 384]
+    assert chosen([0.08, 0.3, 0.9]) == 0 and chosen([0.001, 0.01, 0.05]) == 2
+
+
+def test_a_sample_begins_as_most_sentences_do(text, tmp_path):
+    text.write_text("He ran home. The cat sat on a mat. The cat sat up.\nA dog ran.\n", encoding="utf-8")
+    assert opening(text) == "The cat sat"
+    code = tmp_path / "code.py"
+    code.write_text("x = 1\n")
+    assert opening(code) == "The"
 
 
 def test_steps_fill_the_time_within_bounds():
@@ -52,5 +66,5 @@ def test_options_of_another_model_are_refused(text, options, message, capsys):
 def test_a_text_becomes_text(text, tmp_path, capfd):
     assert main(["train", str(text), "--run", str(tmp_path / "run"), "--steps", "30"]) == 0
     printed = capfd.readouterr()
-    assert "step 30: training loss" in printed.out and "parameters with a vocabulary of 512" in printed.err
-    assert "The " in printed.out and "--resume --steps N" in printed.err
+    assert "step 30: training loss" in printed.out and "parameters with a vocabulary of 1,024" in printed.err
+    assert "The cat sat" in printed.out and "--resume --steps N" in printed.err

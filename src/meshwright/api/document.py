@@ -26,7 +26,7 @@ from meshwright.plan.spread import between_layouts
 from meshwright.plan.train import Search
 from meshwright.plan.verdict import asked_of, verdict_of
 from meshwright.plan_file import Plan, save_plan, written_shardings
-from meshwright.units import format_count
+from meshwright.units import format_count, format_number_of
 
 _PACKAGES = ("jax", "jaxlib", "libtpu")
 
@@ -111,7 +111,8 @@ def heading(document: dict, layout: Layout) -> str:
     note = f"; {asked:,} asked for" if asked != tokens else ""
     return (
         f"{model['name']} ({format_count(model['params'])} parameters) on {hardware['spec']} "
-        f"({hardware['num_chips']:,} devices), {workload['num_sequences']:,} sequences of "
+        f"({format_number_of(hardware['num_chips'], 'device')}), "
+        f"{format_number_of(workload['num_sequences'], 'sequence')} of "
         f"{workload['seq_len']:,} tokens ({tokens:,} tokens{note}), weights "
         f"{layout.precision.weights_dtype}, compute {layout.precision.compute_dtype}"
     )

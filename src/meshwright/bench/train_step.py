@@ -69,7 +69,7 @@ def prepare(num_devices: int, progress: Listener, config: ModelConfig) -> Prepar
     programs: list[TimedCall] = []
     for layout in layouts:
         tell(progress, f"compiling a training step in {layout.precision.compute_dtype}")
-        programs.append(_program(config, layout, workload))
+        programs.append(step_program(config, layout, workload))
     return Prepared(
         programs,
         lambda timings: [
@@ -79,7 +79,8 @@ def prepare(num_devices: int, progress: Listener, config: ModelConfig) -> Prepar
     )
 
 
-def _program(config: ModelConfig, layout: Layout, workload: Workload) -> TimedCall:
+def step_program(config: ModelConfig, layout: Layout, workload: Workload) -> TimedCall:
+    """A training step of a model, compiled, that runs again with each call."""
     optimizer = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
     step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
     abstract, rows = step.abstract_state(), step.abstract_tokens()

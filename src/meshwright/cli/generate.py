@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ from meshwright.units import format_seconds, parse_count
 
 if TYPE_CHECKING:
     from meshwright.cli.service import Service
-    from meshwright.serve.engine.request import Request
+    from meshwright.serve.engine.request import Request, TokenScore
 
 # A tokenizer of 250,000 tokens loads in a second.
 _TOKENIZER_SECONDS = 10.0
@@ -44,6 +45,9 @@ def generate(
     ),
     seed: int = option(0, least=0, most=2**32 - 1, help="Seed of the sampling."),
     stop: tuple[str, ...] = option((), help="Text that ends the answer; repeatable."),
+    best_of: int = option(
+        1, least=1, most=64, help="Sample N answers and print the likeliest that repeats few of its words."
+    ),
     engine: Annotated[
         dict[str, Any],
         OptionsOf(
@@ -63,6 +67,8 @@ def generate(
     """
     if "" in stop:
         raise typer.BadParameter("an empty --stop would stop everything")
+    if best_of > 1 and not temperature:
+        raise typer.BadParameter("all answers of temperature 0 are one; add --temperature 0.5")
     check_model_folder(checkpoint)
     settings = EngineSettings(num_slots=1, prefix_cache=False, **engine)
     check_drafts(settings)
@@ -84,21 +90,59 @@ def generate(
     with ExitStack() as stack:
         with progress() as report:
             service = stack.enter_context(open_service(checkpoint, settings, report))
-        sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
-        request = Request(tokens, min(max_tokens, most), sampling, service.tokenizer.eos_ids)
+        requests = [
+            Request(
+                tokens,
+                min(max_tokens, most),
+                SamplingParams(temperature=temperature, top_p=top_p, seed=(seed + number) % 2**32),
+                service.tokenizer.eos_ids,
+            )
+            for number in range(best_of)
+        ]
+        echo = None if as_json or best_of > 1 else prompt
         try:
-            document = asyncio.run(_answer(service, request, stop, None if as_json else prompt))
+            answers = [asyncio.run(_answer(service, request, stop, echo)) for request in requests]
         except EngineError as error:  # such as weights that are not numbers
-            _write(None if as_json else "\n")
+            _write(None if echo is None else "\n")
             raise CheckpointError(f"checkpoint {checkpoint}: {error}") from error
+    document = best(answers).document
     if as_json:
         emit(document)
-    else:
-        note(_speed(document))
+        return
+    if echo is None:
+        print(prompt + document["text"])
+    note(_speed(document))
 
 
-async def _answer(service: "Service", request: "Request", stops: Sequence[str], echo: str | None) -> dict:
-    """The keys of `mw generate` in docs/reference/json.md.
+# Share of an answer's triples of tokens that occurred before, above which it reads as a loop.
+_MOST_REPEATED = 0.1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer. document: its keys in docs/reference/json.md. logprob: the mean of its tokens, in nats."""
+
+    document: dict
+    ids: Sequence[int]
+    logprob: float
+
+    @property
+    def repeated(self) -> float:
+        """The share of its triples of tokens that occurred before."""
+        triples = list(zip(self.ids, self.ids[1:], self.ids[2:], strict=False))
+        return 1 - len(set(triples)) / len(triples) if triples else 0.0
+
+
+def best(answers: Sequence[Answer]) -> Answer:
+    """The likeliest answer among those that repeat little; if all repeat much, the one that does least."""
+    varied = [answer for answer in answers if answer.repeated <= _MOST_REPEATED]
+    if not varied:
+        return min(answers, key=lambda answer: answer.repeated)
+    return max(varied, key=lambda answer: answer.logprob)
+
+
+async def _answer(service: "Service", request: "Request", stops: Sequence[str], echo: str | None) -> Answer:
+    """The answer to a request.
 
     echo: None, or a text to print before the answer's pieces.
     """
@@ -107,21 +151,25 @@ async def _answer(service: "Service", request: "Request", stops: Sequence[str], 
     started = time.perf_counter()
     first: float | None = None
     pieces: list[str] = []
+    scores: list[TokenScore] = []
     _write(echo)
     with Generation(service.engine, service.tokenizer, [request], stops) as generation:
         async for delta in generation:
             first = first or time.perf_counter()
             pieces.append(delta.text)
+            scores += [token.score for token in delta.tokens]
             _write(None if echo is None else delta.text)
     ended = time.perf_counter()
     _write(None if echo is None else "\n")
     num_tokens = generation.num_generated_tokens
-    return {
+    document = {
         "text": "".join(pieces),
         "tokens": num_tokens,
         "ttft_seconds": (first or ended) - started,
         "tpot_seconds": (ended - (first or ended)) / (num_tokens - 1) if num_tokens > 1 else None,
     }
+    logprob = sum(score.logprob for score in scores) / max(1, len(scores))
+    return Answer(document, [score.token for score in scores], logprob)
 
 
 def _write(text: str | None) -> None:

@@ -1,14 +1,17 @@
 """mw plan serve --rate: the cheapest servers of an engine for a load."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from meshwright.cli.console import emit, show, waiting
 from meshwright.engines.serving_engine import Engine
+from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.load.rated import RatedLoad, cheapest_servers
 from meshwright.models.config import ModelConfig
+from meshwright.plan.verdict import no_price, price_words
 from meshwright.report.serving_points import ranges_text
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
@@ -34,14 +37,34 @@ def plan_for_load(
         emit(document)
         return
     show(
-        f"{config.name} on {engine.name}, {load.rate:g} requests/s",
-        f"best: {_servers(document['best'])}",
-        ranges_text(document["best"]["ranges"]),
-        *(f"cheaper, but {each['missed']}: {_servers(each)}" for each in document["cheaper"]),
+        f"{config.name} on {engine.name}, {load.rate:g} requests/s{_targets(load)}",
+        f"Best: {_servers(document['best'])}.",
+        *([f"Price: {price}"] if (price := _price(document, plan.best.server.hardware.chip)) else []),
+        f"Range: {ranges_text(document['best']['ranges'])}.",
+        *(f"Cheaper, but {each['missed']}: {_servers(each)}." for each in document["cheaper"]),
         *launch_lines(document["launch"]),
         *boot_lines(document["boot"]),
         f"{format_number_of(document['simulated'], 'choice')} simulated, of "
         f"{format_number_of(document['considered'], 'layout')}",
+    )
+
+
+def _targets(load: RatedLoad) -> str:
+    asked = [
+        f"95% of {name} in {format_seconds(target)}"
+        for name, target in (("first tokens", load.ttft_p95), ("times per token", load.tpot_p95))
+        if isfinite(target)
+    ]
+    return f"; {', '.join(asked)}" if asked else ""
+
+
+def _price(document: Mapping[str, Any], chip: Chip) -> str | None:
+    hourly = document["best"]["price_per_hour"]
+    if hourly is None:
+        return no_price(chip)
+    return (
+        f"{price_words(chip)}: {hourly:,.2f} an hour, {document['price_per_day']:,.0f} a day, "
+        f"{document['price_per_million_tokens']:.3g} per million generated tokens."
     )
 
 
@@ -61,7 +84,7 @@ def _servers(servers: Mapping[str, Any]) -> str:
 
 def launch_lines(line: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a LaunchLine's document."""
-    yield f"start each with: {line['command']}"
+    yield f"Start each with: {line['command']}"
     yield "  its model is the checkpoint's folder or its name on the hub"
     if line["file"]:
         yield f"  its settings: {'; '.join(line['file'])}"
@@ -84,7 +107,7 @@ def boot_lines(boot: Mapping[str, Any] | None) -> Iterator[str]:
             ("graphs and libraries", "outside"),
         )
     )
-    verdict = "it starts" if boot["boots"] else "it does not start"
+    verdict = "It starts" if boot["boots"] else "It does not start"
     yield (
         f"{verdict}: {parts} of {format_bytes(boot['device'])} a chip; "
         f"caches of {boot['positions']:,} positions; about {format_seconds(boot['load_seconds'])} to load "

@@ -1,7 +1,10 @@
 """`mw train` without a plan: a small model for a text, or a checkpoint to fine-tune, on this machine."""
 
+import json
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +16,26 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.count import count_params
 from meshwright.models.model_files import read_model
+from meshwright.native.processor import keep_freed_memory
+from meshwright.nn.start.devices import use_devices_of
+from meshwright.nn.start.processes import num_processes
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.train.job import RunOptions
-from meshwright.train.of_text import LEARNING_RATE, TRAIN_SECONDS, plan_for_text, steps_in
+from meshwright.train.of_text import (
+    LEARNING_RATE,
+    TRAIN_SECONDS,
+    chosen,
+    opening,
+    plans_for_text,
+    steps_in,
+    whole_sentences,
+)
 from meshwright.units import format_bytes, format_count, format_seconds
 
-_PROMPT, _MAX_TOKENS, _TEMPERATURE = "The ", 120, 0.5
+_MAX_TOKENS, _TEMPERATURE, _NUM_SAMPLES = 100, 0.4, 8
+# Runs of a step that are timed before training.
+_TIMED_STEPS = 8
 # Sequences of a chip in a step of fine-tuning, and the most tokens of each.
 _TUNED_SEQUENCES, _TUNED_TOKENS = 8, 1024
 
@@ -36,18 +52,42 @@ def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[
         raise PlanError(
             f"{text} trains a new model; to fine-tune one, name a PLAN.toml (mw plan train ... -o PLAN.toml)"
         )
-    plan = plan_for_text(text, this_machine())
+    plans = plans_for_text(text, this_machine())
     given["data"] = str(text)
+    plan = plans[0]
     if not options.resume:
-        seconds = price(plan.model, catalog.load(plan.hardware), plan.workload, plan.layout).step_seconds
-        given.setdefault("steps", steps_in(TRAIN_SECONDS, seconds))
+        seconds = _step_seconds(plans, is_needed=len(plans) > 1 or given.get("steps") is None)
+        number = chosen(seconds)
+        plan = plans[number]
+        given.setdefault("steps", steps_in(TRAIN_SECONDS, seconds[number]))
         given.setdefault("learning_rate", LEARNING_RATE)
         note(
             f"mw: a model of {format_count(count_params(plan.model).total)} parameters with a vocabulary of "
-            f"{plan.model.vocab_size:,} on {plan.hardware}, {given['steps']} steps; --steps changes them, "
-            "a PLAN.toml the model"
+            f"{plan.model.vocab_size:,} on {plan.hardware}, {given['steps']} steps of "
+            f"{format_seconds(seconds[number])}; --steps changes them, a PLAN.toml the model"
         )
     return plan, options if options.run else replace(options, run=Path("runs") / plan.model.name)
+
+
+def _step_seconds(plans: Sequence[Plan], *, is_needed: bool) -> list[float]:
+    """Seconds of a step of each plan: the smallest is timed, the others are slower by their prices.
+
+    All are prices if the measurement is not needed, or if several processes train, which JAX must join first.
+    """
+    hardware = catalog.load(plans[0].hardware)
+    planned = [price(each.model, hardware, each.workload, each.layout).step_seconds for each in plans]
+    if not is_needed or num_processes() > 1:
+        return planned
+    if hardware.chip.platform.virtual:
+        keep_freed_memory()  # before JAX starts its threads
+    use_devices_of(hardware)
+    from meshwright.bench.timing import time_interleaved
+    from meshwright.bench.train_step import step_program
+
+    smallest = plans[0]
+    program = step_program(smallest.model, smallest.layout, smallest.workload)
+    [timing] = time_interleaved([program], _TIMED_STEPS)
+    return [seconds * timing.seconds / planned[0] for seconds in planned]
 
 
 def of_checkpoint(folder: Path, options: RunOptions) -> Plan:
@@ -83,10 +123,14 @@ def of_checkpoint(folder: Path, options: RunOptions) -> Plan:
     return Plan(model, machine.spec, work, best.layout)
 
 
-def continue_text(run: Path) -> None:
-    """Print a sample of the trained model, by `mw generate` in another process."""
-    arguments = ["generate", "--checkpoint", str(run), _PROMPT]
-    note(f"\n$ mw {' '.join(arguments[:-1])} '{_PROMPT}'")
+def continue_text(run: Path, text: Path) -> None:
+    """Print a sample of the trained model in whole sentences, by `mw generate` in another process."""
     sampling = ["--max-tokens", str(_MAX_TOKENS), "--temperature", str(_TEMPERATURE)]
-    subprocess.run([sys.executable, "-m", "meshwright.cli.main", *arguments, *sampling], check=False)
+    arguments = ["--checkpoint", str(run), *sampling, "--best-of", str(_NUM_SAMPLES)]
+    prompt = opening(text)
+    note(f"\n$ mw generate {shlex.join([prompt, *arguments])}")
+    command = [sys.executable, "-m", "meshwright.cli.main", "generate", prompt, *arguments, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode == 0:
+        print(whole_sentences(prompt + json.loads(done.stdout)["text"]))
     note("longer training reads better: mw train --run " + str(run) + " --resume --steps N")

@@ -136,11 +136,21 @@ class RatedPlan:
             "ttft_p95_seconds": None if load.ttft_p95 == inf else load.ttft_p95,
             "tpot_p95_seconds": None if load.tpot_p95 == inf else load.tpot_p95,
             "best": self.best.to_dict(),
+            **self._prices(load),
             "cheaper": [servers.to_dict() for servers in self.cheaper],
             "simulated": self.simulated,
             "considered": self.considered,
             "launch": line.to_dict(),
             "boot": boot and boot.to_dict(),
+        }
+
+    def _prices(self, load: RatedLoad) -> dict[str, float | None]:
+        """Prices of a day, and of a million generated tokens at the load's rate."""
+        hourly = self.best.price_per_hour
+        tokens_per_hour = 3600 * load.rate * sum(answer for _, answer in load.turns) / len(load.turns)
+        return {
+            "price_per_day": None if hourly is None else 24 * hourly,
+            "price_per_million_tokens": None if hourly is None else 1e6 * hourly / tokens_per_hour,
         }
 
 

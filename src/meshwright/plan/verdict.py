@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
@@ -63,7 +64,12 @@ def _best(best: Candidate, search: Search) -> str:
     )
     if not best.fits:
         return f"Nothing fits; the nearest is {best.layout}: {figures}."
-    among = f", the best of {search.considered:,}" if search.considered > 1 else ""
+    if search.considered == 1:
+        return f"{best.layout}: {figures}."
+    fastest = min(each.step_seconds for each in search.candidates if each.fits)
+    is_fastest = format_seconds(fastest) == format_seconds(best.step_seconds)
+    which = "the best" if is_fastest else f"the simplest within {TIE:.0%} of the fastest"
+    among = f", {which} of {search.considered:,}"
     return f"{best.layout}: {figures}{among}."
 
 
@@ -75,10 +81,17 @@ def price_words(chip: Chip) -> str | None:
     return f"{chip.price_per_chip_hour:,.2f} {chip.currency} a chip-hour" + (f" ({source})" if source else "")
 
 
+def no_price(chip: Chip) -> str | None:
+    """The sentence of a chip of the catalog without a price; None for a host and for a user's own chip."""
+    if chip.platform.virtual or chip.name not in catalog.names():
+        return None
+    return f"none of {chip.name} is published; --price 2.5 sets that of a chip-hour."
+
+
 def _price(best: Candidate) -> str | None:
     machine, hourly, million = best.hardware, best.price_per_hour, best.price_per_million_tokens
     if hourly is None or million is None:
-        return None
+        return no_price(machine.chip)
     return (
         f"{format_number_of(machine.num_chips, 'chip')} at {price_words(machine.chip)}: {hourly:,.2f} an "
         f"hour, {million:,.3g} per million tokens."

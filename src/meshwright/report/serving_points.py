@@ -68,4 +68,4 @@ def ranges_text(ranges: JsonDocument) -> str:
     if "tokens_per_second" in ranges:
         low, high = ranges["tokens_per_second"]
         parts.append(f"{format_count(low)} to {format_count(high)} tokens/s")
-    return f"80% ranges: {', '.join(parts)} (by {ranges['group']})"
+    return f"{', '.join(parts)} in 8 of 10 cases (by {ranges['group']})"

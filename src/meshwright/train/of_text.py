@@ -1,22 +1,30 @@
 """The plan of a small model for a text and a machine: for `mw train my.txt`, without a plan of the user's."""
 
+import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
 from meshwright.plan_file import Plan
-from meshwright.train.documents import check_source
+from meshwright.train.documents import check_source, read_documents
 
 # Time of training, by the planned step time, and bounds of the steps.
 TRAIN_SECONDS, MIN_STEPS, MAX_STEPS = 180.0, 200, 4000
 LEARNING_RATE = 3e-3
-_SEQ_LEN, _NUM_SEQUENCES = 128, 16
-# (bytes of text, size of its vocabulary): each entry needs some hundred occurrences.
-_VOCABULARIES = ((20_000_000, 4096), (2_000_000, 2048), (300_000, 1024), (0, 512))
-# A larger model learns a shorter text by heart.
-_LARGE_TEXT = 20_000_000
+# A sample is no longer than the sequences: at positions that training had not, a model loses the thread.
+_SEQ_LEN, _NUM_SEQUENCES = 128, 8
+# Sizes of vocabularies, and the bytes of text that each entry needs. Whole words as entries read best, and
+# entries that occur a few times are learned by heart and misplaced.
+_VOCABULARIES, _BYTES_PER_ENTRY = (4096, 2048, 1024, 512), 64
+# (width, layers) from the smallest; a larger one needs time for these steps, and this text for a parameter.
+_SHAPES = ((128, 4), (256, 6), (384, 8), (512, 10))
+_STEPS_OF_LARGER, _BYTES_PER_PARAMETER = 2500, 2
+_WIDTH_OF_HEAD = 32
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 
 
@@ -25,37 +33,86 @@ def is_text(path: Path) -> bool:
     return path.suffix.lower() in _SUFFIXES or (path.is_dir() and not (path / "plan.toml").is_file())
 
 
-def small_model(source: Path) -> ModelConfig:
-    """A model for the size of a text: some 1M parameters, or 6M for a large one."""
+def small_models(source: Path) -> list[ModelConfig]:
+    """Models for the size of a text, from one of 1M parameters; a larger one would learn it by heart."""
     check_source(str(source))
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     num_bytes = sum(path.stat().st_size for path in files)
-    vocabulary = next(size for least, size in _VOCABULARIES if num_bytes >= least)
-    is_large = num_bytes >= _LARGE_TEXT
-    width, heads = (256, 8) if is_large else (128, 4)
+    fitting = [size for size in _VOCABULARIES if num_bytes >= size * _BYTES_PER_ENTRY]
+    vocabulary = (fitting or _VOCABULARIES[-1:])[0]
+    models = [_model(source.stem or "text", *shape, vocabulary) for shape in _SHAPES]
+    most = num_bytes / _BYTES_PER_PARAMETER
+    return models[:1] + [model for model in models[1:] if count_params(model).total <= most]
+
+
+def _model(name: str, width: int, num_layers: int, vocabulary: int) -> ModelConfig:
+    heads = width // _WIDTH_OF_HEAD
     return ModelConfig(
-        name=source.stem or "text",
-        num_layers=6 if is_large else 4,
+        name=name,
+        num_layers=num_layers,
         d_model=width,
         d_ff=3 * width,
         num_heads=heads,
         num_kv_heads=heads,
-        d_head=width // heads,
+        d_head=_WIDTH_OF_HEAD,
         vocab_size=vocabulary,
         max_seq_len=4 * _SEQ_LEN,
         tied_embeddings=True,
     )
 
 
-def plan_for_text(source: Path, spec: str) -> Plan:
-    """The plan to train `small_model` on copies of a batch over a machine's chips."""
-    model, machine = small_model(source), catalog.load(spec)
+def plans_for_text(source: Path, spec: str) -> list[Plan]:
+    """The plans to train `small_models` on copies of a batch over a machine's chips."""
+    machine = catalog.load(spec)
     layout = Layout.of(
         data=machine.num_chips,
         weights_dtype="f32",
         compute_dtype="f32" if machine.chip.kind == "cpu" else "bf16",
     )
-    return Plan(model, machine.spec, Workload(_NUM_SEQUENCES * machine.num_chips, _SEQ_LEN), layout)
+    work = Workload(_NUM_SEQUENCES * machine.num_chips, _SEQ_LEN)
+    return [Plan(model, machine.spec, work, layout) for model in small_models(source)]
+
+
+def chosen(step_seconds: Sequence[float]) -> int:
+    """The number of the largest plan that has enough steps in the time of training.
+
+    step_seconds: of each plan.
+
+    >>> chosen([0.08, 0.3]), chosen([0.001, 0.01, 0.3])
+    (0, 1)
+    """
+    quick = [n for n, each in enumerate(step_seconds) if n and TRAIN_SECONDS / each >= _STEPS_OF_LARGER]
+    return max(quick, default=0)
+
+
+# A sentence's first three words: a capital, then words without one.
+_OPENING = re.compile(r"(?:\A|[.!?]\s+|\n)([A-Z][a-z']*(?: [a-z']+){2})(?= )")
+_LONGEST_SAMPLE = 2_000_000
+
+
+def opening(source: Path) -> str:
+    """The three words with which most sentences of a text begin; "The" if it has no sentences.
+
+    A model has seen these words often, so that its answer shows what it has learned.
+    """
+    counts: Counter[str] = Counter()
+    length = 0
+    for document in read_documents(str(source)):
+        counts.update(_OPENING.findall(document.text))
+        length += len(document.text)
+        if length > _LONGEST_SAMPLE:
+            break
+    return counts.most_common(1)[0][0] if counts else "The"
+
+
+def whole_sentences(text: str) -> str:
+    """A text up to the end of its last sentence, or all of it if it has none.
+
+    >>> whole_sentences("He ran. She sang! And th"), whole_sentences("He ran")
+    ('He ran. She sang!', 'He ran')
+    """
+    ends = [match.end() for match in re.finditer(r"[.!?][\"')]*(?=\s)", text)]
+    return text[: ends[-1]] if ends else text
 
 
 def steps_in(seconds: float, step_seconds: float) -> int:

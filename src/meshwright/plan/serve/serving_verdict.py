@@ -5,7 +5,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.serve.search import ServePlan
-from meshwright.plan.verdict import price_words
+from meshwright.plan.verdict import no_price, price_words
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
 
@@ -58,7 +58,7 @@ def _words(point: Point, several: bool) -> str:
 def _price(point: Point) -> str | None:
     words, each = price_words(point.hardware.chip), point.price_per_million_tokens
     if words is None or each is None:
-        return None
+        return no_price(point.hardware.chip)
     chips = format_number_of(point.hardware.num_chips, "chip")
     return f"{chips} at {words}: {point.price_per_hour:,.2f} an hour, {each:,.3g} per million tokens."
 
