@@ -53,7 +53,7 @@ def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequ
     if kind == "MissingParameter":
         return _missing(context)
     if match := _EXTRA.match(message):
-        return _extra(match[1].split()[0], context, args)
+        return _extra(match[1].split(), context, args)
     return _of_parser(error)
 
 
@@ -112,12 +112,14 @@ def _with_option(option: str, commands: Sequence[str]) -> list[str]:
     return found
 
 
-def _extra(word: str, context: Any, args: Sequence[str]) -> str:
-    """The answer to a word that belongs to no option."""
+def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
+    """The answer to words that belong to no option: to the first that an option takes, or to the first."""
     path, params = context.command_path, context.command.params
     options = {name: param for param in params for name in param.opts}
-    if option := next((name for name, known in _KINDS.items() if name in options and known(word)), ""):
-        return f"{word!r} belongs to no option; write {option} {word}"
+    for word in words:
+        if option := next((name for name, known in _KINDS.items() if name in options and known(word)), ""):
+            return f"{word!r} belongs to no option; write {option} {word}"
+    word = words[0]
     before = list(args[: args.index(word)]) if word in args else []
     if len(before) >= 2 and before[-2] in options and not options[before[-2]].is_flag:
         return f"{word!r} belongs to no option; quote '{before[-1]} {word}', or leave it out"

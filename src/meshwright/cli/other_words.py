@@ -216,6 +216,7 @@ _WORDS_OF_OPTIONS: dict[str, str] = {
     "--run": "dir logdir folder out output",
     "--from": "pretrained base init load",
     "--temperature": "temp t",
+    "--best-of 8": "return-sequences best samples beams beam",
     "--max-tokens": "tokens new n predict",
     "-o": "output out save file export write",
     "--json": "json format csv yaml jsonl",
@@ -225,8 +226,10 @@ _WORDS_OF_OPTIONS: dict[str, str] = {
 # The same for answers without an option to type, by command; "" for all commands.
 _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
     "mw plan train": {
+        "no step depends on it; leave it out": "lr warmup dropout decay beta beta1 adam clip",
+        "a plan needs no data; leave it out": "dataset data-path train-data corpus tokenizer text seed",
         "attention is a fused kernel but for --software eager; leave it out": "flash attn attention fused",
-        "a plan needs no data; leave it out": "data dataset corpus tokenizer text seed",
+        "collectives are priced by the hardware's links; --network names others": "backend nccl gloo",
         "it is predicted; to correct a plan by a measured run type --anchor metrics.jsonl": "mfu flops speed",
         "layouts are ranked by step time; leave it out": "goal objective metric optimize minimize maximize",
         "for energy type mw compare plan.toml": "power energy watts carbon tdp",
@@ -236,6 +239,7 @@ _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
         "the frontier lists tokens/s; add --tpot 30ms or --max-price-per-hour 50": "tps throughput goal",
         "it plans and starts nothing; --engine vllm prints the line that does": "port host api served name",
         "with --rate 20 pools apart are tried too": "pd disaggregation disaggregated disagg",
+        "it changes no plan; leave it out": "swap eager enforce trust seed tokenizer",
         "attention is a fused kernel; leave it out": "flash attn attention",
     },
     "mw plan rl": {
@@ -246,6 +250,18 @@ _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
     "mw fit": {
         "it tries every split of the chips; leave it out": "tp pp dp tensor parallel layout",
         "it shows every way with its largest batch and context; leave it out": "batch bs context lora quant",
+    },
+    "mw train": {
+        "the plan sets it: mw plan train --given microbatches=8": "accumulation accumulate micro micro-batch",
+        "the plan sets it: mw plan train --compute-dtype bf16": "bf16 fp16 amp precision mixed",
+        "the plan sets it: mw plan train --layout fsdp=8": "tp pp dp cp ep fsdp zero tensor deepspeed",
+        "the plan sets it: mw plan train --set num_layers=16": "vocab layers hidden heads width depth",
+        "metrics are written to metrics.jsonl; add --tensorboard": "wandb mlflow report logger project",
+        "it is decided by itself; leave it out": "workers prefetch dataloader pin compile",
+    },
+    "mw model": {"it is shown; leave it out": "flops params parameters memory cache count size intensity"},
+    "mw hardware": {
+        "it is shown; leave it out": "memory bandwidth flops specs sources topology power",
     },
     "mw serve": {
         "set --slots and --context, which need the memory": "gpu mem memory utilization",
@@ -292,6 +308,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "mw plan train": {
+        "a plan needs no data; leave it out": ("--data",),
         "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
         "a plan prices one step; --tokens 15T adds the time of a run": _LENGTH_OF_RUN,
     },
@@ -385,7 +402,7 @@ def _words_of(option: str) -> set[str]:
     >>> sorted(_words_of("--max-gpus"))
     ['gpus', 'max', 'max-gpus']
     """
-    words = option.lstrip("-").split("-")
+    words = re.split(r"[-.]", option.lstrip("-"))
     return {*words, *(f"{first}-{second}" for first, second in pairwise(words))}
 
 
