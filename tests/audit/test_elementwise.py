@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.audit.compare.arithmetic import type_findings
+from meshwright.audit.compare.arithmetic import rounding_findings, type_findings
 from meshwright.audit.compare.findings import (
     activation_findings,
     missing_findings,
@@ -15,7 +15,7 @@ from meshwright.audit.compare.findings import (
     update_findings,
 )
 from meshwright.audit.compile.planned_program import PlannedStep, PlannedUpdate, planned_step
-from meshwright.audit.facts.narrow_arithmetic import NarrowResult
+from meshwright.audit.facts.narrow_arithmetic import NarrowResult, narrowest_elements, rounded_statistics
 from meshwright.audit.facts.outside_products import (
     ScopedArithmetic,
     UpdateArithmetic,
@@ -215,3 +215,35 @@ def test_gradients_of_microbatches_are_added_as_planned(adds_wide: bool, names: 
     narrow = [NarrowResult(name, "add", "backward", 4096)]
     found = type_findings(narrow, {}, planned_step(plan, load("cpu:8")), 0, adds_wide=adds_wide)
     assert [one.tensor for one in found] == names
+
+
+# A callback, which has no result, numbers that are rounded to eight bits, and an angle in bfloat16.
+ROUNDED = """
+HloModule jit_step, is_scheduled=true
+
+ENTRY main {
+  x = f32[4,8] parameter(0)
+  none = () custom-call(), custom_call_target="xla_ffi_python_cpu_callback"
+  narrow = f8e5m2[4,8] convert(x), metadata={op_name="jit(step)/layers/w_out/convert"}
+  wide = f32[4,8] convert(narrow), metadata={op_name="jit(step)/layers/w_out/convert"}
+  angle = bf16[4,8] convert(x), metadata={op_name="jit(step)/layers/q_rope/convert"}
+  again = f32[4,8] convert(angle), metadata={op_name="jit(step)/layers/q_rope/convert"}
+  turned = f32[4,8] cosine(again), metadata={op_name="jit(step)/layers/q_rope/cos"}
+  ROOT y = f32[4,8] add(wide, turned)
+}
+"""
+
+
+def test_numbers_of_eight_bits_are_found_without_a_plan_for_them() -> None:
+    found = narrowest_elements(parse_hlo(ROUNDED))
+    assert found == (32, "jit(step)/layers/w_out/convert")
+    (finding,) = rounding_findings(found, Layout.of())
+    assert (finding.kind, finding.tensor) == ("dtype", "w_out")
+    assert rounding_findings(found, Layout.of(matmul_dtype="fp8")) == []
+    wide = ROUNDED.replace("f8e5m2", "f16")
+    assert rounding_findings(narrowest_elements(parse_hlo(wide)), Layout.of()) == []
+
+
+def test_angles_in_bfloat16_are_found() -> None:
+    assert rounded_statistics(parse_hlo(ROUNDED), differentiated=False) == {"q_rope": 32}
+    assert rounded_statistics(parse_hlo(ROUNDED.replace("bf16", "f32")), differentiated=False) == {}

@@ -83,12 +83,10 @@ def narrowest_elements(program: Program) -> tuple[int, str]:
     for place in places(program):
         runs = known_runs(program, place)
         for each in place.computation.instructions.values():
+            if each.opcode != "convert":  # others may have no result
+                continue
             made = each.shapes[0]
-            if (
-                each.opcode != "convert"
-                or not made.dtype.startswith("f")
-                or dtype_bits(made.dtype) >= _NARROW
-            ):
+            if not made.dtype.startswith("f") or dtype_bits(made.dtype) >= _NARROW:
                 continue
             elements = round(runs * made.num_elements)
             total += elements
