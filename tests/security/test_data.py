@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def test_pipes_devices_and_loops_in_a_folder_are_passed_over(tmp_path: Path):
     (tmp_path / "self").symlink_to(tmp_path / "self")
     (tmp_path / "good.jsonl").write_text(GOOD)
     assert [document.text for document in read(tmp_path)] == ["good"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that cannot be read")
+def test_a_file_that_fails_while_it_is_read_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match=r"^corpus /proc/self/mem: cannot be read: Input/output error$"):
+        read(Path("/proc/self/mem"))
+    (tmp_path / "bad.txt").symlink_to("/proc/self/mem")
+    (tmp_path / "good.jsonl").write_text(GOOD)
+    with pytest.warns(UserWarning, match=r"bad\.txt: cannot be read: .*; it is left out"):
+        assert [document.text for document in read(tmp_path)] == ["good"]
 
 
 @pytest.mark.filterwarnings("ignore:.*it is left out")

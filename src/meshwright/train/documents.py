@@ -222,7 +222,12 @@ def _read_folder(root: Path, bad_data: BadData, chat: ChatTemplate | None) -> It
     num_files, has_text = 0, False
     for path in _walk(root, frozenset({"__pycache__"})):
         num_files += 1
-        if path.suffix in (".jsonl", ".parquet") or _is_text(path):
+        try:
+            is_data = path.suffix in (".jsonl", ".parquet") or _is_text(path)
+        except DataError as error:
+            _leave_out(error, bad_data)
+            continue
+        if is_data:
             has_text = True
             yield from _read_file(path, path.relative_to(root).as_posix(), bad_data, chat)
     if not has_text:
@@ -270,7 +275,10 @@ def _leave_out(error: DataError, bad_data: BadData) -> None:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether the file is UTF-8 without NUL bytes, since some binary files are valid UTF-8."""
+    """Whether the file is UTF-8 without NUL bytes, since some binary files are valid UTF-8.
+
+    Raises DataError if it cannot be read.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with path.open("rb") as file:
@@ -281,6 +289,8 @@ def _is_text(path: Path) -> bool:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return False
+    except OSError as error:  # an error while it is read does not name it
+        raise DataError(f"corpus {path}: cannot be read: {error.strerror}") from None
     return True
 
 
