@@ -96,7 +96,10 @@ def test_a_moved_run_goes_on_bit_for_bit(tmp_path) -> None:
         (["fsdp=8", "tensor=4", *TINY], "has 8 devices and"),
         (["fsdp=8", "nothing.toml"], "nothing.toml"),
         (["fsdp=8", "tp=8", *TINY], "write tensor=8"),
-        (["fsdp=8", "tensor=8", *TINY, "--out", "moved"], "--out moves a run"),
+        (
+            ["fsdp=8", "tensor=8", *TINY, "--out", "moved"],
+            "and the layout to move to is no plan",
+        ),
         (["data=8", "data=4,tensor=2", *TINY, "--audit", "--target", "abc"], "--target 'abc'"),
     ],
 )

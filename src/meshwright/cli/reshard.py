@@ -99,7 +99,8 @@ def _of_machine(plan: Plan, machine: Hardware) -> Layout:
 
 def _check_moves(run: str, after: Plan | None, output: Path) -> None:
     if after is None or not (Path(run) / PLAN_FILE).is_file():
-        raise PlanError("--out moves a run: mw reshard runs/demo plan.toml --out runs/moved")
+        lacks = f"{run} has no {PLAN_FILE}" if after else "the layout to move to is no plan"
+        raise PlanError(f"--out moves a run, and {lacks}; mw reshard runs/demo plan.toml --out runs/moved")
     require("run")
     use_devices_of(catalog.load(after.hardware))
     from meshwright.reinforcement.checkpoint_move import check_moves
