@@ -42,7 +42,7 @@ def test_each_query_reads_its_best_visible_keys(num_documents: int) -> None:
     positions = np.broadcast_to(np.arange(T), (B, T)).astype(np.int32)
     places = Places(jnp.asarray(positions), jnp.asarray(segments) if num_documents > 1 else None)
     with jax.set_mesh(device_mesh(LAYOUT)):
-        run = jax.jit(lambda *arrays: choose(*arrays, places, places, TOP, LAYOUT))
+        run = jax.jit(lambda q, k, weights: choose(q, k, weights, places, places, TOP, LAYOUT))
         chosen = run(*map(jnp.asarray, (q, k, weights)))
     expected = best_of(scores_of(q, k, weights), positions, segments if num_documents > 1 else None)
     np.testing.assert_array_equal(chosen, expected)
