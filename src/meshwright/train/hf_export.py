@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 from meshwright.errors import CheckpointError
 from meshwright.files import write_whole
 from meshwright.layout import Layout
+from meshwright.models.hf import written_family
 from meshwright.models.tokenizer_file import read_tokenizer
 from meshwright.nn.adapters import merged
 from meshwright.nn.files import checkpoint_files
@@ -24,8 +26,8 @@ def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool =
 
     step: the checkpoint's, by default the last sound one. best: the checkpoint with the lowest validation
     loss. Weights keep their type in training, and quantised ones are widened to `compute_dtype`; adapters are
-    added to their weights. Raises CheckpointError if there is no such checkpoint, it is damaged, or `folder`
-    already has weights.
+    added to their weights. A draft head is kept if files of the family have one. Raises CheckpointError if
+    there is no such checkpoint, it is damaged, or `folder` already has weights.
     """
     check_run(run)
     if existing := next(folder.glob("*.safetensors*"), None):
@@ -42,7 +44,17 @@ def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool =
     stored = plan.layout.precision
     layout = Layout.of(data=1, weights_dtype=stored.weights_dtype, compute_dtype=stored.compute_dtype)
     params = restore_params(checkpoints, abstract_params(plan.model, layout, device_mesh(layout)), step)
-    save_hf(merged(plan.model, params), plan.model.base, folder)
+    family = written_family(plan.model.base)
+    if plan.model.draft_head and family.drafts:
+        save_hf(params, plan.model, folder)
+    else:
+        if plan.model.draft_head:
+            warnings.warn(
+                f"{plan.model.name}: files of {family.title} have no draft head, so it is left out; "
+                "mw serve --draft-head reads it from the run",
+                stacklevel=2,
+            )
+        save_hf(merged(plan.model, params), plan.model.base, folder)
     _copy_tokenizer(run, folder)
     return step
 

@@ -1,5 +1,6 @@
 """Draft heads of published checkpoints: the names of DeepSeek-V3's, Qwen3-Next's and MiMo's tensors."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.hf import from_hf, written_family
 from meshwright.nn.files.hf_tensors import hf_tensors
 from meshwright.nn.files.weights import has_draft_head, load_hf, save_hf
-from meshwright.nn.params import init_params
+from meshwright.nn.params import flatten, init_params
 from meshwright.nn.start.device_mesh import device_mesh
 
 SIZES = {
@@ -154,6 +155,24 @@ def test_a_head_is_read_from_the_names_of_its_files(model: str, tmp_path: Path) 
         loaded["draft_layers"]["mlp_norm"][0], more[f"{layer}.post_attention_layernorm.weight"]
     )
     np.testing.assert_array_equal(loaded["embed"], stored["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("model", ["mimo", pytest.param("deepseek", marks=pytest.mark.slow)])
+def test_a_head_that_was_trained_is_written(model: str, tmp_path: Path) -> None:
+    config, head = _head(FILES[model][0], model)
+    split, joint = Layout.of(weights_dtype="f32"), replace(config, draft_head="joint")
+    mesh = device_mesh(split)
+    params = init_params(joint, split, mesh, 0)
+    save_hf(params, joint, tmp_path)
+    assert (
+        has_draft_head(tmp_path, config) and _names(model) <= load_file(tmp_path / "model.safetensors").keys()
+    )
+    assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    of_head, flat = flatten(load_hf(tmp_path, head, split, mesh)), flatten(params)
+    for path in of_head:
+        np.testing.assert_array_equal(of_head[path], flat[path], err_msg=path)
+    of_model = flatten(load_hf(tmp_path, config, split, mesh))
+    assert all(np.array_equal(of_model[path], flat[path]) for path in of_model)
 
 
 def test_a_family_without_published_heads_says_so() -> None:

@@ -59,7 +59,7 @@ def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()
 
 def _draft_tensors(config: ModelConfig, family: Family, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a draft head by path; its layer is stored as the model's layers are."""
-    if config.draft_head != "alone":
+    if config.draft_head is None:
         return {}
     names = family.drafts
     if names is None:

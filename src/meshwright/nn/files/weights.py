@@ -23,7 +23,7 @@ from meshwright.files import parse_json, read_text
 from meshwright.layout import Layout
 from meshwright.layout.layout_checks import check_fits
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.family import Family, Tensor
+from meshwright.models.families.family import Family, Key, Tensor
 from meshwright.models.hf import to_hf, written_family
 from meshwright.models.model_files import read_family
 from meshwright.models.parameters import DRAFT_IN, OF_STACKS, Param, dimensions, parameters
@@ -43,6 +43,8 @@ from meshwright.nn.params import abstract_params, build, flatten
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# The key of config.json that counts draft heads.
+_NUM_HEADS = "num_nextn_predict_layers"
 _FILE_BYTES = 5_000_000_000
 # (name of HF's tensor, tensor) -> the tensors to write.
 Store = Callable[[str, np.ndarray], Mapping[str, np.ndarray]]
@@ -103,8 +105,9 @@ def save_hf(
 ) -> None:
     """Writes `params` as the HF model that computes the same, in safetensors of at most `file_bytes`.
 
-    store: replaces one tensor by others. more: further keys of config.json. Host memory holds one file. For
-    one process, which must see every shard. Raises CheckpointError if `folder` holds weights already.
+    A draft head is written as the family's files have it; ModelError if they have none. store: replaces one
+    tensor by others. more: further keys of config.json. Host memory holds one file. For one process, which
+    must see every shard. Raises CheckpointError if `folder` holds weights already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if present := next(folder.glob("*.safetensors*"), None):
@@ -113,13 +116,16 @@ def save_hf(
     dtype = np.dtype(flat["embed"].dtype)
     # Without null, transformers would end every answer at LLaMA's token 2, and pad with Phi-3's 32000.
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    written = to_hf(config) | tokens | {"torch_dtype": dtype.name} | dict(more)
+    family = written_family(config.base)
+    counted = isinstance(family.keys.get(_NUM_HEADS), Key) and config.draft_head
+    written = to_hf(config.base) | tokens | {"torch_dtype": dtype.name} | dict(more)
+    written |= {_NUM_HEADS: 1} if counted else {}
     (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    tensors, sizes = hf_tensors(config, written_family(config)), dimensions(config)
+    tensors, sizes = hf_tensors(config, family), dimensions(config)
     files = _split(config, tensors, dtype.itemsize, file_bytes)
     constants = {
         name.format(number): np.asarray(value, dtype)
-        for name, value in written_family(config).constants.items()
+        for name, value in family.constants.items()
         for number in range(config.num_layers)
     }
     held: dict[str, list[str]] = {}
