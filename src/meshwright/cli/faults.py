@@ -81,6 +81,8 @@ def _unknown_option(error: Any, context: Any, args: Sequence[str], commands: Seq
         return answer
     if ours := option_by_words(given, options, value):
         return f"{given} is {ours} here"
+    if answer := answer_by_words(given, ""):
+        return answer
     begun = [option for option in options if len(given) >= _LEAST_BEGUN and option.startswith(given)]
     if alike := begun[:2] or get_close_matches(given, options, n=2, cutoff=_ALIKE):
         return f"{path} has no {given}; did you mean {' or '.join(alike)}?"

@@ -169,11 +169,11 @@ _WORDS_OF_OPTIONS: dict[str, str] = {
     "--given remat=full": "recompute checkpointing checkpoint remat rematerialization",
     "--given offload=true": "offload offloading",
     "--given expert=8": "ep expert experts moe",
-    "--given tensor=8": "tp tensor",
+    "--given tensor=8": "tp tensor model-parallel",
     "--given pipe=4": "pp pipeline stages",
     "--given context=2": "cp ring ulysses",
     "--given data=8": "dp ddp",
-    "--given fsdp=8": "fsdp shard sharding sharded hsdp",
+    "--given fsdp=8": "strategy fsdp shard sharding sharded hsdp",
     "--layout expert=8": "ep expert experts moe",
     "--layout tensor=8": "tp tensor",
     "--layout data=8": "dp ddp",
@@ -190,6 +190,9 @@ _WORDS_OF_OPTIONS: dict[str, str] = {
     "--prefix-cache": "prefix caching",
     "--chunk 512": "chunk chunked prefill batched-tokens",
     "--paged": "paged page block blocks",
+    "--ttft-p95 1s --tpot-p95 30ms": "p95 p99 p90 slo sla",
+    "--prompt-tokens": "input prompt",
+    "--output-tokens": "output-len answer completion avg-output output-size",
     "--rate 20": "users rps qps requests rate traffic clients",
     "--replicas 2": "replicas instances workers",
     "--slots": "seqs sequences batch parallel concurrency",
@@ -221,9 +224,9 @@ _WORDS_OF_OPTIONS: dict[str, str] = {
     "-o": "output out save file export write",
     "--json": "json format csv yaml jsonl",
     "--explain": "explain verbose debug why details",
-    "--top": "top rows limit",
+    "--top": "top rows results",
 }
-# The same for answers without an option to type, by command; "" for all commands.
+# The same for answers without an option to type, by command; "" for all commands, after their options.
 _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
     "mw plan train": {
         "no step depends on it; leave it out": "lr warmup dropout decay beta beta1 adam clip",
@@ -231,6 +234,7 @@ _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
         "attention is a fused kernel but for --software eager; leave it out": "flash attn attention fused",
         "collectives are priced by the hardware's links; --network names others": "backend nccl gloo",
         "it is predicted; to correct a plan by a measured run type --anchor metrics.jsonl": "mfu flops speed",
+        "a plan prices one step; --tokens 15T adds the time of a run": "epochs iters iterations steps",
         "layouts are ranked by step time; leave it out": "goal objective metric optimize minimize maximize",
         "for energy type mw compare plan.toml": "power energy watts carbon tdp",
         "it is the default; leave it out": "causal packing flash-attn shuffle amp",
@@ -249,7 +253,9 @@ _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
     },
     "mw fit": {
         "it tries every split of the chips; leave it out": "tp pp dp tensor parallel layout",
-        "it shows every way with its largest batch and context; leave it out": "batch bs context lora quant",
+        "it shows every way with its largest batch and context; leave it out": (
+            "batch bs context lora quant finetune train training serve inference"
+        ),
     },
     "mw train": {
         "the plan sets it: mw plan train --given microbatches=8": "accumulation accumulate micro micro-batch",
@@ -270,6 +276,7 @@ _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
     },
     "": {
         "notes go to stderr; add 2>/dev/null": "quiet silent progress q",
+        "all is printed; leave it out": "verbose debug v",
         "it is decided by itself; leave it out": "no-progress color colour yes y force",
     },
 }
@@ -309,6 +316,8 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mw plan train": {
         "a plan needs no data; leave it out": ("--data",),
+        "repeat --hardware to compare machines": ("--compare", "--vs", "--versus", "--against"),
+        "with --smallest and --tokens 15T type --days 30": ("--time-limit", "--max-time", "--wall-time"),
         "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
         "a plan prices one step; --tokens 15T adds the time of a run": _LENGTH_OF_RUN,
     },
@@ -321,11 +330,26 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "mw train": {
+        "the plan sets it: mw plan train --batch-tokens 1Mi --seq-len 8k": (
+            "--batch-size", "--max-length", "--max-seq-length", "--seq-len", "--seq-length", "--block-size",
+            "--batch-tokens", "--cutoff-len", "--train-batch-size", "--global-batch-size",
+        ),
+        "the rest of the data is evaluated by itself; --eval NAME=PATH adds another text": (
+            "--eval-steps", "--eval-every", "--eval-interval", "--evaluation-strategy", "--do-eval",
+        ),
         "a run takes all devices of its plan; hide others with CUDA_VISIBLE_DEVICES=0": (
             "--gpu", "--gpus", "--device",
         ),
         "a run ends after --steps batches; it goes on with --resume": (
             "--hours", "--minutes", "--time", "--max-time",
+        ),
+    },
+    "mw compare": {
+        "name both: mw compare a.toml b.toml": ("--vs", "--versus", "--with", "--against", "--baseline"),
+    },
+    "mw serve": {
+        "a server takes all devices; hide others with CUDA_VISIBLE_DEVICES=0": (
+            "--gpu", "--gpus", "--device",
         ),
     },
     "mw ui": {
@@ -445,16 +469,15 @@ def option_by_words(given: str, options: Collection[str], value: str = "") -> st
 
 
 def answer_by_words(given: str, command: str) -> str:
-    """The answer to the words of an option; empty if none is known.
+    """The answer to the words of an option; empty if none is known. command: "" for those of all commands.
 
     >>> answer_by_words("--use-flash-attn", "mw plan train")
     '--use-flash-attn: attention is a fused kernel but for --software eager; leave it out'
     """
     words = _words_of(given.replace("_", "-").lower())
-    for name in (command, ""):
-        for answer, theirs in _WORDS_OF_ANSWERS.get(name, {}).items():
-            if words & set(theirs.split()):
-                return f"{given}: {answer}"
+    for answer, theirs in _WORDS_OF_ANSWERS.get(command, {}).items():
+        if words & set(theirs.split()):
+            return f"{given}: {answer}"
     return ""
 
 

@@ -58,7 +58,8 @@ class _Reader:
     def finish(self) -> None:
         self.skip()
         if self.at < len(self.text):
-            raise self.fail(f"unexpected {shorten(self.text[self.at :], limit=20)!r}")
+            hint = "; write A[I, J] . B[J, K]" if _NAME.match(self.text, self.at) else ""
+            raise self.fail(f"unexpected {shorten(self.text[self.at :], limit=20)!r}", hint=hint)
 
 
 def parse_array(text: str) -> ShardedArray:
