@@ -1,71 +1,107 @@
-"""The compiled schedule's price of published TPU steps, beside what was measured and planned.
+"""The compiled schedule's price of published steps of JAX programs, next to the measured and the planned one.
 
-    python benchmarks/scheduled.py published/training.csv   # writes results/scheduled.json; needs [tpu]
+    python benchmarks/scheduled.py published/training.csv   # writes results/scheduled.json and the table
 
-The rows are those that this program runs as published, with float32 weights, and that its compiler fits into
-the chips. `share_without` is `timeline.TPU_SHARE` as the rows of all other chips would have it.
+Rows of chips whose compiler is not installed ([tpu], [cuda12]) are kept. They are rows that this program runs
+as published, with float32 weights and products in bfloat16, and that its compiler fits into the chips. For
+TPUs `share_without` is `compiled_schedule.TPU_SHARE` as the rows of all other chips would have it. For GPUs
+nothing is fitted; a row has the network of its source.
 """
 
 import importlib.metadata
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from meshwright.audit.compile.compile import compile_plan
-from meshwright.audit.compile.targets import choose_target
+from meshwright.audit.compile.planned_program import planned_step
+from meshwright.audit.compile.targets import choose_target, is_installed
 from meshwright.audit.facts.compiled_schedule import TPU_SHARE
-from meshwright.audit.plan_audit import judged
+from meshwright.audit.plan_audit import scheduled_seconds
 from meshwright.files import write_whole
-from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.plan_file import Plan
 from meshwright.validate.published import PublishedRow, read_rows
 from meshwright.validate.reproduce import reproduce
 
-RESULTS = Path(__file__).parent / "results/scheduled.json"
-ROWS = ("T0467", "T0469", "T0533")
+ROOT = Path(__file__).parents[1]
+RESULTS, DOCUMENT = ROOT / "benchmarks/results/scheduled.json", ROOT / "docs/how-to/read-an-audit.md"
+START, END = "<!-- scheduled -->", "<!-- end of scheduled -->"
+ROWS = {"tpu": ("T0467", "T0469", "T0533"), "gpu": ("T0464", "T0513", "T0515", "T0517", "T0460")}
+PACKAGES = ("jax", "libtpu", "jax-cuda12-plugin")
+# Remat policies of ours for those of a row without one and with `selective`.
+_REMAT = {"": "none", "selective": "matmuls"}
 
 
-def plan_of(row: PublishedRow) -> Plan:
-    """The published step as it runs here."""
+def priced(row: PublishedRow, platform: str) -> dict[str, Any]:
+    """A row: seconds of a step as measured, planned, and by the schedule of the step that runs here."""
     case = reproduce(row)
-    degrees = f"data={row.data},fsdp={row.fsdp},tensor={row.tensor},remat={row.remat}"
-    return Plan(case.config, case.hardware.spec, case.workload, Layout.parse(f"{degrees},weights_dtype=f32"))
-
-
-def prices(plan: Plan) -> Mapping[str, float]:
-    """Seconds of a step, planned and scheduled."""
-    target = choose_target(plan.hardware, plan.layout, "tpu")
-    return judged(plan, target, compile_plan(plan, target))["step_seconds"]
+    remat = _REMAT.get(row.remat or "", row.remat)
+    words = f"data={row.data},fsdp={row.fsdp},tensor={row.tensor},remat={remat},weights_dtype=f32"
+    plan = Plan(case.config, case.hardware.spec, case.workload, Layout.parse(words))
+    target = choose_target(plan.hardware, plan.layout, platform)
+    compiled = compile_plan(plan, target)
+    is_seconds = row.metric == "step_seconds"
+    per_chip = case.workload.num_tokens / plan.layout.mesh.num_devices
+    return {
+        "id": row.id,
+        "chip": case.hardware.chip.name,
+        "devices": plan.layout.mesh.num_devices,
+        "layout": str(plan.layout),
+        "measured": row.value if is_seconds else per_chip / row.value,
+        "planned": planned_step(plan, case.hardware).seconds,
+        "scheduled": scheduled_seconds(plan, target, compiled, case.hardware),
+    }
 
 
 def scored(found: list[dict]) -> list[dict]:
-    """The rows with their errors, also with the share that the other chips' rows give."""
+    """The rows with their errors, on TPUs also with the share that the other chips' rows give."""
+    of_tpus = [one for one in found if one["id"] in ROWS["tpu"]]
     for one in found:
-        others = [o["measured"] / (o["scheduled"] / TPU_SHARE) for o in found if o["chip"] != one["chip"]]
-        one["share_without"] = median(others)
-        left_out = one["scheduled"] / TPU_SHARE * one["share_without"]
-        one |= {
-            "planned_error": one["planned"] / one["measured"] - 1,
-            "scheduled_error": one["scheduled"] / one["measured"] - 1,
-            "left_out_error": left_out / one["measured"] - 1,
-        }
+        one |= {f"{name}_error": one[name] / one["measured"] - 1 for name in ("planned", "scheduled")}
+        others = [o["measured"] / (o["scheduled"] / TPU_SHARE) for o in of_tpus if o["chip"] != one["chip"]]
+        one["share_without"] = median(others) if one in of_tpus else None
+        left_out = one["scheduled"] / TPU_SHARE * one["share_without"] if one in of_tpus else one["scheduled"]
+        one["left_out_error"] = left_out / one["measured"] - 1
     return found
+
+
+def table(found: list[dict]) -> str:
+    lines = [
+        "| row | chip | measured | planned | scheduled | left out |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        seconds = [f"{one[name]:.3g} s ({one[f'{name}_error']:+.1%})" for name in ("planned", "scheduled")]
+        cells = one["id"], f"{one['devices']} {one['chip']}", f"{one['measured']:.3g} s", *seconds
+        lines.append(f"| {' | '.join(cells)} | {one['left_out_error']:+.1%} |")
+    return "\n".join(lines)
 
 
 def main(file: Path) -> None:
     rows = {row.id: row for row in read_rows(file) if isinstance(row, PublishedRow)}
-    found = []
-    for name in ROWS:
-        plan = plan_of(rows[name])
-        chip = load(plan.hardware).chip.name
-        row = {"id": name, "chip": chip, "layout": str(plan.layout), "measured": rows[name].value}
-        found.append(row | dict(prices(plan)))
-        print(name, found[-1], file=sys.stderr, flush=True)
-    versions = {package: importlib.metadata.version(package) for package in ("jax", "libtpu")}
-    write_whole(RESULTS, json.dumps({"versions": versions, "rows": scored(found)}, indent=1) + "\n")
+    before = json.loads(RESULTS.read_text())
+    known = {one["id"]: one for one in before["rows"]}
+    for platform, names in ROWS.items():
+        for name in names if is_installed(platform) else ():
+            known[name] = priced(rows[name], platform)
+            print(name, known[name], file=sys.stderr, flush=True)
+    found = scored([known[name] for names in ROWS.values() for name in names if name in known])
+    versions = before["versions"] | {name: version for name in PACKAGES if (version := _version(name))}
+    write_whole(RESULTS, json.dumps({"versions": versions, "rows": found}, indent=1) + "\n")
+    text = DOCUMENT.read_text(encoding="utf-8")
+    begin, end = text.index(START), text.index(END)
+    write_whole(DOCUMENT, f"{text[:begin]}{START}\n{table(found)}\n{text[end:]}")
+
+
+def _version(name: str) -> str | None:
+    """The version of a package; None if another environment has it."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

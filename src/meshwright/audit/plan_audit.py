@@ -26,6 +26,7 @@ from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.server_start import server_memory
 from meshwright.errors import OutOfMemoryError
 from meshwright.hardware.catalog import load
+from meshwright.hardware.topology import Hardware
 from meshwright.layout.page_sizes import page_of
 from meshwright.models.count import widest_window
 from meshwright.plan.serve.serving_plan import prefill_of
@@ -151,12 +152,15 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     })  # fmt: skip
 
 
-def scheduled_seconds(plan: Plan, target: Target, compiled: CompiledProgram) -> float | None:
+def scheduled_seconds(
+    plan: Plan, target: Target, compiled: CompiledProgram, hardware: Hardware | None = None
+) -> float | None:
     """Seconds of a step by its compiled schedule; None if they are unknown.
 
     They are unknown on virtual devices, on chips of another kind, and if a loop dispatches several programs.
+    hardware: prices the schedule, by default as the plan names it; for example with another network.
     """
-    hardware = load(plan.hardware)
+    hardware = hardware or load(plan.hardware)
     is_own = target.is_of(hardware.chip) and not hardware.chip.platform.virtual
     if compiled.stages or not is_own:
         return None
