@@ -66,6 +66,9 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"meshwright {__version__}\n"
 
 
+COMPLETE = ["--model", "tiny", "--hardware", "h100:1", "--prompt-tokens", "8", "--output-tokens", "8"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -84,6 +87,12 @@ def test_version(capsys):
             "mw: Invalid value for '--kv-dtype': dtype 'int9'",
         ),
         (["--loud"], "mw: mw has no --loud"),
+        (["model", "tiny", "8k"], "mw: mw model takes MODEL; leave out '8k'"),
+        # Searches in a layout's text once took minutes.
+        (["support", "tiny", "a" * 100_000], "mw: mw support takes"),
+        (["plan", "serve", *COMPLETE, "a" * 100_000], "mw: 'aaa"),
+        (["plan", "serve", *COMPLETE, "a\0.toml"], "mw: mw plan serve takes options alone"),
+        (["plan", "serve", *COMPLETE, "--layout", "a" * 100_000], "mw: layout: has 100000 characters"),
         (["serve", "--checkpoint", "x", "--port", "70000"], "mw: Invalid value for '--port'"),
         (
             ["serve", "--checkpoint", "x", "--kv-dtype", "int4"],

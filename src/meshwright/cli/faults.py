@@ -117,7 +117,7 @@ def _with_option(option: str, commands: Sequence[str]) -> list[str]:
 def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
     """The answer to words that belong to no option: to the first that an option takes, or to the first."""
     path, params = context.command_path, context.command.params
-    options = {name: param for param in params for name in param.opts}
+    options = {name: param for param in params if param.param_type_name == "option" for name in param.opts}
     for word in words:
         if option := next((name for name, known in _KINDS.items() if name in options and known(word)), ""):
             return f"{word!r} belongs to no option; write {option} {word}"
@@ -141,6 +141,8 @@ def _is_machine(word: str) -> bool:
 
     try:
         load(word)
+    except (OSError, ValueError):  # no name of a file: too long, or with a NUL
+        return False
     except HardwareError:
         return ":" not in word and _is_chip(word)
     return True
@@ -151,7 +153,7 @@ def _is_chip(word: str) -> bool:
 
     try:
         chip(word)
-    except HardwareError:
+    except (HardwareError, OSError, ValueError):
         return False
     return True
 

@@ -54,9 +54,13 @@ DEFAULTS: ShortForm = {
     **{name: option.default for name, option in OPTIONS.items()},
 }
 
+_MOST_CHARS = 2000
+
 
 def read_words(text: str) -> dict[str, object]:
     """KEY=VALUE, ... as a dictionary; numbers as such."""
+    if len(text) > _MOST_CHARS:  # the time of some searches grows with the square of the length
+        raise LayoutError(f"layout: has {len(text)} characters; write KEY=VALUE pairs, such as data=2,fsdp=4")
     joined = re.sub(r"\s*[;|\n]\s*", ",", text).strip(",")
     if joined != text and re.search(r"=[^,]*[;|\n]", text):
         raise LayoutError(f"layout: pairs are joined by commas; write {joined}")
