@@ -23,6 +23,7 @@ from meshwright.audit.compile.compile import CompiledProgram, memory_by_cause, p
 from meshwright.audit.facts.groups import parse_groups
 from meshwright.layout import Layout
 from meshwright.layout.workload import Phase, Workload
+from meshwright.models import transformer
 from meshwright.models.presets import load_model
 from meshwright.nn.gradients import gathered, shards
 from meshwright.nn.norms import along, log_sum_exp, mean_of_last
@@ -559,7 +560,9 @@ def _loss_in_bf16(step: Broken) -> CompiledProgram:
 def _norms_in_bf16(step: Broken) -> CompiledProgram:
     """Means of squares are rounded before their root."""
 
-    def norm(x: Array, scale: Array, bias: Any, kind: str, config: Any, mean: Any = mean_of_last) -> Array:
+    def norm(
+        x: Array, scale: Array, bias: Any, kind: str, config: Any, mean: Any = mean_of_last, *_: Any
+    ) -> Array:
         inverse = lax.rsqrt(mean(x * x) + jnp.asarray(config.norm_eps, x.dtype))
         return x * inverse * along(x, scale.astype(x.dtype))
 
@@ -580,7 +583,109 @@ def _update_on_condition(step: Broken) -> CompiledProgram:
     return compiled(step)
 
 
+def _logits(step: Broken, state: TrainState, rows: Array) -> Array:
+    tokens, _, places = step.dealt(rows)
+    return transformer.logits(step.config, step.ops, step.ops.reads(state.params), tokens, places)[0]
+
+
+def _accuracy(step: Broken, state: TrainState, rows: Array) -> Array:
+    """The share of targets that have the largest logit."""
+    likeliest = jnp.argmax(_logits(step, state, rows), axis=-1)
+    return jnp.mean((likeliest == step.dealt(rows)[1]).astype(jnp.float32))
+
+
+def _losses_of_tokens(step: Broken, state: TrainState, rows: Array) -> Array:
+    return step._nats(state.params, rows)
+
+
+def _left_out_if_not_finite(step: Broken) -> CompiledProgram:
+    """Every new number is chosen among two by whether the norm is finite."""
+    plain = step._updated_shards
+
+    def updated(state: TrainState, grads: Any, norm: Array, **given: Any) -> Any:
+        after = plain(state, grads, norm, **given)
+        before = shards(step.config, step.layout, state.params), state.opt_state
+        return jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(norm), new, old), after, before)
+
+    step._updated_shards = updated
+    return compiled(step)
+
+
+def _rows_in_reverse(step: Broken) -> CompiledProgram:
+    """Sequences change their devices."""
+    plain = step._losses_and_gradients
+
+    def reversed_rows(params: Any, rows: Array) -> Any:
+        spec = jax.typeof(rows).sharding.spec
+        return plain(params, reshard(jnp.flip(reshard(rows, P(None, None)), 0), spec))
+
+    step._losses_and_gradients = reversed_rows
+    return compiled(step)
+
+
+def _on_a_grid(x: Array) -> Array:
+    return (jnp.round(x.astype(jnp.float32) * 1024) / 1024).astype(x.dtype)
+
+
+def _weights_on_a_grid(step: Broken) -> CompiledProgram:
+    """Weights are rounded before they are used, and gradients pass through."""
+    plain = step._over_all
+
+    def rounded(w: Array) -> Array:
+        return w + lax.stop_gradient(_on_a_grid(w) - w) if w.ndim > 1 else w
+
+    def of_rounded(params: Any, rows: Array, ops: JaxOps) -> Any:
+        return plain(jax.tree.map(rounded, params), rows, ops)
+
+    step._over_all = of_rounded
+    return compiled(step)
+
+
+def _of_new_weights(made: Callable[[Array], Array]) -> Callable[[Broken], CompiledProgram]:
+    """The step that returns what is made of its new weights."""
+
+    def broken(step: Broken) -> CompiledProgram:
+        def run(state: TrainState, rows: Array) -> Any:
+            after, metrics = step._step(state, rows)
+            return replace(after, params=jax.tree.map(made, after.params)), metrics
+
+        return compiled(step, run)
+
+    return broken
+
+
+def _new_weights_whole(step: Broken) -> CompiledProgram | None:
+    is_sharded = step.layout.fsdp > 1 or step.layout.tensor > 1
+    return _of_new_weights(lambda w: reshard(w, P()))(step) if is_sharded else None
+
+
+def _loop_of_unknown_turns(step: Broken, state: TrainState, rows: Array) -> Array:
+    """A loop whose end depends on the tokens."""
+    limit = jnp.sum(rows).astype(jnp.float32)
+
+    def turn(carried: tuple[Array, Array]) -> tuple[Array, Array]:
+        count, total = carried
+        return 2 * count + 1, total + jnp.sum(jnp.sin(rows.astype(jnp.float32) * count))
+
+    return lax.while_loop(lambda carried: carried[0] < limit, turn, (jnp.float32(1), jnp.float32(0)))[1]
+
+
+def _squares_by_row(g: Array) -> Array:
+    return jnp.sum(g.astype(jnp.float32) ** 2, axis=tuple(range(1, g.ndim)))
+
+
 STEPS: dict[str, Callable[[Broken], CompiledProgram | None]] = {
+    "logits returned": _metric(_logits),
+    "the share of right targets": _metric(_accuracy),
+    "losses of tokens returned": _metric(_losses_of_tokens),
+    "an update left out if it is not finite": _left_out_if_not_finite,
+    "rows in reverse": _rows_in_reverse,
+    "gradients on a grid": _changed_gradients(_on_a_grid),
+    "weights on a grid": _weights_on_a_grid,
+    "new weights with noise": _of_new_weights(lambda w: w + w.dtype.type(1e-4) * jnp.sin(1000 * w)),
+    "new weights whole": _new_weights_whole,
+    "a loop of unknown turns": _metric(_loop_of_unknown_turns),
+    "squares of each row of gradients": _of_gradients(_squares_by_row),
     "a loss of bfloat16 logits": _loss_in_bf16,
     "norms in bfloat16": _norms_in_bf16,
     "an update on a condition": _update_on_condition,
@@ -940,7 +1045,55 @@ class _ScaledTable(JaxOps):
         return x * jnp.asarray(x.shape[-1] ** 0.5, x.dtype)
 
 
+class _InEightBits(JaxOps):
+    """Products of operands that are rounded to eight bits."""
+
+    def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array) -> Array:
+        x, weight = (one.astype(jnp.float8_e4m3fn).astype(one.dtype) for one in (x, weight))
+        return super()._einsum(name, plan, x, weight)
+
+
+class _KeptInEightBits(JaxOps):
+    """Activations that are rounded to eight bits."""
+
+    def activation(self, name: str, gate: Array, up: Array | None, kind: str, *more: Any) -> Array:
+        y = super().activation(name, gate, up, kind, *more)
+        return y.astype(jnp.float8_e5m2).astype(y.dtype)
+
+
+class _WithSumsSoFar(JaxOps):
+    """What enters a layer, less a cumulative sum over its positions."""
+
+    def norm(self, name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
+        y = super().norm(name, x, *args, **kwargs)
+        with jax.named_scope("so_far"):
+            return y - (jnp.cumsum(y.astype(jnp.float32), 1) * 1e-6).astype(y.dtype)
+
+
+class _KeysAmongValues(JaxOps):
+    """Values with a part of the keys."""
+
+    def attention(
+        self, name: str, q: Array, k: Array, v: Array, *args: Any, **kwargs: Any
+    ) -> tuple[Array, Any]:
+        return super().attention(name, q, k, v + jnp.asarray(0.01, v.dtype) * k, *args, **kwargs)
+
+
+class _CentredNorms(JaxOps):
+    """Norms that subtract the mean, in bfloat16."""
+
+    def norm(self, name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
+        with jax.named_scope(name):
+            x -= jnp.mean(x.astype(jnp.float32), -1, keepdims=True).astype(x.dtype)
+        return super().norm(name, x, *args, **kwargs)
+
+
 OPERATIONS: dict[str, type[JaxOps]] = {
+    "products of eight bits": _InEightBits,
+    "activations of eight bits": _KeptInEightBits,
+    "cumulative sums": _WithSumsSoFar,
+    "keys among the values": _KeysAmongValues,
+    "centred norms": _CentredNorms,
     "activations gathered": _Gathered,
     "activations exchanged": _Exchanged,
     "activations permuted": _Permuted,
@@ -983,6 +1136,8 @@ def _applies(kind: str, layout: Layout) -> bool:
         return layout.tensor > 1
     if kind in ("the table gathered", "one weight sent in float32", "weights sent in float32"):
         return layout.fsdp > 1 or layout.tensor > 1
+    if kind == "cumulative sums":  # over positions that no axis splits
+        return not layout.word("sequence_parallel")
     if kind == "a weight exchanged before its product":
         return layout.fsdp > 1
     return kind != "one product recomputed" or layout.schedule.remat != "full"
@@ -1209,7 +1364,41 @@ SERVING_PLANS: dict[str, Callable[[Plan], Plan | None]] = {
     "twice the sequences": lambda plan: replace(plan, workload=Workload(32, 64, plan.workload.phase)),
     "twice the context": lambda plan: replace(plan, workload=Workload(16, 128, plan.workload.phase)),
 }
+
+
+def _in_reverse(pages: Array) -> Array:
+    return jnp.flip(pages, 2) if pages.ndim > 2 else pages
+
+
+def _only_the_best(logits: Array) -> Array:
+    return jnp.where(logits >= lax.top_k(logits, 5)[0][:, -1:], logits, -1e30)
+
+
+def _only_the_likeliest(logits: Array) -> Array:
+    return jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=logits.dtype) * logits
+
+
+def _handed_to_python(step: Served) -> Served:
+    def run(*arguments: Any) -> Any:
+        logits, pools = step(*arguments)
+        jax.debug.callback(lambda total: None, logits.sum())
+        return logits, pools
+
+    return run
+
+
+def _scaled(x: Array) -> Array:
+    return (1.0001 * x.astype(jnp.float32)).astype(x.dtype)
+
+
 SERVING_STEPS: dict[str, Callable[[Served], Served]] = {
+    "caches scaled": _given(_CACHES, _scaled),
+    "pages in reverse": _given(_CACHES, _in_reverse),
+    "weights on a grid": _given(_WEIGHTS, _on_a_grid),
+    "the five best logits": _of_logits(_only_the_best),
+    "the likeliest token's logit": _of_logits(_only_the_likeliest),
+    "capped logits": _of_logits(lambda logits: 30 * jnp.tanh(logits / 30)),
+    "a callback on the host": _handed_to_python,
     "caches computed anew": _given(_CACHES, jnp.tanh),
     "caches masked": _given(_CACHES, lambda pages: jnp.where(pages > 0, pages, 0)),
     "caches shifted by a position": _given(_CACHES, _shifted),
