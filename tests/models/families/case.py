@@ -81,8 +81,9 @@ MLA = {
 DENSE_MLA = {
     key: value for key, value in MLA.items() if key not in ("n_routed_experts", "first_k_dense_replace")
 }
-# A norm over 5 values that are as small as its eps magnifies what differs between orders of the delta rule.
-DELTA_TOLERANCE = 1e-4
+# A norm over 5 values that are as small as its eps magnifies what differs between orders of the delta rule:
+# transformers and we are each within 0.9e-4 of its logits in float64.
+DELTA_TOLERANCE = 1.5e-4
 LINEAR = {
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,

@@ -4,5 +4,5 @@ from tests.models.families.case import LOCAL, Tiny
 
 HUB: dict[str, dict[str, Any]] = {}
 TINY = {
-    "cwm": Tiny("Cwm", LOCAL | {"num_hidden_layers": 5}, written="MistralForCausalLM", nightly=True),
+    "cwm": Tiny("Cwm", LOCAL | {"num_hidden_layers": 5}, written="MinistralForCausalLM", nightly=True),
 }

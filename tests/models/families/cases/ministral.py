@@ -7,7 +7,7 @@ TINY = {
     "ministral": Tiny(
         "Ministral",
         LOCAL | {"num_hidden_layers": 4, "layer_types": ALTERNATING[:4]},
-        written="MistralForCausalLM",
+        written="MinistralForCausalLM",
         nightly=True,
     ),
 }
