@@ -2,9 +2,9 @@
 
     python benchmarks/hostile_requests.py --generated 10000 --apart -o FILE
 
-A server with two workers, a model worked by hand, and two processes that ask /health without pause: at the
-server's port and at its port for probes. Then the asked number of generated requests: right ones with a few
-changes, as `make fuzz` makes them.
+A server with two workers runs a model worked by hand. Two processes ask /health without pause, at the
+server's port and at its port for probes. Hostile requests with names are sent first, then generated requests:
+valid ones with a few changes, as `make fuzz` makes them.
 """
 
 import argparse
@@ -38,15 +38,15 @@ IDLE_SECONDS = 2.0
 
 @dataclass
 class Probe:
-    """Answers of /health to a process of its own, each with the times at which it was asked and answered.
+    """Times at which a separate process asked /health and had its answer.
 
-    In the process that sends requests, it would wait for the interpreter and not for the server.
+    In the process that sends requests, the probe would wait for the interpreter and not for the server.
     """
 
     answers: list[tuple[float, float]] = field(default_factory=list)
 
     def within(self, began: float, ended: float) -> list[float]:
-        """Seconds of the answers between two times, at least one."""
+        """Seconds of each answer that was pending between two times."""
         seconds = [last - first for first, last in self.answers if last >= began and first <= ended]
         assert seconds, "/health was not asked meanwhile"
         return seconds
@@ -173,9 +173,9 @@ def generated_figures(sent: list[Sent], before: int, main: Probe, apart: Probe) 
 
 @contextmanager
 def server_apart() -> Iterator[Served]:
-    """A server on the last core, its clients on the others, both before the machine's other processes."""
+    """A server on the last core and its clients on the others, with priority over other processes."""
     cores = sorted(os.sched_getaffinity(0))
-    with suppress(PermissionError):  # others than root
+    with suppress(PermissionError):  # only root may raise the priority
         os.setpriority(os.PRIO_PROCESS, 0, -15)
     os.sched_setaffinity(0, cores[-1:])  # processes inherit it
     with served() as server:
@@ -206,7 +206,7 @@ def main() -> None:
             named = []
             for name, request in hostile.items():
                 named.append(send(server, http, name, *request))
-                time.sleep(5 * PROBE_SECONDS)  # a quick one may be answered between two questions
+                time.sleep(5 * PROBE_SECONDS)  # so that /health is asked during quick requests too
             kept = server.resident_bytes
             generated = (
                 send_generated(server, http, arguments.generated, arguments.seed)

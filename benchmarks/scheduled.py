@@ -2,10 +2,10 @@
 
     python benchmarks/scheduled.py published/training.csv   # writes results/scheduled.json and the table
 
-Rows of chips whose compiler is not installed ([tpu], [cuda12]) are kept. They are rows that this program runs
-as published, with float32 weights and products in bfloat16, and that its compiler fits into the chips. For
-TPUs `share_without` is `compiled_schedule.TPU_SHARE` as the rows of all other chips would have it. For GPUs
-nothing is fitted; a row has the network of its source.
+ROWS are published steps that meshwright can run as published, with float32 weights and products in bfloat16,
+and that fit into the chips as compiled. If a chip's compiler ([tpu], [cuda12]) is not installed, its rows in
+the results are kept. For TPUs, `share_without` is `compiled_schedule.TPU_SHARE` fitted without the rows of
+that chip. For GPUs nothing is fitted, and a row is priced with the network that its source states.
 """
 
 import importlib.metadata
@@ -31,12 +31,12 @@ RESULTS, DOCUMENT = ROOT / "benchmarks/results/scheduled.json", ROOT / "docs/how
 START, END = "<!-- scheduled -->", "<!-- end of scheduled -->"
 ROWS = {"tpu": ("T0467", "T0469", "T0533"), "gpu": ("T0464", "T0513", "T0515", "T0517", "T0460")}
 PACKAGES = ("jax", "libtpu", "jax-cuda12-plugin")
-# Remat policies of ours for those of a row without one and with `selective`.
+# Our remat policies for a row that states none, and for one with `selective`.
 _REMAT = {"": "none", "selective": "matmuls"}
 
 
 def priced(row: PublishedRow, platform: str) -> dict[str, Any]:
-    """A row: seconds of a step as measured, planned, and by the schedule of the step that runs here."""
+    """A row of the results: seconds of a step as measured, as planned, and by its compiled schedule."""
     case = reproduce(row)
     remat = _REMAT.get(row.remat or "", row.remat)
     words = f"data={row.data},fsdp={row.fsdp},tensor={row.tensor},remat={remat},weights_dtype=f32"
@@ -57,7 +57,7 @@ def priced(row: PublishedRow, platform: str) -> dict[str, Any]:
 
 
 def scored(found: list[dict]) -> list[dict]:
-    """The rows with their errors, on TPUs also with the share that the other chips' rows give."""
+    """Add the errors to each row, and for TPUs the share fitted to the rows of other chips."""
     of_tpus = [one for one in found if one["id"] in ROWS["tpu"]]
     for one in found:
         one |= {f"{name}_error": one[name] / one["measured"] - 1 for name in ("planned", "scheduled")}
@@ -97,7 +97,7 @@ def main(file: Path) -> None:
 
 
 def _version(name: str) -> str | None:
-    """The version of a package; None if another environment has it."""
+    """The version of a package; None if it is not installed here."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

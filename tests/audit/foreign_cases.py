@@ -673,7 +673,7 @@ CASES: dict[str, Case] = {
         None, _of_one(lambda t, i: t[i], ((32768, 512), ("x",), _F), ((64, 128), (), _I))
     ),
 }
-# Programs whose finding has consequences, each with a finding of its own.
+# Programs with several findings: the first is the cause of the others.
 SEVERAL: dict[str, Case] = {
     "a loop over a split batch": Case(
         "stack_gathered", _rows_one_by_one(mapped=True), _rows_one_by_one(mapped=False)

@@ -642,7 +642,7 @@ def _weights_on_a_grid(step: Broken) -> CompiledProgram:
 
 
 def _of_new_weights(made: Callable[[Array], Array]) -> Callable[[Broken], CompiledProgram]:
-    """The step that returns what is made of its new weights."""
+    """Breaks a step by returning `made` of each new weight."""
 
     def broken(step: Broken) -> CompiledProgram:
         def run(state: TrainState, rows: Array) -> Any:

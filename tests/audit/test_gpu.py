@@ -168,7 +168,7 @@ def test_generation_reads_its_pages_by_a_kernel(kv_dtype: str) -> None:
     ],
 )
 def test_generation_by_experts_is_the_planned_one(model: str, num_layers: int, layout: str) -> None:
-    """Experts multiply whole blocks of rows, which are planned."""
+    """Plans count the whole blocks of rows that experts multiply."""
     config = replace(load_model(model), num_layers=num_layers)
     plan = Plan(config, "h100:8", Workload(64, 4096, "generate"), Layout.parse(layout))
     audit = audit_plan(plan, "gpu", use_cache=False)

@@ -198,7 +198,7 @@ def test_a_plan_whose_kernel_can_be_interpreted_has_a_twin_of_it() -> None:
     assert kernel_plan(_plan("gemma-2-9b", "fsdp=8,context=4,context_method=ring")) is None
     served = Plan(load_model("llama-3-8b"), "h100:8", Workload(16, 2048, "generate"), Layout.of(tensor=8))
     assert kernel_plan(served) is not None
-    # Of cuDNN's kernels the call is compared, by the form that XLA has for it.
+    # cuDNN's kernel does not run on CPUs: its call is checked, with XLA's implementation behind it.
     dense = replace(served, workload=Workload(16, 2048), layout=Layout.of(fsdp=8))
     assert kernel_plan(dense) is not None
     assert kernel_plan(replace(dense, model=load_model("gpt-oss-20b"))) is None  # sinks

@@ -78,6 +78,6 @@ def test_the_packaged_table_is_of_the_published_one():
 
 def test_a_chip_without_a_published_price_says_so() -> None:
     assert no_price(catalog.chip("gaudi2")) == (
-        "none of gaudi2 is published; --price 2.5 sets that of a chip-hour."
+        "none is published for gaudi2; --price 2.5 sets the price of a chip-hour."
     )
     assert no_price(catalog.chip("cpu")) is None

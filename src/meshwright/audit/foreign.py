@@ -111,7 +111,7 @@ def audit_program(
 
     hardware: prices the collectives; only a chip (`v5p`) means one chip per device of the program. mesh:
     names their axes, device ids row-major. compiler_log: its warnings; None if unavailable, and then
-    compiler_warnings is None. versions: of the compiler; None for a text, which does not say. Raises
+    compiler_warnings is None. `versions` is None, since a program's text does not name its compiler. Raises
     AuditError if hardware or mesh have another number of devices.
     """
     machine = machine_of(hardware, program.num_devices) if hardware else None

@@ -158,7 +158,7 @@ def scheduled_seconds(
     """Seconds of a step by its compiled schedule; None if they are unknown.
 
     They are unknown on virtual devices, on chips of another kind, and if a loop dispatches several programs.
-    hardware: prices the schedule, by default as the plan names it; for example with another network.
+    hardware: prices the schedule, by default the plan's own; another may have another network.
     """
     hardware = hardware or load(plan.hardware)
     is_own = target.is_of(hardware.chip) and not hardware.chip.platform.virtual

@@ -80,7 +80,7 @@ def prepare(num_devices: int, progress: Listener, config: ModelConfig) -> Prepar
 
 
 def step_program(config: ModelConfig, layout: Layout, workload: Workload) -> TimedCall:
-    """A training step of a model, compiled, that runs again with each call."""
+    """The compiled training step of a model, as a call to be timed."""
     optimizer = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
     step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
     abstract, rows = step.abstract_state(), step.abstract_tokens()

@@ -131,9 +131,9 @@ def keys_read(
 class _CachedOps(SymbolicOps):
     """Records a pass of T queries of each sequence, after S - T positions in the cache.
 
-    form: of attention. kernel: of whole prompts. rows: queries of a row of a prompt. static_blocks: of the
-    rows of experts, see `Lowering`. verified: whether logits of every query are wanted, as for the drafts
-    that a step verifies.
+    form: how attention reads the cache. kernel: the kernel for whole prompts. rows: queries in a row of a
+    prompt. static_blocks: blocks of experts' rows, as in `Lowering`. verified: whether every query needs
+    logits, as in a step that verifies drafts.
     """
 
     verified = False
@@ -151,7 +151,7 @@ class _CachedOps(SymbolicOps):
         lowering = Lowering(by_blocks=form == "blocks", kernel=kernel, static_blocks=static_blocks)
         super().__init__(config, layout, shape, lowering)
         self.form, self._rows = form, rows
-        self._read_shares: dict[MoE, Any] = {}  # the same for all products of an expert
+        self._read_shares: dict[MoE, Any] = {}  # all products of an expert have the same share
         # Prompts whose positions are split are kept as generation reads them.
         self._kept_as = layout.at("generate") if layout.table.position_axes else layout
 
@@ -285,7 +285,7 @@ class _CachedOps(SymbolicOps):
         )
 
     def join_rope(self, name: str, k: Value, rope: Value) -> Value:
-        """Only of whole prompts: otherwise no keys are spelt out."""
+        """Record the join for whole prompts only: generation absorbs wk_up and builds no keys."""
         if self.is_whole:
             return super().join_rope(name, k, rope)
         return self.value(self.layout.activation(name, "BTNH"), k.dtype)
@@ -307,7 +307,7 @@ class _CachedOps(SymbolicOps):
 
     @property
     def is_whole(self) -> bool:
-        """Whether attention is of whole prompts and reads no cache. Latents in pages are read absorbed."""
+        """Whether attention is over whole prompts and reads no cache; latents in pages are read from it."""
         has_pages_of_latents = self.form == "pages" and self.config.mla is not None
         return self.sizes["T"] == self.sizes["S"] and not has_pages_of_latents
 
@@ -486,7 +486,7 @@ def record_inference(
 
 
 def _static_blocks(hardware: Hardware) -> int | None:
-    """Blocks of rows of experts (`Lowering.static_blocks`); a roofline has the rows that tokens choose."""
+    """Blocks of experts' rows (`Lowering.static_blocks`); None for a roofline, which has no padding rows."""
     return None if hardware.chip.is_roofline else hardware.chip.platform.share_blocks
 
 

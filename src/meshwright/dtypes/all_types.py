@@ -38,7 +38,10 @@ def number_type(name: str) -> NumberType:
 
 
 def unknown_dtype(text: str) -> MeshwrightError:
-    """The error for a name that is no type of a model's arrays; it lists types with its bits, or all."""
+    """The error for a name that is no type of a model's arrays.
+
+    It suggests the type with this alias, then types of the same number of bits, then all types.
+    """
     bits = re.search(r"\d+", text)
     alike = [name for name in KNOWN if bits and NUMBER_TYPES[name].bits == int(bits[0])]
     alike = [named(text)] if named(text) in KNOWN else alike

@@ -32,7 +32,7 @@ _ALSO: dict[str, str] = {
     **dict.fromkeys(("recompute", "checkpoint", "activation_checkpointing", "ac"), "remat"),
     **dict.fromkeys(("zero_stage", "zero_optimization"), "zero"),
 }
-# Options of commands that are no words of a layout.
+# Options of the commands, which people also write among the words of a layout.
 _NOT_IN_LAYOUTS = ("model", "hardware", "seq-len", "batch-tokens", "batch", "software", "network", "price")
 # How a flag may be written; True and 1 are the same key.
 _FLAGS: dict[object, bool] = {
@@ -59,7 +59,7 @@ _MOST_CHARS = 2000
 
 def read_words(text: str) -> dict[str, object]:
     """KEY=VALUE, ... as a dictionary; numbers as such."""
-    if len(text) > _MOST_CHARS:  # the time of some searches grows with the square of the length
+    if len(text) > _MOST_CHARS:  # some regular expressions take quadratic time
         raise LayoutError(f"layout: has {len(text)} characters; write KEY=VALUE pairs, such as data=2,fsdp=4")
     joined = re.sub(r"\s*[;|\n]\s*", ",", text).strip(",")
     if joined != text and re.search(r"=[^,]*[;|\n]", text):
@@ -77,7 +77,7 @@ def read_words(text: str) -> dict[str, object]:
     return values
 
 
-# Strategies by their names, as layouts of eight chips.
+# Layouts of eight chips, suggested for a strategy's name.
 _STRATEGIES = {
     **dict.fromkeys(("ddp", "dp", "data", "zero0"), "data=8"),
     **dict.fromkeys(("zero1", "zero_1", "zero-1"), "data=8,zero=1"),
@@ -92,7 +92,9 @@ _STRATEGIES = {
 
 
 def _as_words(item: str) -> str:
-    """The words for text that is no KEY=VALUE: a strategy's name, or keys next to their numbers.
+    """The words to suggest for text without `=`: a strategy's name, or keys next to their numbers.
+
+    Other text gets an example of a layout.
 
     >>> _as_words("zero3"), _as_words("tp8"), _as_words("dp4-tp2"), _as_words("{'tensor': 8}")
     ('fsdp=8', 'tensor=8', 'data=4,tensor=2', 'tensor=8')

@@ -298,7 +298,7 @@ class InferenceOps(JaxOps):
         cache: CacheOfLayer | None,
         kind: KindInLoop,
     ) -> tuple[Array, Any]:
-        """Writes the index's keys of the step's tokens, and chooses positions of each token's sequence."""
+        """Write the indexer's keys of the step's tokens, and choose the positions that each token reads."""
         if cache is None:
             return super().index(name, q, k, weights, places, None, kind)
         indexer, (pages, number, _) = self.config.indexer, cache

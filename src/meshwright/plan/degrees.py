@@ -25,7 +25,7 @@ def check_chips(hardware: Hardware, layout: Layout, config: ModelConfig) -> None
 
 
 def _fitting(num_chips: int, degrees: dict[str, int], config: ModelConfig) -> list[str]:
-    """The degrees with one changed to fit, or with `data` added."""
+    """Degrees that fit the chips and the model: one is changed, or `data` is added."""
 
     def divides(written: str) -> bool:
         try:

@@ -82,10 +82,10 @@ def price_words(chip: Chip) -> str | None:
 
 
 def no_price(chip: Chip) -> str | None:
-    """The sentence of a chip of the catalog without a price; None for a host and for a user's own chip."""
+    """The sentence for a catalog's chip without a price; None for a host and for a user's own chip."""
     if chip.platform.virtual or chip.name not in catalog.names():
         return None
-    return f"none of {chip.name} is published; --price 2.5 sets that of a chip-hour."
+    return f"none is published for {chip.name}; --price 2.5 sets the price of a chip-hour."
 
 
 def _price(best: Candidate) -> str | None:

@@ -51,9 +51,10 @@ class Generator:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The rollouts of a step. seconds: until the last ends; idle_share: of chips whose server is done.
+    """The rollouts of a step.
 
-    weights_bytes, needed_bytes: of one chip; needed for weights, caches of the mean length and buffers.
+    seconds: until the last rollout ends. idle_share: the share of chip-seconds after a chip's server is done.
+    weights_bytes: of one chip. needed_bytes: weights, caches of the mean length and buffers of one chip.
     """
 
     generator: Generator
@@ -120,7 +121,7 @@ def simulated(config: ModelConfig, generator: Generator, work: PostTraining) -> 
     return _rollouts(config, generator, work, server_ends(config, generator, work))
 
 
-# With states kept or offloaded the servers are often the same.
+# Keeping and offloading states often give the same servers, which are simulated once.
 @lru_cache(maxsize=16)
 def server_ends(
     config: ModelConfig, generator: Generator, work: PostTraining, within: float = inf

@@ -32,8 +32,8 @@ _MOST_SEQ_LEN = 32_768
 # Seconds of a rollout's request and answer, and of each of its tokens, as Python writes and reads them: by
 # the messages of benchmarks/post_training_idle.py on two x86-64 cores.
 _MESSAGE_SECONDS, _TOKEN_SECONDS = 6e-6, 1e-7
-# Shares of the chips that roll out, as multiples of the share that balances both phases: the next ones are
-# tried only if the ones before have no layout that fits.
+# First shares of the chips that roll out, as multiples of the share that balances both phases. The next is
+# tried only if nothing fits with the earlier ones.
 _AROUND = (1.0, 0.75, 1.35, 0.5, 1.7)
 _MOST_SPLITS = 4
 
@@ -159,9 +159,10 @@ def _in_turn(
 def apart(asked: Question, near: Step | None) -> Iterator[Step]:
     """Steps of the form on two pools, each faster than the one before.
 
-    Every split of the chips is the one that balances both pools by the seconds of the split before. A trainer
-    is searched only if rollouts point to no other split, and if a lower bound of its training allows a faster
-    step. near: a step of the other form, whose chip-seconds of each phase give the first split.
+    Each next split of the chips balances both pools by the chip-seconds of the last split. The search of a
+    trainer is slow: it waits until the rollouts suggest no untried split. The iterator ends once a lower
+    bound on training rules out a faster step. near: a step of the other form, whose chip-seconds give the
+    first split; None begins with half of the chips.
     """
     best, total = inf, asked.machine.num_chips
     counts = _rolling_counts(asked.machine)
@@ -199,7 +200,7 @@ def _nearest(counts: Sequence[int], wanted: float) -> int:
 
 
 def _pools_of(asked: Question, number: int) -> "_Pools":
-    """The pools if `number` chips roll out. Raises PlanError or LayoutError if no server fits."""
+    """The two pools if `number` chips roll out. Raises PlanError or LayoutError if no server fits."""
     trains, rolls = (_part(asked.machine, chips) for chips in (asked.machine.num_chips - number, number))
     rollouts = best_rollouts(asked.config, rolls, asked.work, 0.0, asked.weights_dtype)
     crossing = crossing_layout(asked.config, number)
@@ -365,9 +366,9 @@ def _share(near: Step | None) -> float:
 
 
 def _rolling_counts(machine: Hardware) -> list[int]:
-    """Numbers of chips that may roll out while the rest trains: both parts are machines.
+    """Numbers of chips that may roll out while the rest trains; both parts must be machines that exist.
 
-    GPUs are split at a node, or inside one if there is only one.
+    GPUs are split between nodes, or inside the node if there is only one.
     """
     if not isinstance(machine.chip.network, Torus) and machine.num_chips > (node := machine.dims[-1]):
         return list(range(node, machine.num_chips, node))

@@ -55,7 +55,7 @@ def test_the_first_of_equal_scores_are_chosen() -> None:
 
 
 def test_pages_hold_the_same_choice() -> None:
-    """Of a sequence in shuffled pages, with queries that see fewer than `top_k` positions."""
+    """The sequence lies in shuffled pages; its first queries see fewer than `top_k` positions."""
     q, k, weights = random(0, 1, T, X, Y), random(1, 1, T, Y), random(2, 1, T, X)
     table = np.random.default_rng(3).permutation(T // PAGE).astype(np.int32)
     pool = np.zeros((T // PAGE, PAGE, Y), np.float32)

@@ -81,9 +81,9 @@ def _needs_wide(one: NarrowResult) -> str | None:
 
 
 def rounding_findings(rounded: tuple[int, str], layout: Layout) -> list[Remark]:
-    """One finding for numbers of fewer than 16 bits in a plan without such types.
+    """One finding if numbers have fewer than 16 bits and no type of the plan has.
 
-    rounded: of `narrowest_elements`.
+    rounded: the result of `narrowest_elements`.
     """
     elements, name = rounded
     precision = layout.precision

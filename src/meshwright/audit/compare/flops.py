@@ -91,7 +91,8 @@ def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
     pass have too few.
     """
     left = {key: extra for key, extra in differences.items() if extra}
-    # The largest first: a small difference may be as large as a missing tensor that a larger one took in.
+    # The largest first: a merged product has the surplus of its missing tensor, and another product's small
+    # surplus may happen to equal it.
     for key in sorted((key for key, extra in left.items() if extra > 0), key=lambda key: -left[key]):
         fewer = [other for other, extra in left.items() if extra < 0 and other[1] == key[1]]
         some = (part for count in (1, 2) for part in combinations(fewer, count))

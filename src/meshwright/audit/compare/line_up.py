@@ -31,7 +31,8 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.models.transformer import input_of
 from meshwright.notation.array import Axes
 
-# The scope of the loop over layers. XLA for GPU names sums of experts' gradients by the loop's own update.
+# The scope of the loop over layers. XLA for GPU gives some sums of experts' gradients no other name, since it
+# names them by the loop's update.
 LAYERS = "layers"
 # The statuses of a row that make the verdict `differs`.
 DIFFERENT = ("unplanned", "missing", "differs")
@@ -72,8 +73,8 @@ def line_up(
         else:
             nameless.append(collective)
     for e in nameless:
-        # A scope names a tensor that is not in the plan, unless it is that of all layers: only collectives
-        # without such a name are matched by size.
+        # Any other scope names a tensor that the plan lacks. Only collectives without such a name are matched
+        # by size.
         is_named = any(scope != LAYERS for scope in e.collective.scope)
         by_size = None if is_named else _key_by_size(e, planned_by_key, emitted_by_key)
         emitted_by_key[by_size or _key_unplanned(e)].append(e)

@@ -39,10 +39,10 @@ def narrow_results(program: Program, *, differentiated: bool) -> Iterator[Narrow
 
 
 def rounded_statistics(program: Program, *, differentiated: bool) -> dict[str, int]:
-    """Elements of functions' arguments that are rounded to 16 bits in the forward pass, by scope.
+    """Elements that are rounded to 16 bits before a norm's root or a rotation's cosine, by scope.
 
-    They are means and squares of norms before their root, and angles of rotations, of which 16 bits keep
-    three digits.
+    Only the forward pass counts. The elements are mean squares of norms and angles of rotary positions; 16
+    bits keep two or three of their digits.
     """
     rounded: dict[str, int] = {}
     for place in places(program):
@@ -78,12 +78,12 @@ _NORM = "norm"
 
 
 def narrowest_elements(program: Program) -> tuple[int, str]:
-    """(elements rounded to floating-point of fewer than 16 bits in a step, the name of the largest)."""
+    """Elements cast to floating-point types of fewer than 16 bits in a step, and the largest cast's name."""
     total, largest, name = 0, 0, ""
     for place in places(program):
         runs = known_runs(program, place)
         for each in place.computation.instructions.values():
-            if each.opcode != "convert":  # others may have no result
+            if each.opcode != "convert":  # a callback has no result, so no shapes[0]
                 continue
             made = each.shapes[0]
             if not made.dtype.startswith("f") or dtype_bits(made.dtype) >= _NARROW:
@@ -95,7 +95,7 @@ def narrowest_elements(program: Program) -> tuple[int, str]:
     return total, name
 
 
-_NARROW = 16
+_NARROW = 16  # bits
 
 
 # Operations whose results are exactly those of wider types.

@@ -7,9 +7,9 @@ runs on virtual CPU devices in float32. The formulas are plain JAX (reference.py
 
     training     the loss, every gradient, the weights and metrics of three clipped updates, and large logits
     inference    prompts of several lengths and ten tokens each, through the engine and its pages
-    positions    rotations of far positions, in 16 bits
-    kernels      both again, with the chips' attention kernel in Pallas's interpreter, if it takes the plan;
-                 cuDNN's by the form that jax.nn.dot_product_attention has for XLA
+    positions    rotary positions up to the end of the context, in 16 bits
+    kernels      training or inference again with the chips' attention kernel, if it takes the plan: in
+                 Pallas's interpreter, or for cuDNN jax.nn.dot_product_attention with XLA's implementation
 
 It runs in a separate process, since the number of devices is fixed when JAX starts.
 """

@@ -51,7 +51,7 @@ _OF_TOKENS = 5e-4
 _NARROW = 0.5
 # Gradients below this share of the largest tensor's are rounding: the bias of keys has no gradient.
 _NEGLIGIBLE = 1e-6
-# Zero gradients, such as the bias of keys has, keep the rounding of larger ones: some 1e-9 of them.
+# Gradients that are zero but for rounding (the bias of keys) are measured against this share of the largest.
 _OF_ZERO = 1e-3
 # Entries below this share of a gradient's largest may have any sign, and some optimizers step by the sign.
 _UNCERTAIN = 1e-4
@@ -111,7 +111,7 @@ def _in_the_forms_of(platform: Platform) -> Iterator[None]:
 
 @contextmanager
 def _interpreted(platform: Platform) -> Iterator[None]:
-    """Within it code for CPUs runs the platform's attention kernels, by Pallas's interpreter or by XLA."""
+    """A context in which CPUs run the platform's attention kernels, by Pallas's interpreter or by XLA."""
     before = PLATFORMS[CPU.name]
     flash = platform.flash if platform.flash and platform.flash.name in INTERPRETED else None
     if flash and flash.name == CUDNN:
@@ -185,22 +185,22 @@ def _training(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     batches = [_tokens(config, *shape, seed=seed) for seed in range(_NUM_UPDATES)]
     tree = build(config, lambda path, _: weights[path])
     placed = _placement(step)
-    told, gradients, after = _after_updates(step, placed, tree, batches)
+    reported, gradients, after = _after_updates(step, placed, tree, batches)
     loud = {path: _peaked(config, path, w) for path, w in weights.items()}
     [of_loud], *_ = _after_updates(step, placed, build(config, lambda path, _: loud[path]), batches[:1])
 
     differentiated = jax.jit(jax.value_and_grad(partial(_reference_loss, plan, extras=extras)))
     trained, fixed = _parts(config, weights)
-    expected_told, steps, expected_after = [], [], trained
+    expected_reported, steps, expected_after = [], [], trained
     for number, batch in enumerate(batches):
         expected_loss, expected = differentiated(expected_after, fixed, batch)
         steps.append(_arrays(expected))
         norm, rate = reference_update.norm(steps[-1]), reference_update.rate(optimizer, number)
-        expected_told.append({"loss": float(expected_loss), "grad_norm": norm, "learning_rate": rate})
+        expected_reported.append({"loss": float(expected_loss), "grad_norm": norm, "learning_rate": rate})
         expected_after = reference_update.updated(config, optimizer, expected_after, steps)
     expected_loud, _ = differentiated(*_parts(config, loud), batches[0])
 
-    report = numerics_report(told[0]["loss"], gradients, expected_told[0]["loss"], steps[0])
+    report = numerics_report(reported[0]["loss"], gradients, expected_reported[0]["loss"], steps[0])
     updates = _updates(weights, after, expected_after, steps)
     more_of_updates = _OF_DELTA_UPDATES if config.delta else 1.0
     tolerance = more_of_updates * (_OF_MUON if optimizer.optimizer == "muon" else _OF_UPDATES)
@@ -210,7 +210,7 @@ def _training(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
         Check("loss", report["loss"]["difference"], TOLERANCE),
         Check("gradients", worst["difference"], _of_gradients(config), worst["tensor"]),
         _worst("weights after three updates", updates, tolerance),
-        _worst("metrics of three steps", _of_metrics(told, expected_told), tolerance),
+        _worst("metrics of three steps", _of_metrics(reported, expected_reported), tolerance),
         Check("loss of large logits", _relative(of_loud["loss"], float(expected_loud)), _OF_PEAKS),
     ]
     return report
@@ -222,12 +222,12 @@ def _of_gradients(config: ModelConfig) -> float:
 
 
 def _of_metrics(
-    told: Sequence[Mapping[str, float]], expected: Sequence[Mapping[str, float]]
+    reported: Sequence[Mapping[str, float]], expected: Sequence[Mapping[str, float]]
 ) -> dict[str, float | None]:
-    """The largest difference of each metric over all steps."""
+    """The largest relative difference of each metric over all steps."""
     return {
         name: max(
-            (_relative(a[name], b[name]) for a, b in zip(told, expected, strict=True)), key=_or_infinite
+            (_relative(a[name], b[name]) for a, b in zip(reported, expected, strict=True)), key=_or_infinite
         )
         for name in expected[0]
     }
@@ -348,7 +348,7 @@ def _after_updates(
     """(the metrics of each update, the first gradients, the weights after all updates), arrays by path."""
     gradients: dict[str, np.ndarray] = {}
     is_whole = isinstance(step, CompiledStep)
-    told: list[dict[str, float]] = []
+    reported: list[dict[str, float]] = []
     with jax.set_mesh(step.mesh) if is_whole else nullcontext():
         state = placed(tree)
     if is_whole:
@@ -357,9 +357,9 @@ def _after_updates(
         _, gradients = step.whole_gradients(tree, batches[0])
     for batch in batches:
         state, metrics = step.step(state, batch)
-        told.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "learning_rate")})
+        reported.append({name: float(metrics[name]) for name in ("loss", "grad_norm", "learning_rate")})
         gradients = gradients or _arrays(flatten(cast(Any, metrics["gradients"])))
-    return told, _arrays(gradients), _arrays(flatten(step.saved(state).params))
+    return reported, _arrays(gradients), _arrays(flatten(step.saved(state).params))
 
 
 def _peaked(config: ModelConfig, path: str, w: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Rotary positions of the whole context, in the narrow type of activations, beside the formula.
 
 The twin's sequences are short. Positions of 257 and more, which 16 bits cannot hold, and those beyond the
-original length of a stretched context, are turned here alone, by the operation of the forward pass.
+original length of a stretched context, are therefore checked here, with the operation of the forward pass.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.stack import KindInLoop
 from meshwright.nn.start.device_mesh import device_mesh
 
-# Odd positions; the last of the context is added. The angle of a later position is off by over 0.01 in
-# float32, the type of angles.
+# Mostly odd, so that bfloat16 cannot hold the large ones; the last position of the context is added. None is
+# later than 131,071, since angles are float32 and the error of a later one nears the tolerance.
 _POSITIONS = (0, 1, 63, 257, 1_001, 4_097, 33_001, 131_071)
-# Relative to the largest entry: bfloat16 rounds by 0.004, and float32 the angle of position 131,071 by 0.016.
+# Relative to the largest entry: rounding to bfloat16 is 0.004, and that of the largest angle up to 0.016.
 _TOLERANCE = 0.03
 
 

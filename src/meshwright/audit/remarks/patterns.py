@@ -306,12 +306,12 @@ def moved_weight(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
-# Operations that move elements because a user asked for it.
+# Operations that a user writes in order to move elements: their transfers are no accident.
 _TURNS = ("rev", "transpose")
 
 
 def _is_exchanged_back(emitted: Emitted, context: ProgramContext) -> bool:
-    """Whether a result is exchanged over the same axes: heads for positions and back (DeepSpeed-Ulysses)."""
+    """Whether computed arrays are exchanged over the same axes: heads for positions, then back (Ulysses)."""
     return any(
         other.op == "all_to_all"
         and other.axes == emitted.axes
@@ -532,12 +532,12 @@ def along_the_contraction(emitted: Emitted, context: ProgramContext) -> Fault | 
     return None
 
 
-# A result this many times longer than the dimension that is summed over, as of logits.
+# A result is wide if its other dimension is this many times the dimension summed over, as logits have it.
 _WIDE = 8
 
 
 def wide_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Partial results of a product far larger than an operand, as logits of a table split by its width."""
+    """Partial sums far larger than a product's operands: logits of a table that is split by its width."""
     c = emitted.collective
     forward = c.phase == "forward" or not context.differentiated  # gradients of weights are sums over tokens
     if c.op != "all_reduce" or not forward or emitted.is_written or c.gathers:

@@ -97,9 +97,9 @@ class AttentionOps(ProductOps):
         return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen), cache
 
     def _read(self, kind: LayerKind) -> Window | None:
-        """The window with as many keys as a query reads: those that an indexer chooses, if there is one.
+        """A window of as many keys as a query reads: the layer's own, or `top_k` with an indexer.
 
-        XLA's operations compute all visible scores of whole sequences, and mask those that were not chosen.
+        By blocks the layer's window stays: all visible scores are computed, and those not chosen are masked.
         """
         is_masked = self.lowering.by_blocks or (kind.window and kind.window.compressed)
         if self.config.indexer is None or is_masked:
@@ -118,9 +118,9 @@ class AttentionOps(ProductOps):
     ) -> tuple[Value, object]:
         """Scores of all keys of the index, and the choice of the highest: 2 B T S x y FLOPs.
 
-        By blocks the product of each head with each key crosses memory twice, and the score, their sum, about
-        eight times: written, read for the choice, compared twice, and counted. The result is a mask then,
-        which is kept for the backward pass, and otherwise the positions of the chosen keys.
+        By blocks the product of each head with each key crosses memory twice. The score, the sum of these
+        products, crosses it about eight times: written, read for the choice, compared twice, and counted. The
+        result is a mask, which is kept for the backward pass. Otherwise it is the chosen keys' positions.
         """
         indexer, every = self.config.indexer, (kind.window.compressed if kind.window else 0) or 1
         assert indexer is not None, "only an indexer has an index"

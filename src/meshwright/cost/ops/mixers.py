@@ -172,7 +172,7 @@ class MixerOps(ProductOps):
         return (self.add(node),)
 
     def _chunk(self, v: Value) -> Any:
-        """Positions of a chunk: CHUNK, or all of a shorter sequence or of a piece that a device has of it."""
+        """Positions of a chunk: CHUNK, or all of a shorter sequence or of a device's shorter piece."""
         over = v.array.axes_of("T")
         pieces = self.mesh.size(over) * self._pieces_of_device(v.array) if over else 1
         return smaller(float(CHUNK), self.sizes["T"] / pieces)

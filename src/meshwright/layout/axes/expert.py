@@ -158,7 +158,7 @@ def _nodes(owner: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
 
 
 def check_experts(config: ModelConfig, form: ShortForm) -> None:
-    """Raise LayoutError for a degree of `expert` that `config` or the other degrees lack.
+    """Raise LayoutError if the degree of `expert` fits neither `config` nor the other degrees.
 
     Every degree and layout that the message names fits the model.
     """
@@ -201,7 +201,7 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
 def _no_owner(form: ShortForm, config: ModelConfig | None = None) -> str:
     """The message for experts over more devices than either data axis gives.
 
-    Raises LayoutError if data ranks are not all that the layout lacks to fit `config`.
+    Raises LayoutError if the layout does not fit `config` even with more data ranks.
     """
     from meshwright.layout.axes import MULTIPLIED  # these modules import this one
     from meshwright.layout.layout import Layout

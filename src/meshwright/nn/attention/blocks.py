@@ -19,11 +19,12 @@ def visible_scope(
     num_own: int = 1,
     among: int = 1,
 ) -> str:
-    """The scope of products that run for pairs of blocks with a visible key.
+    """The name of a scope whose products run only for pairs of blocks with a visible key.
 
-    size: of the ring; pairs of all its devices are summed. num_own: the number of the `among` turns with keys
-    of the queries' own positions. In the other turns the keys are another device's, and a zigzag gives every
-    device an equal part of the visible pairs.
+    It tells an audit the mean number of such pairs. windows: of the layers that share this program. size:
+    devices in the ring; their pairs are summed. among: turns of the ring that run in this scope. num_own: how
+    many of them have keys of the queries' own device. In the other turns a zigzag gives every device an equal
+    part of the visible pairs.
     """
     block = attention_block(k.shape[1])
     num_keys, num_queries = k.shape[1] // block, q.shape[1] // attention_block(q.shape[1])
@@ -44,7 +45,7 @@ def num_blocks(x: Array) -> int:
 
 
 def cut(arrays: Any, number: Array, dims: Any = 1) -> Any:
-    """A block of each of a tree of arrays. dims: of positions, one for all or a tree of them."""
+    """Block `number` of each array of a tree. dims: the dim of positions, for all or as a tree."""
 
     def of_array(x: Array, dim: int) -> Array:
         block = attention_block(x.shape[dim])
@@ -54,7 +55,7 @@ def cut(arrays: Any, number: Array, dims: Any = 1) -> Any:
 
 
 def put(arrays: Any, blocks: Any, number: Array, dims: Any = 1) -> Any:
-    """The arrays with one block of each replaced."""
+    """The arrays with block `number` of each replaced by `blocks`."""
 
     def of_array(x: Array, block: Array, dim: int) -> Array:
         return lax.dynamic_update_slice_in_dim(x, block, number * block.shape[dim], dim)

@@ -19,9 +19,10 @@ and TPUs have kernels (paged_kernel.py). The TPU's reads pools with key and valu
 
     pool     kv[B_data, S, 2K_tensor, H]
 
-Other devices, and rows of several queries on GPUs, gather tables: rows of one query the pages of their
-window, rows of several TOGETHER pages at a time, up to the last that a row of the step sees. Positions of a
-page beyond its sequence are never seen: they are padding, or keys of an earlier sequence.
+Other devices, and rows of several queries on GPUs, gather pages by the tables. A row of one query gathers
+the pages of its window. Rows of several queries gather TOGETHER pages at a time, up to the last page that a
+row of the step sees. Positions of a page beyond its sequence are never seen: they are padding, or keys of an
+earlier sequence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -163,9 +164,9 @@ class PagedCache:
         return list(zip(self.rows, starts, strict=True))
 
     def choose(self, number: int, q: Array, weights: Array, top_k: int) -> Array:
-        """i32[N, k]: the positions that an indexer chooses for each token, of its sequence up to its own.
+        """i32[N, k]: the positions that an indexer chooses for each token, none later than its own.
 
-        q[N, x, y], weights[N, x]: of the indexer's heads.
+        q[N, x, y], weights[N, x]: the queries and weights of the indexer's heads. top_k: the most positions.
         """
         pool = self.pools[INDEX][number]
         of_pool = partition_spec(self.layout.activation(INDEX, _letters(INDEX, 3)))
@@ -560,7 +561,7 @@ def _gathered(
     slopes: Array | None,
     split: Axes = (),
 ) -> _Found:
-    """The queries over each row's gathered pages, of a window only those that the row sees."""
+    """Attention over each row's gathered pages; with a window, only over the pages that the row sees."""
     num_rows, length, num_heads, width = asked.q.shape
     page_size = _values(pools[0]).shape[-2]
     size = page_size * _count(split)
@@ -594,9 +595,9 @@ def _gathered(
 
 
 def _of_window(asked: _Asked, window: Window | None, size: int) -> tuple[Array, Array]:
-    """(the pages i32[R, P] that each row's queries may see, the first one's number in its table, [R] or [1]).
+    """The pages i32[R, P] that each row may see, and the index in its table of the first, i32[R] or i32[1].
 
-    size: positions of a page on all devices that share it.
+    size: positions of a page, summed over the devices that share it.
     """
     width, length = asked.tables.shape[1], asked.q.shape[1]
     most = width if window is None else (window.size + length + size - 3) // size + 1

@@ -1,7 +1,7 @@
 """Sparse attention over pages: the positions that an indexer chooses, and attention to these alone.
 
-Scores are of all positions of a row, some pages at a time; the chosen latents are then gathered for each
-query, so that attention reads `top_k` positions however long the sequence is (DeepSeek-V3.2, 2025).
+All positions of a row are scored, some pages at a time. The chosen latents are then gathered for each query,
+so that attention reads `top_k` positions however long the sequence is (DeepSeek-V3.2, 2025).
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from meshwright.layout.page_sizes import TOGETHER
 from meshwright.models.transformer import at_most
 from meshwright.nn.attention.selection import index_scores
 
-_HIDDEN = -1e30
-NOT_CHOSEN = -1  # the position of a place that no key fills, since a query sees fewer than top_k
+_HIDDEN = -1e30  # of hidden scores: finite, so that a query without chosen keys makes no NaN
+NOT_CHOSEN = -1  # fills the positions of a query that sees fewer than top_k keys
 # Queries whose gathered latents are in memory at a time.
 _QUERIES = 8
 
@@ -30,10 +30,10 @@ def best_positions(
     page_size: int,
     top_k: int,
 ) -> Array:
-    """i32[R, Q, k]: the k = min(top_k, P * page_size) positions that each query reads, NOT_CHOSEN for none.
+    """i32[R, Q, k]: the k = min(top_k, P * page_size) positions that each query reads, or NOT_CHOSEN.
 
-    q[R, Q, x, y], weights[R, Q, x]: of some rows. positions i32[R, Q]: of the queries. tables i32[R, P].
-    read: the keys [pages * page_size, y] of the index in some pages.
+    q[R, Q, x, y], weights[R, Q, x]: the indexer's queries and weights. positions i32[R, Q]: of the queries.
+    tables i32[R, P]: the pages of each row. read: returns the index's keys [pages * page_size, y] of pages.
     """
     count = min(TOGETHER, tables.shape[1])
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % count)))
@@ -71,7 +71,8 @@ def attend_to_chosen(
 ) -> Array:
     """f32[N, heads, R] of q[N, heads, R + A] over the latents at chosen i32[N, k].
 
-    tables i32[N, P]: the pages of each query. read: latents and rotary keys at (pages, places in them).
+    tables i32[N, P]: the pages of each query. size: positions of a page. read: returns the latents and rotary
+    keys at (pages, places in them).
     """
 
     def of_query(query: tuple[Array, ...]) -> Array:

@@ -23,8 +23,8 @@ def apply_rope(
 ) -> Array:
     """x[B, T, N, H], or one head's x[B, T, A], rotated by positions[B, T]; angles are float32.
 
-    With `rotary_dim` the rest of each head is not rotated; in latent attention, the part before the last A,
-    or with `leading` after the first.
+    With `rotary_dim` the rest of each head is not rotated. Latent attention rotates the last A elements of a
+    head, or with `leading` the first A.
     Layers without rotary positions return x. once: returns its argument, and keeps XLA for CPU from computing
     the cosines and sines again for each head.
     """

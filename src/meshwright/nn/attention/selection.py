@@ -2,10 +2,10 @@
 
     score[T, S] = sum over x of weight[T, x] relu(q[T, x, y] . k[S, y])
 
-A query attends to its `top_k` visible keys of the highest scores, and to all if it sees no more. Scores are
-computed for a block of queries and a block of keys at a time and kept for one block of queries. The result is
-a mask, since attention skips pairs of blocks and not single keys. Source: DeepSeek-AI, "DeepSeek-V3.2",
-https://arxiv.org/abs/2512.02556, which masks short prompts in the same way.
+A query attends to the `top_k` visible keys with the highest scores, or to all if it sees no more than that.
+Scores are computed for a block of queries and a block of keys at a time, and kept for one block of queries.
+The result is a mask, since attention skips pairs of blocks and not single keys. Source: DeepSeek-AI,
+"DeepSeek-V3.2", https://arxiv.org/abs/2512.02556, which masks short prompts in the same way.
 """
 
 from functools import partial
@@ -29,7 +29,7 @@ def choose(
 ) -> Array:
     """bool[B, T, S]: whether each query of q[B, T, x, y] reads each key of k[B, S, y].
 
-    weights[B, T, x]: of the heads. queries: of all positions or some; keys: of all positions.
+    weights[B, T, x]: of the heads. queries, keys: the places of the positions in q and in k, which has all.
     """
     of_q, of_k, of_weights = (
         partition_spec(layout.activation(name, letters))
@@ -86,7 +86,7 @@ def index_scores(q: Array, k: Array, weights: Array) -> Array:
 
 
 def highest(scores: Array, top_k: int) -> Array:
-    """Whether each of scores[B, T, S] is among the top_k of its query; the first of equal scores are."""
+    """Whether each of scores[B, T, S] is among the top_k of its query; of equal scores, the first are."""
     if scores.shape[-1] <= top_k:
         return scores > -jnp.inf
     least = lax.top_k(scores, top_k)[0][..., -1:]

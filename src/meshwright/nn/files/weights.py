@@ -105,7 +105,7 @@ def save_hf(
 ) -> None:
     """Writes `params` as the HF model that computes the same, in safetensors of at most `file_bytes`.
 
-    A draft head is written as the family's files have it; ModelError if they have none. store: replaces one
+    A draft head has the family's names; ModelError if the family has none. store: replaces one
     tensor by others. more: further keys of config.json. Host memory holds one file. For one process, which
     must see every shard. Raises CheckpointError if `folder` holds weights already.
     """

@@ -45,7 +45,7 @@ class AttentionOps(ProductOps):
 
     def rope(self, name: str, x: Array, places: Places, kind: KindInLoop, *, leading: bool = False) -> Array:
         with jax.named_scope(name):
-            # A part that all heads share is split over devices of heads, too, with sequence_parallel.
+            # With sequence_parallel, a part that all heads share has its positions split over `tensor` too.
             split = PartitionSpec(*jax.typeof(x).sharding.spec.partitions[:2])
             positions = reshard(places.positions, split)
             turned = apply_rope(x, positions, self.config, kind, self._once, leading=leading)
@@ -92,9 +92,8 @@ class AttentionOps(ProductOps):
             if sinks is not None:
                 with jax.named_scope("sinks"):
                     sinks = self._split_as(q, (2,), sinks.astype(jnp.float32))
-            if (
-                chosen is None and q.shape[1] == k.shape[1]
-            ):  # the same tokens in order, as kernels take them to be
+            # Kernels take queries and keys to be the same tokens in order.
+            if chosen is None and q.shape[1] == k.shape[1]:
                 pairs = queries.segments, keys.segments
                 documents = None if places.segments is None else pairs
                 kernels = flash_kernels(
