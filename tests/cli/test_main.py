@@ -91,7 +91,7 @@ COMPLETE = ["--model", "tiny", "--hardware", "h100:1", "--prompt-tokens", "8", "
         # Searches in a layout's text once took minutes.
         (["support", "tiny", "a" * 100_000], "mw: mw support takes"),
         (["plan", "serve", *COMPLETE, "a" * 100_000], "mw: 'aaa"),
-        (["plan", "serve", *COMPLETE, "a\0.toml"], "mw: mw plan serve takes options alone"),
+        (["plan", "serve", *COMPLETE, "a\0.toml"], "mw: mw plan serve takes only options"),
         (["plan", "serve", *COMPLETE, "--layout", "a" * 100_000], "mw: layout: has 100000 characters"),
         (["serve", "--checkpoint", "x", "--port", "70000"], "mw: Invalid value for '--port'"),
         (

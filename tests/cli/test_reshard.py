@@ -98,7 +98,7 @@ def test_a_moved_run_goes_on_bit_for_bit(tmp_path) -> None:
         (["fsdp=8", "tp=8", *TINY], "write tensor=8"),
         (
             ["fsdp=8", "tensor=8", *TINY, "--out", "moved"],
-            "and the layout to move to is no plan",
+            "and the layout to move to is not a plan",
         ),
         (["data=8", "data=4,tensor=2", *TINY, "--audit", "--target", "abc"], "--target 'abc'"),
     ],

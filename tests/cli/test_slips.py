@@ -170,7 +170,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan serve $S --p95-latency 2s", "is --ttft-p95 1s --tpot-p95 30ms here"),
         ("plan serve $S --avg-input 1024", "is --prompt-tokens here"),
         ("fit llama-3-8b --finetune", "it shows every way"),
-        ("audit plan.toml --verbose", "all is printed; leave it out"),
+        ("audit plan.toml --verbose", "everything is printed; leave it out"),
         ("train plan.toml --batch-size 8", "mw plan train --batch-tokens 1Mi"),
         ("train plan.toml --eval-steps 100", "--eval NAME=PATH adds another text"),
         ("serve --checkpoint a --gpu 0", "CUDA_VISIBLE_DEVICES=0"),

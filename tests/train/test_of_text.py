@@ -6,7 +6,14 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.models.count import count_params
-from meshwright.train.of_text import chosen, is_text, opening, plans_for_text, small_models, steps_in
+from meshwright.train.of_text import (
+    is_text,
+    largest_trainable,
+    opening,
+    plans_for_text,
+    small_models,
+    steps_in,
+)
 
 
 @pytest.fixture
@@ -35,7 +42,7 @@ def test_a_large_text_and_a_fast_machine_get_a_larger_model(text):
     models = small_models(large)
     assert {model.vocab_size for model in models} == {4096}
     assert [model.d_model for model in models] == [128, 256, 384]
-    assert chosen([0.08, 0.3, 0.9]) == 0 and chosen([0.001, 0.01, 0.05]) == 2
+    assert largest_trainable([0.08, 0.3, 0.9]) == 0 and largest_trainable([0.001, 0.01, 0.05]) == 2
 
 
 def test_a_sample_begins_as_most_sentences_do(text, tmp_path):

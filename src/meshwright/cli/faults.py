@@ -20,9 +20,9 @@ from meshwright.errors import HardwareError, MeshwrightError, ModelError, neares
 
 # The parser's message for a group without a command, such as `mw plan`.
 _NO_COMMAND = "Missing command."
-# Ratios of equal letters: of a typing error, and of a similar name.
+# difflib's ratio of similarity from which a name is taken for a typing error, or offered as a similar name.
 _TYPO, _ALIKE = 0.85, 0.7
-_LEAST_BEGUN = 4  # letters of an option that is cut short, with its dashes
+_LEAST_BEGUN = 4  # characters, with dashes, of the beginning of an option
 _EXTRA = re.compile(r"Got unexpected extra arguments? ?(?:\(s\) )?\((.+)\)")
 _NO_VALUE = re.compile(r"Option '(.+?)' requires an argument")
 
@@ -103,19 +103,22 @@ def _value_of(option: str, args: Sequence[str]) -> str:
 
 def _with_option(option: str, commands: Sequence[str]) -> list[str]:
     """The commands that have an option."""
-    found = []
+    owners = []
     for name in commands:
         command = to_command(import_module(f"meshwright.cli.{name}").app)
         inner = getattr(command, "commands", None)
         paths = (
             {f"mw {name} {each}": part for each, part in inner.items()} if inner else {f"mw {name}": command}
         )
-        found += [path for path, each in paths.items() if any(option in param.opts for param in each.params)]
-    return found
+        owners += [path for path, each in paths.items() if any(option in param.opts for param in each.params)]
+    return owners
 
 
 def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
-    """The answer to words that belong to no option: to the first that an option takes, or to the first."""
+    """The answer to words that belong to no option.
+
+    It is about the first that is a model, a machine or a layout, otherwise about the first word.
+    """
     path, params = context.command_path, context.command.params
     options = {name: param for param in params if param.param_type_name == "option" for name in param.opts}
     for word in words:
@@ -128,7 +131,7 @@ def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
     if before and before[-1] in options:
         return f"{before[-1]} takes no value; leave out {word!r}"
     arguments = [_shown(param) for param in params if param.param_type_name == "argument"]
-    takes = f"takes {' '.join(arguments)}" if arguments else "takes options alone"
+    takes = f"takes {' '.join(arguments)}" if arguments else "takes only options"
     return f"{path} {takes}; leave out {word!r}{_such_as(context)}"
 
 
@@ -141,7 +144,7 @@ def _is_machine(word: str) -> bool:
 
     try:
         load(word)
-    except (OSError, ValueError):  # no name of a file: too long, or with a NUL
+    except (OSError, ValueError):  # not a file name: too long, or with a NUL
         return False
     except HardwareError:
         return ":" not in word and _is_chip(word)
@@ -177,12 +180,12 @@ def _is_layout(word: str) -> bool:
         return False
 
 
-# Options whose values are recognised, in the order of trial.
+# Options whose values are recognised, in the order in which they are tried.
 _KINDS = {"--layout": _is_layout, "--hardware": _is_machine, "--model": _is_model}
 
 
 def _missing(context: Any) -> str:
-    """All options that lack, in one line with the command's first example."""
+    """The missing options and arguments, in one line with the command's first example."""
     lacking = [
         param.opts[-1] if param.param_type_name == "option" else _shown(param)
         for param in context.command.params

@@ -68,7 +68,7 @@ def generate(
     if "" in stop:
         raise typer.BadParameter("an empty --stop would stop everything")
     if best_of > 1 and not temperature:
-        raise typer.BadParameter("all answers of temperature 0 are one; add --temperature 0.5")
+        raise typer.BadParameter("at temperature 0 all answers are the same; add --temperature 0.5")
     check_model_folder(checkpoint)
     settings = EngineSettings(num_slots=1, prefix_cache=False, **engine)
     check_drafts(settings)
@@ -114,13 +114,16 @@ def generate(
     note(_speed(document))
 
 
-# Share of an answer's triples of tokens that occurred before, above which it reads as a loop.
+# An answer reads as a loop if a larger share of its trigrams of tokens occurred before.
 _MOST_REPEATED = 0.1
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer. document: its keys in docs/reference/json.md. logprob: the mean of its tokens, in nats."""
+    """An answer to a prompt.
+
+    document: the keys in docs/reference/json.md. ids: its tokens. logprob: mean of its tokens, in nats.
+    """
 
     document: dict
     ids: Sequence[int]
@@ -128,13 +131,13 @@ class Answer:
 
     @property
     def repeated(self) -> float:
-        """The share of its triples of tokens that occurred before."""
-        triples = list(zip(self.ids, self.ids[1:], self.ids[2:], strict=False))
-        return 1 - len(set(triples)) / len(triples) if triples else 0.0
+        """The share of its trigrams of tokens that occurred before."""
+        trigrams = list(zip(self.ids, self.ids[1:], self.ids[2:], strict=False))
+        return 1 - len(set(trigrams)) / len(trigrams) if trigrams else 0.0
 
 
 def best(answers: Sequence[Answer]) -> Answer:
-    """The likeliest answer among those that repeat little; if all repeat much, the one that does least."""
+    """The likeliest answer that does not loop; if all do, the answer that repeats least."""
     varied = [answer for answer in answers if answer.repeated <= _MOST_REPEATED]
     if not varied:
         return min(answers, key=lambda answer: answer.repeated)

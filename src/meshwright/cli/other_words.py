@@ -60,7 +60,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--microbatch", "--microbatches", "--micro-batches", "--gradient-accumulation-steps", "--grad-accum",
         "--accumulation",
     ),
-    "--given microbatches=N, the sequences of a replica divided by it,": (
+    "--given microbatches=N, a replica's sequences divided by that size,": (
         "--micro-batch-size", "--mbs", "--per-device-train-batch-size", "--train-micro-batch-size-per-gpu",
     ),
     "--given sequence_parallel=true": ("--sp", "--sequence-parallel"),
@@ -160,8 +160,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--url": ("--base-url", "--endpoint", "--host"),
 }  # fmt: skip
 
-# Words to type here, each with words of which one is in another program's option; the first that a command
-# has is offered. Consulted after _OPTIONS.
+# Words to type here, each with single words that occur in other programs' options (`tp` in `--my-tp`). For
+# options that _OPTIONS lacks; the first entry whose option the command has is offered.
 _WORDS_OF_OPTIONS: dict[str, str] = {
     "--smallest, for the fewest chips that suffice,": "fewest smallest min-gpus max-gpus max-nodes auto",
     "--software megatron-te": "te transformer-engine comm-overlap overlap",
@@ -226,12 +226,13 @@ _WORDS_OF_OPTIONS: dict[str, str] = {
     "--explain": "explain verbose debug why details",
     "--top": "top rows results",
 }
-# The same for answers without an option to type, by command; "" for all commands, after their options.
+# Answers, each with single words of options that have no counterpart here, by command; those of "" are for
+# every command and are tried last.
 _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
     "mw plan train": {
         "no step depends on it; leave it out": "lr warmup dropout decay beta beta1 adam clip",
         "a plan needs no data; leave it out": "dataset data-path train-data corpus tokenizer text seed",
-        "attention is a fused kernel but for --software eager; leave it out": "flash attn attention fused",
+        "attention is a fused kernel except with --software eager; leave it out": "flash attn attention fused",
         "collectives are priced by the hardware's links; --network names others": "backend nccl gloo",
         "it is predicted; to correct a plan by a measured run type --anchor metrics.jsonl": "mfu flops speed",
         "a plan prices one step; --tokens 15T adds the time of a run": "epochs iters iterations steps",
@@ -263,7 +264,7 @@ _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
         "the plan sets it: mw plan train --layout fsdp=8": "tp pp dp cp ep fsdp zero tensor deepspeed",
         "the plan sets it: mw plan train --set num_layers=16": "vocab layers hidden heads width depth",
         "metrics are written to metrics.jsonl; add --tensorboard": "wandb mlflow report logger project",
-        "it is decided by itself; leave it out": "workers prefetch dataloader pin compile",
+        "it is automatic; leave it out": "workers prefetch dataloader pin compile",
     },
     "mw model": {"it is shown; leave it out": "flops params parameters memory cache count size intensity"},
     "mw hardware": {
@@ -276,8 +277,8 @@ _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
     },
     "": {
         "notes go to stderr; add 2>/dev/null": "quiet silent progress q",
-        "all is printed; leave it out": "verbose debug v",
-        "it is decided by itself; leave it out": "no-progress color colour yes y force",
+        "everything is printed; leave it out": "verbose debug v",
+        "it is automatic; leave it out": "no-progress color colour yes y force",
     },
 }
 
@@ -405,7 +406,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 def option_here(given: str, options: Collection[str], value: str = "") -> str:
     """The words to type in place of another program's option; empty if none are known.
 
-    options: of the command. value: the value given, which takes the place of the example's if it can.
+    options: of the command. value: the value given; it replaces the example's if it fits.
 
     >>> option_here("--tensor_parallel_size", ["--model", "--given"], "4")
     '--given tensor=4'
@@ -431,7 +432,7 @@ def _words_of(option: str) -> set[str]:
 
 
 def _with_value(words: str, value: str) -> str:
-    """`words` with their example replaced by the value that was given."""
+    """`words` with the given value in place of their example's, if it fits."""
     if words == _MACHINE and value:
         from meshwright.errors import HardwareError
         from meshwright.hardware.catalog import load, usual  # here, since most command lines are right
@@ -445,7 +446,7 @@ def _with_value(words: str, value: str) -> str:
 
 
 def answer_here(given: str, command: str) -> str:
-    """The answer to an option that a command has under no name; empty if none is known.
+    """The answer to an option that has no counterpart in a command; empty if none is known.
 
     >>> answer_here("--epochs", "mw plan train")
     '--epochs: a plan prices one step; --tokens 15T adds the time of a run'
@@ -456,7 +457,7 @@ def answer_here(given: str, command: str) -> str:
 
 
 def option_by_words(given: str, options: Collection[str], value: str = "") -> str:
-    """The words to type in place of an option that has one of a few words in its name; empty without one.
+    """The words to type in place of an option, by single words of its name; empty if none is known.
 
     >>> option_by_words("--enable-prefix-caching", ["--prefix-hit"])
     '--prefix-hit 0.5'
@@ -469,10 +470,12 @@ def option_by_words(given: str, options: Collection[str], value: str = "") -> st
 
 
 def answer_by_words(given: str, command: str) -> str:
-    """The answer to the words of an option; empty if none is known. command: "" for those of all commands.
+    """The answer to an option by single words of its name; empty if none is known.
+
+    command: "" for the answers of every command.
 
     >>> answer_by_words("--use-flash-attn", "mw plan train")
-    '--use-flash-attn: attention is a fused kernel but for --software eager; leave it out'
+    '--use-flash-attn: attention is a fused kernel except with --software eager; leave it out'
     """
     words = _words_of(given.replace("_", "-").lower())
     for answer, theirs in _WORDS_OF_ANSWERS.get(command, {}).items():

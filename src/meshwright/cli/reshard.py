@@ -90,7 +90,7 @@ def _plan(written: str) -> Plan | None:
 
 
 def _of_machine(plan: Plan, machine: Hardware) -> Layout:
-    """The layout of a plan; a plan of one server is repeated on the chips of `machine`."""
+    """The layout of a plan; for one server, the layout of as many servers as fit on `machine`."""
     layout, chips = plan.layout, plan.layout.mesh.num_devices
     if plan.workload.phase == "train" or machine.num_chips % chips:
         return layout
@@ -99,7 +99,7 @@ def _of_machine(plan: Plan, machine: Hardware) -> Layout:
 
 def _check_moves(run: str, after: Plan | None, output: Path) -> None:
     if after is None or not (Path(run) / PLAN_FILE).is_file():
-        lacks = f"{run} has no {PLAN_FILE}" if after else "the layout to move to is no plan"
+        lacks = f"{run} has no {PLAN_FILE}" if after else "the layout to move to is not a plan"
         raise PlanError(f"--out moves a run, and {lacks}; mw reshard runs/demo plan.toml --out runs/moved")
     require("run")
     use_devices_of(catalog.load(after.hardware))

@@ -25,7 +25,7 @@ from meshwright.train.job import RunOptions
 from meshwright.train.of_text import (
     LEARNING_RATE,
     TRAIN_SECONDS,
-    chosen,
+    largest_trainable,
     opening,
     plans_for_text,
     steps_in,
@@ -57,7 +57,7 @@ def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[
     plan = plans[0]
     if not options.resume:
         seconds = _step_seconds(plans, is_needed=len(plans) > 1 or given.get("steps") is None)
-        number = chosen(seconds)
+        number = largest_trainable(seconds)
         plan = plans[number]
         given.setdefault("steps", steps_in(TRAIN_SECONDS, seconds[number]))
         given.setdefault("learning_rate", LEARNING_RATE)
@@ -70,9 +70,10 @@ def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[
 
 
 def _step_seconds(plans: Sequence[Plan], *, is_needed: bool) -> list[float]:
-    """Seconds of a step of each plan: the smallest is timed, the others are slower by their prices.
+    """Seconds of a step of each plan: the first is timed, the others are scaled by their planned times.
 
-    All are prices if the measurement is not needed, or if several processes train, which JAX must join first.
+    All are planned times if no measurement is needed, or if several processes train: JAX must join those before
+    it runs a step.
     """
     hardware = catalog.load(plans[0].hardware)
     planned = [price(each.model, hardware, each.workload, each.layout).step_seconds for each in plans]

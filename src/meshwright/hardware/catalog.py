@@ -157,7 +157,7 @@ def _description(name: str) -> Description:
     return _with_step(read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}"))
 
 
-# Chips to offer for a word of a name, by vendor or kind of machine; the first word that the name has counts.
+# Chips to offer for a name with a vendor or a kind of machine in it; the first of these words counts.
 _OF_VENDORS = {
     "nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"), "google": ("v5p", "v6e"),
     "apple": ("m4-max", "m3-ultra"), "macbook": ("m4-max", "m4-pro"), "mac": ("m4-max", "m4-pro"),

@@ -291,7 +291,7 @@ class Chip:
 
     @cached_property
     def is_roofline(self) -> bool:
-        """Whether it is what `roofline` returns."""
+        """Whether the chip is already a roofline, as `roofline` returns it."""
         return self == self.roofline()
 
     @property

@@ -9,7 +9,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.options import option
 
-# A price of an hour; dollars unless --currency names others.
+# A price of a chip-hour as people write it: 2.5, $2.50/h, 2.5 USD per GPU-hour. --currency has the currency.
 _PRICE = re.compile(
     r"\s*\$?\s*(\d+\.?\d*|\.\d+)\s*(?:usd|dollars)?\s*(?:(?:/|per)\s*(?:chip-|gpu-)?h(?:r|our)?)?\s*", re.I
 )

@@ -110,7 +110,7 @@ class Platform:
     # Devices.
     resources: Mapping[str, str] = field(default_factory=dict)  # words for bounds of a step, if particular
     host_memory: bool = False  # device memory is the host's
-    engine: str = "meshwright"  # that most people serve with, by its record in engines/
+    engine: str = "meshwright"  # the usual serving engine, a record of engines/
     virtual: bool = False  # devices are shares of one host, counted by XLA_FLAGS
     in_turn: bool = False  # a program must end before the next begins
     torus_mesh: bool = False  # a mesh of all devices follows their torus

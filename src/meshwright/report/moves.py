@@ -1,4 +1,4 @@
-"""Weights that move between two layouts, in words: for `mw reshard` and plans of post-training."""
+"""Tables and sentences on weights that move between two layouts (`mw reshard`, `mw plan rl`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ def moves_table(title: str, moves: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def move_words(move: Mapping[str, Any]) -> str:
-    """A sentence on the move of a plan of post-training: collectives, bytes and memory."""
+    """A sentence on the weights that a step of post-training moves: collectives, bytes and memory."""
     kinds = list(dict.fromkeys(collectives_of(moved) for moved in move["moves"] if moved["steps"]))
     return (
         f"weights move by {' or '.join(kinds) or 'no collective'}: each chip sends "

@@ -13,15 +13,16 @@ from meshwright.models.count import count_params
 from meshwright.plan_file import Plan
 from meshwright.train.documents import check_source, read_documents
 
-# Time of training, by the planned step time, and bounds of the steps.
+# Time of training, and bounds of the number of steps.
 TRAIN_SECONDS, MIN_STEPS, MAX_STEPS = 180.0, 200, 4000
 LEARNING_RATE = 3e-3
-# A sample is no longer than the sequences: at positions that training had not, a model loses the thread.
+# Samples are shorter than these sequences: the model is not trained at later positions.
 _SEQ_LEN, _NUM_SEQUENCES = 128, 8
-# Sizes of vocabularies, and the bytes of text that each entry needs. Whole words as entries read best, and
-# entries that occur a few times are learned by heart and misplaced.
+# Sizes of vocabularies, and the bytes of text that each entry needs. A large vocabulary has whole words, but
+# entries that are rare in the text are not learned well.
 _VOCABULARIES, _BYTES_PER_ENTRY = (4096, 2048, 1024, 512), 64
-# (width, layers) from the smallest; a larger one needs time for these steps, and this text for a parameter.
+# (width, layers), smallest first. A larger model is taken only if there is time for this number of steps, and
+# if the text has this number of bytes for each parameter.
 _SHAPES = ((128, 4), (256, 6), (384, 8), (512, 10))
 _STEPS_OF_LARGER, _BYTES_PER_PARAMETER = 2500, 2
 _WIDTH_OF_HEAD = 32
@@ -34,7 +35,7 @@ def is_text(path: Path) -> bool:
 
 
 def small_models(source: Path) -> list[ModelConfig]:
-    """Models for the size of a text, from one of 1M parameters; a larger one would learn it by heart."""
+    """Models for the size of a text, smallest (1M parameters) first; larger ones would overfit."""
     check_source(str(source))
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     num_bytes = sum(path.stat().st_size for path in files)
@@ -62,7 +63,7 @@ def _model(name: str, width: int, num_layers: int, vocabulary: int) -> ModelConf
 
 
 def plans_for_text(source: Path, spec: str) -> list[Plan]:
-    """The plans to train `small_models` on copies of a batch over a machine's chips."""
+    """The plans to train `small_models` here, data-parallel, smallest model first."""
     machine = catalog.load(spec)
     layout = Layout.of(
         data=machine.num_chips,
@@ -73,12 +74,12 @@ def plans_for_text(source: Path, spec: str) -> list[Plan]:
     return [Plan(model, machine.spec, work, layout) for model in small_models(source)]
 
 
-def chosen(step_seconds: Sequence[float]) -> int:
-    """The number of the largest plan that has enough steps in the time of training.
+def largest_trainable(step_seconds: Sequence[float]) -> int:
+    """The index of the largest plan with time for enough steps; 0, the smallest, if none has.
 
-    step_seconds: of each plan.
+    step_seconds: of each plan, smallest model first.
 
-    >>> chosen([0.08, 0.3]), chosen([0.001, 0.01, 0.3])
+    >>> largest_trainable([0.08, 0.3]), largest_trainable([0.001, 0.01, 0.3])
     (0, 1)
     """
     quick = [n for n, each in enumerate(step_seconds) if n and TRAIN_SECONDS / each >= _STEPS_OF_LARGER]
@@ -93,7 +94,7 @@ _LONGEST_SAMPLE = 2_000_000
 def opening(source: Path) -> str:
     """The three words with which most sentences of a text begin; "The" if it has no sentences.
 
-    A model has seen these words often, so that its answer shows what it has learned.
+    The model saw these words often in training, so it continues them best.
     """
     counts: Counter[str] = Counter()
     length = 0

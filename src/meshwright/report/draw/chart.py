@@ -139,7 +139,7 @@ def level_axis(x: Scale, y: float, text: Callable[[float], str]) -> Markup:
         at = x.place(value)
         parts.append(line([(at, y), (at, y + 4)], "muted"))
         words = text(value)
-        # Words at the left end stay within the drawing.
+        # The leftmost label would otherwise be cut off at the drawing's edge.
         parts.append(label(words, max(at, text_width(words) / 2), y + 18, "muted", anchor="middle"))
     return Markup().join(parts)
 

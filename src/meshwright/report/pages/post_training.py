@@ -39,7 +39,7 @@ def post_training_html(document: dict[str, Any]) -> str:
 
 
 def rollouts_words(document: dict[str, Any]) -> str:
-    """The number of rollouts with their lengths: as asked for, at most, and their mean once cut."""
+    """The number of rollouts with their lengths: mean asked for, maximum, and mean after cutting at it."""
     mean = document["tokens"] / document["rollouts"] - document["prompt_tokens"]
     return (
         f"{document['rollouts']:,} rollouts of {document['output_tokens']:,} tokens, at most "

@@ -64,11 +64,10 @@ def breakdown_line(candidate: JsonDocument, most: int = 4) -> str:
     """
     items = sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"])[:most]
     names = [item["name"] for item in items]
-    parts = [
-        " ".join([item["name"], *bound, percent_text(item.get("share"))])
-        for item in items
-        for bound in [[f"bound by {item['bound_name']}"] if names.count(item["name"]) > 1 else []]
-    ]
+    parts = []
+    for item in items:
+        bound = f" bound by {item['bound_name']}" if names.count(item["name"]) > 1 else ""
+        parts.append(f"{item['name']}{bound} {percent_text(item.get('share'))}")
     return f"The step: {', '.join(parts)}." if parts else ""
 
 
