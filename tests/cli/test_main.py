@@ -124,6 +124,7 @@ def test_failures_of_the_system(error: BaseException, code: int, message: str, c
 
 def test_ctrl_c_ends_the_imports_quietly(monkeypatch):
     handlers = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start without it
 
     class Main:
         @property

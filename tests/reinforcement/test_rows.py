@@ -169,7 +169,7 @@ def test_settings_are_kept_by_a_resumed_run(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({}, "neither is given"),
-        ({"reward": "a.py:b", "judge": "http://a"}, "both is given"),
+        ({"reward": "a.py:b", "judge": "http://a"}, "both are given"),
         ({"reward": "a.py:b", "samples": 1}, "--samples 1"),
         ({"reward": "a.py:b", "judge_template": "a"}, "--judge-template"),
     ],

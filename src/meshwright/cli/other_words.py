@@ -232,7 +232,7 @@ _WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
     "mw plan train": {
         "no step depends on it; leave it out": "lr warmup dropout decay beta beta1 adam clip",
         "a plan needs no data; leave it out": "dataset data-path train-data corpus tokenizer text seed",
-        "attention is a fused kernel except with --software eager; leave it out": "flash attn attention fused",
+        "attention is a fused kernel but with --software eager; leave it out": "flash attn attention fused",
         "collectives are priced by the hardware's links; --network names others": "backend nccl gloo",
         "it is predicted; to correct a plan by a measured run type --anchor metrics.jsonl": "mfu flops speed",
         "a plan prices one step; --tokens 15T adds the time of a run": "epochs iters iterations steps",
@@ -475,7 +475,7 @@ def answer_by_words(given: str, command: str) -> str:
     command: "" for the answers of every command.
 
     >>> answer_by_words("--use-flash-attn", "mw plan train")
-    '--use-flash-attn: attention is a fused kernel except with --software eager; leave it out'
+    '--use-flash-attn: attention is a fused kernel but with --software eager; leave it out'
     """
     words = _words_of(given.replace("_", "-").lower())
     for answer, theirs in _WORDS_OF_ANSWERS.get(command, {}).items():

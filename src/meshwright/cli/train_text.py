@@ -72,8 +72,8 @@ def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[
 def _step_seconds(plans: Sequence[Plan], *, is_needed: bool) -> list[float]:
     """Seconds of a step of each plan: the first is timed, the others are scaled by their planned times.
 
-    All are planned times if no measurement is needed, or if several processes train: JAX must join those before
-    it runs a step.
+    All are planned times if no measurement is needed, or if several processes train: JAX must join those
+    before it runs a step.
     """
     hardware = catalog.load(plans[0].hardware)
     planned = [price(each.model, hardware, each.workload, each.layout).step_seconds for each in plans]

@@ -257,10 +257,10 @@ def test_pages_go_from_one_set_of_devices_to_another(kv_dtype: str):
         lambda leaf: jax.device_put(random.integers(1, 99, leaf.shape).astype(leaf.dtype), leaf.sharding),
         here.abstract_pools(),
     )
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, there.exported(2))
-    exported = jax.device_put(here.export(2)(pools, np.array([3, 1], np.int32)), shardings)
+    shardings, no_states = jax.tree.map(lambda leaf: leaf.sharding, there.exported(2)), np.zeros(1, np.int32)
+    exported = jax.device_put(here.export(2)(pools, np.array([3, 1], np.int32), no_states), shardings)
     no_page = 4
-    found = there.accept(2)(there.empty()[0], np.array([0, no_page], np.int32), exported)
+    found = there.accept(2)(there.empty()[0], np.array([0, no_page], np.int32), no_states, exported)
     for pool, filled in zip(jax.tree.leaves(pools), jax.tree.leaves(found), strict=True):
         assert set(filled.devices()) == set(jax.devices()[2:4])
         np.testing.assert_array_equal(filled[0], pool[3])
