@@ -86,7 +86,8 @@ _STRATEGIES = {
     **dict.fromkeys(("hsdp", "hybrid_shard"), "data=2,fsdp=4"),
     **dict.fromkeys(("tp", "tensor", "megatron", "mp"), "tensor=8"),
     **dict.fromkeys(("pp", "pipe", "gpipe"), "data=2,pipe=4"),
-    **dict.fromkeys(("1f1b", "zb-v"), "data=2,pipe=4,schedule=1f1b"),
+    "1f1b": "data=2,pipe=4,schedule=1f1b",
+    "zb-v": "data=2,pipe=4,schedule=zb-v",
     **dict.fromkeys(("cp", "context", "ring"), "data=4,context=2"),
 }
 
@@ -98,6 +99,8 @@ def _as_words(item: str) -> str:
 
     >>> _as_words("zero3"), _as_words("tp8"), _as_words("dp4-tp2"), _as_words("{'tensor': 8}")
     ('fsdp=8', 'tensor=8', 'data=4,tensor=2', 'tensor=8')
+    >>> _as_words("zb-v")
+    'data=2,pipe=4,schedule=zb-v'
     """
     plain = item.lower()
     if plain in _STRATEGIES:
