@@ -171,7 +171,7 @@ class MLA:
     kv_rank (R): size of that latent. q_rank (Q): size of the queries' latent; None projects queries at once.
     nope_dim (J), rope_dim (A): elements of a query's or key's head without and with rotary positions; the
     latter are the same in all heads of a key. value_dim (O): elements of a value's head. norm_eps: of the
-    norms of both latents; classes of published models have 1e-6 regardless of `norm_eps` of the model.
+    norms of both latents, 1e-6 in published implementations whatever the model's own `norm_eps` is.
     """
 
     kv_rank: int
@@ -194,8 +194,8 @@ class Indexer:
         score = sum over num_heads (x) of weight relu(q . k)
 
     of queries from the queries' latent, or from the token if there is none, and one key of head_dim (y)
-    elements a token, which is cached too. Positions turn the first elements of both, as many as of latent
-    attention's heads. weighted: heads have weights. normed: keys have a layer norm; or keys, or both keys and
+    elements a token, which is cached too. With latent attention, rotary positions turn the first A elements
+    of both. weighted: heads have weights. normed: keys have a layer norm; or keys, or both keys and
     queries, an RMS norm. norm_eps: of that norm. shared: the layer reads the keys that an earlier layer's
     indexer chose, and has none of its own (GLM-5.2).
     Source: DeepSeek-AI, "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556.

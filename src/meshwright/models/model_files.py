@@ -100,7 +100,7 @@ _OTHER_KEYS = {
 
 
 def field_here(key: str) -> str | None:
-    """The field of a model for a key of other programs; None if none is known.
+    """The ModelConfig field for a key of other programs; None if none is known.
 
     >>> field_here("hidden_size"), field_here("layers")
     ('d_model', 'num_layers')

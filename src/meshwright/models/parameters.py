@@ -318,7 +318,7 @@ def _latent_attention(config: ModelConfig) -> dict[str, Param]:
 
 
 def _indexer(config: ModelConfig) -> dict[str, Param]:
-    """The weights of the indexer, which no loss of tokens trains."""
+    """The weights of the indexer, to which the cross-entropy has no gradient."""
     if (indexer := config.own_indexer) is None:
         return {}
     from_latent = config.q_rank or (config.mla and config.mla.q_rank)

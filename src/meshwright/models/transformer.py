@@ -126,15 +126,15 @@ class Ops(Protocol[V]):
     """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
 
     norm: over the last letter, or the last `num_letters`; scale and bias have the last letters of x; eps: the
-      model's if None. kept: x,
-      the result of the operation or product of this name, in the type in which a backward pass keeps it for
-      `einsums`, `activation`, `router` and `experts`. The result of attention is not narrowed, since
+      model's if None.
+    kept: x, the result of the operation or product of this name, in the type in which a backward pass keeps
+      it for `einsums`, `activation`, `router` and `experts`. The result of attention is not narrowed, since
       attention's own backward pass reads it (DeepSeek-V3, arXiv:2412.19437, section 3.3.3, gives it 12 bits).
     bias: b has the last letters of y, for experts also E.
-    rope: turns all of H, or `rotary_dim` elements, with latent attention the last A; with `leading` the first
-      A; leaves x as it is in layers without rotary positions. turned_norm: over H, without weights, in layers
-      with such positions.
-      temperature: of queries, in layers without.
+    rope: turns all of H, or `rotary_dim` elements; with latent attention the last A, or with `leading` the
+      first A. Leaves x as it is in layers without rotary positions.
+    turned_norm: over H, without weights, in layers with rotary positions.
+    temperature: of queries, in layers without rotary positions.
     attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees its own position and the earlier
       ones in its layer's window; with `chosen`, of these only the keys that `index` chose.
     dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
@@ -145,7 +145,7 @@ class Ops(Protocol[V]):
       the keys and values that the last layer with its own returned; None before the first.
     take: x[B, n, D] at indices[B, n] into T.
     join: x[B, T, h] of two x[B, T, D], one after the other. detached: x, of which readers have no gradient.
-    undifferentiated: the result of block(*inputs), of which nothing has a gradient.
+    undifferentiated: the result of block(*inputs), through which no gradient passes.
     with_draft_loss: the result of `layers`, and the loss of a draft head, which is weighed as it is.
     loss: mean cross-entropy of targets[B, T], in nats per token; the last of each row may be missing
       (`has_last`). The logits are the product of x[B, T, D]
@@ -531,7 +531,7 @@ def _chosen_keys(
     """The keys that an indexer chooses for each query, None without an indexer, and the cache.
 
     The indexer reads the normed h[B, T, D] and the queries' latent down[B, T, Q]. No gradient passes through
-    a choice, so that a loss of tokens trains none of its weights.
+    the choice, so training leaves the indexer's weights as they are.
     """
     indexer = config.own_indexer
     if indexer is None:

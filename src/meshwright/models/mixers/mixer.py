@@ -24,11 +24,11 @@ LIKE_LETTERS: Mapping[str, str] = {"N": HEADS, "F": "i", "D": "m"}
 WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "step")
 # Positions that the chunked form computes at once.
 CHUNK = 64
-# A value of the operations in use: an array in `nn/`, a recorded value in `cost/`.
+# What the operations compute with: arrays in `nn/`, recorded values in `cost/`.
 V = TypeVar("V")
-# A LayerKind, or the record of a reader that runs layers of several kinds at once, which has `stack` too.
+# A LayerKind; an implementation that runs several kinds at once passes a record of its own with `stack`.
 Kind = Any
-# What a reader keeps of earlier positions; None in training.
+# Keys, values and states of earlier positions; None in training.
 Cache = Any
 
 
