@@ -15,6 +15,15 @@ _PRICE = re.compile(
 )
 
 
+def per_million_tokens(per_hour: float | None, tokens_per_second: float) -> float | None:
+    """The price of a million tokens at a price of an hour; None if that is unknown or there are no tokens.
+
+    >>> per_million_tokens(36.0, 1000.0)
+    10.0
+    """
+    return 1e6 * per_hour / (3600 * tokens_per_second) if per_hour is not None and tokens_per_second else None
+
+
 @dataclass(frozen=True)
 class Prices:
     """The user's prices of a chip-hour and their currency."""

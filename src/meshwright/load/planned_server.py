@@ -10,6 +10,7 @@ import numpy as np
 from meshwright.cost.serving_step import in_inference
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
+from meshwright.hardware.prices import per_million_tokens
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.layout_checks import check_one_cache
 from meshwright.layout.page_sizes import DEFAULT_PAGE
@@ -144,8 +145,7 @@ def _price(plan: Plan, chips: int, new_tokens_per_second: float) -> dict[str, An
     """The price of the chips at this rate of generated tokens; None if it is unknown."""
     chip = catalog.load(plan.hardware).chip
     per_hour = None if chip.price_per_chip_hour is None else chips * chip.price_per_chip_hour
-    tokens_per_hour = 3600 * new_tokens_per_second
-    per_million = 1e6 * per_hour / tokens_per_hour if per_hour is not None and tokens_per_hour else None
+    per_million = per_million_tokens(per_hour, new_tokens_per_second)
     return {"per_hour": per_hour, "per_million_tokens": per_million, "currency": chip.currency}
 
 

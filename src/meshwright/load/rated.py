@@ -15,6 +15,7 @@ import numpy as np
 
 from meshwright.engines.serving_engine import Engine
 from meshwright.errors import MeshwrightError, PlanError
+from meshwright.hardware.prices import per_million_tokens
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.load.engine_server import EngineServer, transfer_seconds_of
@@ -147,10 +148,10 @@ class RatedPlan:
     def _prices(self, load: RatedLoad) -> dict[str, float | None]:
         """Prices of a day, and of a million generated tokens at the load's rate."""
         hourly = self.best.price_per_hour
-        tokens_per_hour = 3600 * load.rate * sum(answer for _, answer in load.turns) / len(load.turns)
+        tokens_per_second = load.rate * sum(answer for _, answer in load.turns) / len(load.turns)
         return {
             "price_per_day": None if hourly is None else 24 * hourly,
-            "price_per_million_tokens": None if hourly is None else 1e6 * hourly / tokens_per_hour,
+            "price_per_million_tokens": per_million_tokens(hourly, tokens_per_second),
         }
 
 

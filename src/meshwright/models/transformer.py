@@ -295,7 +295,7 @@ def _block(
         if "state_out" in w:
             assert config.state_mixer is not None, "a model whose layers have states has a mixer for them"
             y, cache = config.state_mixer.mix(
-                cast(StateOps[V], ops), w, h, places, cache, kind, norm_eps=config.norm_eps
+                cast("StateOps[V]", ops), w, h, places, cache, kind, norm_eps=config.norm_eps
             )
             mixed.append(y)
         y = mixed[0] if len(mixed) == 1 else ops.residual("mixed", *mixed)
@@ -311,7 +311,7 @@ def _block(
         h = source if config.parallel else x
         h = ops.kept("mlp_norm", norm("mlp_norm", h)) if config.pre_norms else h
     if "router" in w:
-        y = _mixture(config, cast(ExpertOps[V], ops), w, h)
+        y = _mixture(config, cast("ExpertOps[V]", ops), w, h)
     else:
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     if config.post_norms or ("router" in w and config.moe and config.moe.post_norm):
@@ -343,7 +343,7 @@ def _attend(
     """y[B, T, D] of the normed h[B, T, D], the cache, and keys and values for other layers."""
     made = None
     if config.mla:
-        a, cache = _latent_attention(config, cast(LatentOps[V], ops), w, h, places, cache, kind)
+        a, cache = _latent_attention(config, cast("LatentOps[V]", ops), w, h, places, cache, kind)
     else:
         a, cache, made = _attention(config, ops, w, h, places, cache, kind, shared)
     o = value_letter(config)
@@ -435,7 +435,7 @@ def _attention(
         (down,) = ops.einsums(h, w, wq_down="BTD,DQ->BTQ")
         down = _apply_norm(config, ops, w, "q_latent_norm", down)
         products = (*ops.einsums(down, w, wq_up="BTQ,QNH->BTNH"), *products)
-    chosen, cache = _chosen_keys(config, cast(LatentOps[V], ops), w, h, down, places, cache, kind)
+    chosen, cache = _chosen_keys(config, cast("LatentOps[V]", ops), w, h, down, places, cache, kind)
     q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
     kv = [*kv, *kv] if config.values_are_keys else kv
     num_letters = 2 if config.qk_norm_over == "width" else 1
@@ -457,7 +457,7 @@ def _attention(
         q, kv = _normed(config, ops, w, q, kv, num_letters)
     if config.layers_per_cache > 1:
         kv = [ops.for_layers(name, x) for name, x in zip("kv", kv, strict=False)]
-    k, v = kv or cast(Sequence[V], shared)
+    k, v = kv or cast("Sequence[V]", shared)
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
     a, cache = ops.attention("attention", q, k, v, places, cache, kind, chosen=chosen, **scores)
     a = _gated(config, ops, w, h, a, "H")

@@ -184,11 +184,11 @@ def apart(asked: Question, near: Step | None) -> Iterator[Step]:
             tried.add(number)
             if pools.seconds(pools.scoring + least_training_seconds(asked, pools.trains)) >= best:
                 return
-            step, seconds = _at_once(pools, best_trainer(asked, pools.trains))
+            step = _at_once(pools, best_trainer(asked, pools.trains))
         except (PlanError, LayoutError, NotationError):
             tried.add(number)
             continue
-        learning = seconds * (total - number)
+        learning = _learning_seconds(step) * (total - number)
         shares = [rolling / (rolling + learning)]
         if step.seconds < best:
             best = step.seconds
@@ -259,8 +259,7 @@ class _Pools:
         return max(learning, self.rollouts.seconds + self.messages) + self.moving
 
 
-def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> tuple[Step, float]:
-    """The step on two pools, and the seconds of its scores and training."""
+def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
     (trainer, workload), rollouts, moving = trained, pools.rollouts, pools.moving
     training = training_seconds(pools.asked, trained)
     busy = {"train": pools.scoring + training, "roll out": rollouts.seconds}
@@ -277,8 +276,7 @@ def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> tuple[Step, 
     idle = idle_share(chips, busy, moving, pools.messages) + waiting / (seconds * sum(chips.values()))
     needed = {"train": float(trainer.needed_bytes), "roll out": rollouts.needed_bytes}
     resident = rollouts.weights_bytes
-    step = Step("apart", trainer, workload, rollouts, pools.move, phases, seconds, idle, 1, needed, resident)
-    return step, busy["train"]
+    return Step("apart", trainer, workload, rollouts, pools.move, phases, seconds, idle, 1, needed, resident)
 
 
 def idle_share(

@@ -104,7 +104,7 @@ def spread_group(row: LoadTestRow) -> tuple[str, str, str, bool]:
     """Pools, engine, chip, and whether there are experts, as `serving_spread` has them."""
     chip = row.hardware.partition(":")[0]
     pools = ONE_POOL if row.mode == "together" else POOLS_APART
-    return pools, ENGINES.root(row.engine), chip, _model_of(tuple(_names(row))).moe is not None
+    return pools, ENGINES.root(row.engine), chip, _named_model(row).moe is not None
 
 
 def predict_load_tests(
@@ -341,9 +341,13 @@ def _balanced(row: LoadTestRow, servers: Sequence[EngineServer], concurrency: in
 
 def model_of_load_test(row: LoadTestRow) -> ModelConfig:
     """The model that `model` or `hf_model` names. Raises ModelError for an unknown model."""
-    config = _model_of(tuple(_names(row)))
+    config = _named_model(row)
     longest = row.prompt_len + row.output_len + 1
     return config if longest <= config.max_seq_len else replace(config, max_seq_len=longest)
+
+
+def _named_model(row: LoadTestRow) -> ModelConfig:
+    return _model_of(tuple(_names(row)))
 
 
 @lru_cache(maxsize=256)

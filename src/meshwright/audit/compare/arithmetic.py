@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 from meshwright.audit.compile.planned_program import PlannedStep
-from meshwright.audit.facts.narrow_arithmetic import HostTransfer, NarrowResult
+from meshwright.audit.facts.narrow_arithmetic import NARROW, HostTransfer, NarrowResult
 from meshwright.audit.hlo.op_names import GRADIENTS, phase_of, scope_of
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import known_runs, places
@@ -88,16 +88,13 @@ def rounding_findings(rounded: tuple[int, str], layout: Layout) -> list[Remark]:
     elements, name = rounded
     precision = layout.precision
     words = (getattr(precision, one.name) for one in fields(precision) if one.name.endswith("dtype"))
-    is_planned = any(number_type(word).bits < _WHOLE for word in words if word)
+    is_planned = any(number_type(word).bits < NARROW for word in words if word)
     if not elements or is_planned:
         return []
     what = f"{elements:,} elements are rounded to 8 bits or fewer, and no type of the plan is so narrow"
     return [
         Remark("dtype", scope_of(name)[-1] if scope_of(name) else name, what, name, "leave out the cast", 0)
     ]
-
-
-_WHOLE = 16  # bits of the narrowest types that a plan has by default
 
 
 def condition_findings(program: Program) -> list[Remark]:

@@ -13,6 +13,9 @@ _CALLBACK = "callback"
 # XLA's number of the host's memory.
 _HOST_MEMORY = 5
 
+# Bits of the narrowest types that a plan has by default.
+NARROW = 16
+
 
 @dataclass(frozen=True)
 class NarrowResult:
@@ -86,16 +89,13 @@ def narrowest_elements(program: Program) -> tuple[int, str]:
             if each.opcode != "convert":  # a callback has no result, so no shapes[0]
                 continue
             made = each.shapes[0]
-            if not made.dtype.startswith("f") or dtype_bits(made.dtype) >= _NARROW:
+            if not made.dtype.startswith("f") or dtype_bits(made.dtype) >= NARROW:
                 continue
             elements = round(runs * made.num_elements)
             total += elements
             if elements > largest:
                 largest, name = elements, each.op_name or each.name
     return total, name
-
-
-_NARROW = 16  # bits
 
 
 # Operations whose results are exactly those of wider types.
@@ -116,7 +116,7 @@ def _computes(instruction: Instruction) -> bool:
 
 def _is_narrow(instruction: Instruction) -> bool:
     made = instruction.shapes[0]
-    return made.dtype.startswith(("f", "bf")) and dtype_bits(made.dtype) <= _NARROW
+    return made.dtype.startswith(("f", "bf")) and dtype_bits(made.dtype) <= NARROW
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class AttentionOps(ProductOps):
         scale: float | None = None,
         chosen: Value | None = None,
     ) -> tuple[Value, object]:
-        k, v = spelt_out(cast(LatentOps[Value], self), w, latent, rope)
+        k, v = spelt_out(cast("LatentOps[Value]", self), w, latent, rope)
         return self.attention(name, q, k, v, places, cache, kind, scale=scale, chosen=chosen)
 
     def _attend(

@@ -29,12 +29,10 @@ from meshwright.layout.moves.attention import token_sharding, uses_ring
 from meshwright.models.config import Window
 from meshwright.models.transformer import Places
 from meshwright.nn.attention.blocks import cut, num_blocks, put, visible_scope
-from meshwright.nn.attention.by_formula import Scores
+from meshwright.nn.attention.by_formula import HIDDEN, Scores
 from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
 from meshwright.nn.start.device_mesh import partition_spec
 from meshwright.notation.array import Axes
-
-_HIDDEN = -1e30  # of hidden scores: finite, so that a block without visible keys makes no NaN
 
 
 class _Seen(NamedTuple):
@@ -151,7 +149,7 @@ def _forward(
     batch, length, heads, _ = q.shape
     shape = batch, k.shape[2], heads // k.shape[2], length
     if sinks is None:
-        peak, total = jnp.full(shape, _HIDDEN), jnp.zeros(shape)
+        peak, total = jnp.full(shape, HIDDEN), jnp.zeros(shape)
     else:
         peak, total = _by_group(sinks, k.shape[2]), jnp.ones(shape)
     running = _Running(peak, total, jnp.zeros((*q.shape[:-1], v.shape[-1])))
@@ -415,7 +413,7 @@ def _scored(q: Array, k: Array, seen: _Seen, how: Scores) -> tuple[Array, Array,
         steep = jnp.reshape(seen.slopes, (1, *q.shape[2:4], 1, 1))
         scores += steep * seen.keys.positions.astype(jnp.float32)[:, None, None, None, :]
     mask = _mask(seen)[:, None, None]
-    return mask, jnp.where(mask, scores, _HIDDEN), slope
+    return mask, jnp.where(mask, scores, HIDDEN), slope
 
 
 def _mask(seen: _Seen) -> Array:

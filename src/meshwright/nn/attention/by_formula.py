@@ -12,6 +12,9 @@ from meshwright.models.transformer import Places
 from meshwright.nn.norms import softcap
 from meshwright.nn.start.device_mesh import partition_spec
 
+# Of hidden scores: finite, so that a query without visible keys makes no NaN.
+HIDDEN = -1e30
+
 
 class Scores(NamedTuple):
     """How a model scores keys.

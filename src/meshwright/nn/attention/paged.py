@@ -46,7 +46,7 @@ from meshwright.models.transformer import at_most
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention import paged_kernel
-from meshwright.nn.attention.by_formula import Scores
+from meshwright.nn.attention.by_formula import HIDDEN, Scores
 from meshwright.nn.attention.paged_selection import attend_to_chosen, best_positions
 from meshwright.nn.norms import softcap
 from meshwright.nn.products.quantised import Quantised, name_of, quantise
@@ -63,7 +63,6 @@ Pools = dict[str, list[Pool]]
 PADDING = -1  # the position of a token that is padding
 _SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
 INDEX = "index"  # the pools of an indexer's keys
-_HIDDEN = -1e30  # of hidden scores: finite, so that a page without visible keys makes no NaN
 
 
 class Rows(NamedTuple):
@@ -432,7 +431,7 @@ def _scored(
     seen = keys <= queries
     if window is not None:
         seen &= keys >= window.first(queries)
-    return jnp.where(seen, scores, _HIDDEN)
+    return jnp.where(seen, scores, HIDDEN)
 
 
 def _page_by_page(
@@ -451,7 +450,7 @@ def _page_by_page(
     page_size, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
     width = second_pool.shape[-1] if first_pool.ndim == 4 else first_pool.shape[-1]
     grouped = num_kv_heads, num_heads // num_kv_heads, length
-    no_sink = jnp.full(grouped, _HIDDEN, jnp.float32)
+    no_sink = jnp.full(grouped, HIDDEN, jnp.float32)
     size, first = page_size * _count(split), page_size * _number(split)
     start, total = no_sink, jnp.zeros(grouped, jnp.float32)
     if sinks is not None:  # on one device only: several join their sums
@@ -582,7 +581,7 @@ def _gathered(
     )
     scores = _scored(scores, asked.positions, keys, window, how, slopes)
     if sinks is not None:
-        sinks = jnp.where(_number(split) == 0, sinks, _HIDDEN)  # on one device only: several join their sums
+        sinks = jnp.where(_number(split) == 0, sinks, HIDDEN)  # on one device only: several join their sums
         sink = jnp.broadcast_to(jnp.reshape(sinks, (1, *grouped[2:4], 1, 1)), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sink], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[2]].astype(v.dtype)
@@ -654,7 +653,7 @@ def _in_blocks(
         firsts = jnp.maximum(window.first(asked.positions[:, 0]), 0)
         begin = jnp.min(jnp.where(last >= 0, firsts, jnp.max(last))) // (count * size)
     end = (jnp.max(last) + count * size) // (count * size)
-    peak, total = jnp.full(grouped, _HIDDEN, jnp.float32), jnp.zeros(grouped, jnp.float32)
+    peak, total = jnp.full(grouped, HIDDEN, jnp.float32), jnp.zeros(grouped, jnp.float32)
     if sinks is not None:  # on one device only: several join their sums
         is_first = _number(split) == 0
         peak = jnp.where(is_first, peak * 0 + jnp.reshape(sinks, (1, *grouped[1:3], 1)), peak)

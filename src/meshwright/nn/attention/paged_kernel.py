@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.models.config import Window
-from meshwright.nn.attention.by_formula import Scores
+from meshwright.nn.attention.by_formula import HIDDEN, Scores
 from meshwright.nn.attention.kernel_names import DECODE_PAGES, JOIN_PARTS
 
 # The kernel's own table of the fastest sizes (v6e) has 4 to 16 pages and 32 queries in nearly all cases.
@@ -36,7 +36,7 @@ _PARTS, _AT_ONCE = 16, 512
 # The heads of one group fill at least the rows of a tensor core's tile; the last is repeated.
 _HEADS_OF_TILE = 16
 _LOG2_E = math.log2(math.e)
-_HIDDEN, _LEAST = -1e30, 1e-30
+_LEAST = 1e-30
 
 
 def side_by_side(k: Array, v: Array) -> Array:
@@ -226,7 +226,7 @@ def _attend_to_pages(
             logits = jnp.tanh(logits / how.softcap) * how.softcap
         logits *= _LOG2_E
         if not is_whole:
-            logits = jnp.where(seen[None], logits, _HIDDEN)
+            logits = jnp.where(seen[None], logits, HIDDEN)
         higher = jnp.maximum(peak, jnp.max(logits, axis=1))
         weights, kept = jnp.exp2(logits - higher[:, None]), jnp.exp2(peak - higher)
         total = total * kept + jnp.sum(weights, axis=1)
@@ -236,7 +236,7 @@ def _attend_to_pages(
         return higher, total, out * kept[:, None] + triton.dot(weights.astype(q.dtype), v)
 
     count, whole = heads.shape[0], num_keys_seen // num_keys
-    running = jnp.full(count, _HIDDEN), jnp.zeros(count), jnp.zeros((count, width))
+    running = jnp.full(count, HIDDEN), jnp.zeros(count), jnp.zeros((count, width))
     running = lax.fori_loop(0, whole, partial(one_block, True), running)
     some = (num_keys_seen + num_keys - 1) // num_keys
     peak, total, out = lax.fori_loop(whole, some, partial(one_block, False), running)
@@ -259,7 +259,7 @@ def _join_parts(parts_ref: Any, peaks_ref: Any, totals_ref: Any, out_ref: Any) -
         return higher, total * kept + totals_ref[part, heads] * weight, out
 
     shape = heads.shape[0], out_ref.shape[1]
-    start = jnp.full(shape[:1], _HIDDEN), jnp.zeros(shape[:1]), jnp.zeros(shape)
+    start = jnp.full(shape[:1], HIDDEN), jnp.zeros(shape[:1]), jnp.zeros(shape)
     _, total, out = lax.fori_loop(0, parts_ref.shape[0], one_part, start)
     out_ref[heads, :] = (out / jnp.maximum(total, _LEAST)[:, None]).astype(out_ref.dtype)
 

@@ -13,9 +13,9 @@ from jax import Array, lax
 
 from meshwright.layout.page_sizes import TOGETHER
 from meshwright.models.transformer import at_most
+from meshwright.nn.attention.by_formula import HIDDEN
 from meshwright.nn.attention.selection import index_scores
 
-_HIDDEN = -1e30  # of hidden scores: finite, so that a query without chosen keys makes no NaN
 NOT_CHOSEN = -1  # fills the positions of a query that sees fewer than top_k keys
 # Queries whose gathered latents are in memory at a time.
 _QUERIES = 8
@@ -83,7 +83,7 @@ def attend_to_chosen(
         latent = jnp.where(is_chosen[:, None], latent, 0).astype(q.dtype)
         keys = jnp.concatenate([latent, rope.astype(q.dtype)], axis=-1)
         scores = scale * jnp.einsum("hH,kH->hk", q, keys, preferred_element_type=jnp.float32)
-        shares = jax.nn.softmax(jnp.where(is_chosen[None], scores, _HIDDEN), axis=-1)
+        shares = jax.nn.softmax(jnp.where(is_chosen[None], scores, HIDDEN), axis=-1)
         return jnp.einsum("hk,kR->hR", shares.astype(q.dtype), latent, preferred_element_type=jnp.float32)
 
     return lax.map(of_query, (q, chosen, tables), batch_size=_QUERIES)

@@ -179,7 +179,7 @@ class AttentionOps(ProductOps):
         chosen: Array | None = None,
     ) -> tuple[Array, Any]:
         """Keys and values spelt out; in generation they are absorbed (nn/cached_ops.py)."""
-        k, v = spelt_out(cast(LatentOps[Array], self), w, latent, rope)
+        k, v = spelt_out(cast("LatentOps[Array]", self), w, latent, rope)
         return self.attention(name, q, k, v, places, None, kind, scale=scale, chosen=chosen)
 
     def join_rope(self, name: str, k: Array, rope: Array) -> Array:

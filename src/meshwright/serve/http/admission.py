@@ -127,18 +127,32 @@ def client_of(scope: Scope) -> str:
     return scope.get(_CLIENT, "")
 
 
+class ByClient:
+    """A number in all and of each client; clients with 0 are forgotten."""
+
+    def __init__(self) -> None:
+        self.total, self._counts = 0, Counter[str]()
+
+    def __getitem__(self, client: str) -> int:
+        return self._counts[client]
+
+    def add(self, client: str, number: int) -> None:
+        self.total += number
+        self._counts[client] += number
+        if not self._counts[client]:
+            del self._counts[client]
+
+
 class _Held:
     """Bytes that a server holds for its clients, at most `most` in all and half of it for one client."""
 
     def __init__(self, most: int, kind: str) -> None:
-        self._most, self._kind = most, kind
-        self._total, self._of_clients = 0, Counter[str]()
+        self._most, self._kind, self._bytes = most, kind, ByClient()
 
     def add(self, client: str, num_bytes: int) -> None:
         """Count bytes. Raises RequestError 429 if there are now too many."""
-        self._total += num_bytes
-        self._of_clients[client] += num_bytes
-        if self._total > self._most or self._of_clients[client] > self._most // 2:
+        self._bytes.add(client, num_bytes)
+        if self._bytes.total > self._most or self._bytes[client] > self._most // 2:
             raise RequestError(
                 f"the server holds too many {self._kind} bodies of requests; retry later",
                 status=429,
@@ -146,10 +160,7 @@ class _Held:
             )
 
     def remove(self, client: str, num_bytes: int) -> None:
-        self._total -= num_bytes
-        self._of_clients[client] -= num_bytes
-        if not self._of_clients[client]:
-            del self._of_clients[client]
+        self._bytes.add(client, -num_bytes)
 
 
 class Bodies:

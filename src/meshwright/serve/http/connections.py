@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import resource
-from collections import Counter
 from collections.abc import Collection
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from meshwright.serve.http.admission import network_of
+from meshwright.serve.http.admission import ByClient, network_of
 
 logger = logging.getLogger(__name__)
 _HEADER_BYTES, _MOST_HEADERS = 65_536, 200
@@ -47,23 +46,19 @@ class Connections:
         self.most = most or min(max(16, num_descriptors - _RESERVED_DESCRIPTORS), _MOST_CONNECTIONS)
         self.most_per_address = most_per_address or max(8, self.most // 2)
         self.proxies, self.stalled_seconds = tuple(proxies), stalled_seconds
-        self._total, self._counts = 0, Counter[str]()
+        self._open = ByClient()
 
     def open(self, address: str) -> bool:
         """Count a connection, and return True, unless there are too many."""
-        if self._total >= self.most:
+        if self._open.total >= self.most:
             return False
-        if self._counts[address] >= self.most_per_address and not self._is_proxy(address):
+        if self._open[address] >= self.most_per_address and not self._is_proxy(address):
             return False
-        self._counts[address] += 1
-        self._total += 1
+        self._open.add(address, 1)
         return True
 
     def close(self, address: str) -> None:
-        self._total -= 1
-        self._counts[address] -= 1
-        if not self._counts[address]:
-            del self._counts[address]
+        self._open.add(address, -1)
 
     def _is_proxy(self, address: str) -> bool:
         try:
