@@ -28,7 +28,7 @@ _RESERVED_DESCRIPTORS = 128
 
 
 class Connections:
-    """Counts of open connections, in all and by address.
+    """Counts of open connections, in all and by client (`network_of` an address).
 
     most: in all; None: as many as the process has descriptors for, up to 8,192. most_per_address: None for
     half of them. proxies: addresses to which that limit does not apply. stalled_seconds: time after which a
@@ -50,15 +50,16 @@ class Connections:
 
     def open(self, address: str) -> bool:
         """Count a connection, and return True, unless there are too many."""
+        client = network_of(address)
         if self._open.total >= self.most:
             return False
-        if self._open[address] >= self.most_per_address and not self._is_proxy(address):
+        if self._open[client] >= self.most_per_address and not self._is_proxy(address):
             return False
-        self._open.add(address, 1)
+        self._open.add(client, 1)
         return True
 
     def close(self, address: str) -> None:
-        self._open.add(address, -1)
+        self._open.add(network_of(address), -1)
 
     def _is_proxy(self, address: str) -> bool:
         try:
@@ -92,7 +93,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        address = network_of(self.client[0] if self.client else "")
+        address = self.client[0] if self.client else ""
         if not self._open.open(address):
             self._refuse(503, "too many connections")
             return
