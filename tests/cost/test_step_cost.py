@@ -87,6 +87,18 @@ def test_activations_wait_and_weights_may_hide(layout: Layout) -> None:
     assert serial.seconds == pytest.approx(sum(work) + sum(p.seconds * p.count for p in serial.collectives))
 
 
+@given(LAYOUTS)
+def test_a_roofline_takes_the_longer_of_products_and_links(layout: Layout) -> None:
+    """And no time for the work between products."""
+    layout = layout.replace(remat="none")
+    pricer = StepPricer(record(layout), layout, replace(EIGHT, chip=EIGHT.chip.roofline()))
+    for passes in pricer._timed:
+        for timed in passes:
+            assert {name.split()[0] for name, _, _ in timed.work.terms} <= {"matmul", "attention"}
+            sent = sum(seconds for _, seconds in timed.each)
+            assert timed.seconds == pytest.approx(max(timed.work.seconds, sent))
+
+
 def test_microbatches_repeat_the_passes_and_not_the_update() -> None:
     """Nothing hides, so each term is its transfers and work: sums of norms' gradients are of a step."""
     layout, serial = Layout.of(fsdp=8), _with_overlap(0)

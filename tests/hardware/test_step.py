@@ -164,4 +164,4 @@ def test_a_roofline_has_no_latency(spec: str) -> None:
     seconds = [seconds_by_bytes("all_gather", ("X",), place)(size) for size in (1024, 2048)]
     if machine.chip.kind != "cpu":  # whose latency is that of threads
         assert seconds[1] == pytest.approx(2 * seconds[0])
-    assert machine.chip.roofline().step == StepEfficiency()
+    assert machine.chip.roofline().step == StepEfficiency(is_roofline=True)

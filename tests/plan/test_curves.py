@@ -94,6 +94,20 @@ def test_generation_over_the_batch():
     assert plot.remarks == ("At most 16 sequences fit.",)
 
 
+@pytest.mark.parametrize("name", ["docs/book/quiz-30b.toml", "llama-2-13b", "llama-2-13b with 8 KV heads"])
+def test_ideal_prices_are_the_closed_form(name: str) -> None:
+    """Within 5%, although each operation has a roofline of its own, and `wk` and `wv` may be copied."""
+    config = replace(load_model(name.split()[0]), max_seq_len=8192)
+    if "with" in name:
+        config = replace(config, num_kv_heads=8)
+    machine, layout = load("v5e:8"), Layout.of(tensor=8)
+    if "quiz" in name:
+        machine = load("v5e:4x4")
+        layout = Layout.of(tensor=4, kv_replicas=4, cache="batch", weights_dtype="int8")
+    closed, ideal = values(curves.decode_batch(config, machine, 8192, layout, [4, 64, 240])).values()
+    assert ideal == pytest.approx(closed, rel=0.05)
+
+
 def test_look_ahead():
     """Tokens of a step: 1 + a + a^2 + ...; drafts that cost nothing always pay, dear ones never."""
     plot = curves.look_ahead([0.5, 1.0], 0.0, most=3)

@@ -123,7 +123,7 @@ class Conditions:
         unset="that of the hardware",
         after="launcher",
     )
-    ideal: bool = option(False, help="Price a pure roofline: rated peaks, and links without latency.")
+    ideal: bool = option(False, help="Price a roofline: the longer of products and links, at rated peaks.")
     headroom: float = option(
         0.0, parser=parse_share, metavar="SHARE", help="Share of each chip's memory to leave free: 10%."
     )

@@ -108,7 +108,7 @@ def serve(
         help="With --rate: 95% of answers take this time a token: 30ms.",
     ),
     prices: Prices,
-    ideal: bool = option(False, help="Price a pure roofline: rated peaks, and links without latency."),
+    ideal: bool = option(False, help="Price a roofline: the longer of products and links, at rated peaks."),
     explain: bool = option(False, help="Explain what limits the step and what would change that."),
     changes: str | None = CHANGES,
     output: Path | None = OUTPUT,

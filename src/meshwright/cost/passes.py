@@ -161,7 +161,8 @@ def _is_native_4_bits(dtype: str, chip: Chip) -> bool:
 
 def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple[float, float]:
     """Seconds of the FLOPs and of the bytes."""
-    if kind == "cast" and chip.platform.fuses_casts:
+    is_fused = kind == "cast" and chip.platform.fuses_casts
+    if is_fused or (chip.step.is_roofline and kind not in _STREAMED):
         return 0.0, 0.0
     moved = work.hbm_bytes + (work.unfused_bytes if chip.step.unfused_norms else 0.0)
     hbm = moved / chip.memory_bytes_per_second(dtypes.compute)

@@ -487,7 +487,7 @@ def record_inference(
 
 def _static_blocks(hardware: Hardware) -> int | None:
     """Blocks of experts' rows (`Lowering.static_blocks`); None for a roofline, which has no padding rows."""
-    return None if hardware.chip.is_roofline else hardware.chip.platform.share_blocks
+    return None if hardware.chip.step.is_roofline else hardware.chip.platform.share_blocks
 
 
 def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:

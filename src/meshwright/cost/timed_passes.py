@@ -56,6 +56,8 @@ class TimedPass:
         self.for_host: Any = 0.0
 
     def _is_awaited(self, transfer: Transfer) -> bool:
+        if self._step.is_roofline:
+            return False
         return transfer.critical and not (self._joined and transfer.what == "tokens")
 
     def _share(self, transfer: Transfer) -> float:

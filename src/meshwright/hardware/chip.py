@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import inf
 
 from meshwright.dtypes import dtype_bytes, number_type
@@ -280,19 +279,17 @@ class Chip:
         return replace(self, step=StepEfficiency(), inference=None)
 
     def roofline(self) -> "Chip":
-        """This chip at every rating, with links that take no time but for their bytes."""
+        """This chip at every rating, for prices as closed forms have them (`StepEfficiency.is_roofline`).
+
+        Its links take no time but for their bytes.
+        """
         hops = ("hop_seconds", "dcn_hop_seconds", "nvlink_hop_seconds", "nic_hop_seconds")
         network = self.network
         if not isinstance(network, SharedMemory):
             no_time = {key: 0.0 for key in (*hops, "collective_launch_seconds") if hasattr(network, key)}
             curves = {"efficiency": {}} | ({"by_nodes": {}} if isinstance(network, Switch) else {})
             network = replace(network, **no_time, **curves)
-        return replace(self.ideal(), network=network)
-
-    @cached_property
-    def is_roofline(self) -> bool:
-        """Whether the chip is already a roofline, as `roofline` returns it."""
-        return self == self.roofline()
+        return replace(self, step=StepEfficiency(is_roofline=True), inference=None, network=network)
 
     @property
     def link_bytes_per_second(self) -> float:

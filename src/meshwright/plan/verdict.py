@@ -34,7 +34,7 @@ def verdict_of(
     batch_tokens: the requested tokens of a step.
     """
     best = search.best
-    is_roofline = hardware.chip.is_roofline
+    is_roofline = hardware.chip.step.is_roofline
     return {
         "asked": _asked(config, hardware, batch_tokens, search),
         "best": _best(best, search),

@@ -73,6 +73,8 @@ class StepEfficiency:
     broadcasts: whether each rank of an optimizer's shard group broadcasts its updated weights, one rank after
     the other, instead of an all-gather of all.
     whole_sums: whether gradients are summed whole under ZeRO 1, and not scattered to the optimizer's shards.
+    is_roofline: whether a pass takes the longer of its products and its links, as in closed forms: no product
+    waits for a transfer, and work between products is fused with them (`Chip.roofline`).
     slowdown: measured step over priced step, of a run that anchors the prices (mw plan --anchor).
     sources: the source of each figure, by key.
     taken_from: the catalog's chip that these figures are from, if a chip's own file has no [step].
@@ -116,6 +118,7 @@ class StepEfficiency:
     gathers_first: bool = field(default=False, metadata=UNREAD)
     broadcasts: bool = field(default=False, metadata=UNREAD)
     unfused_norms: bool = field(default=False, metadata=UNREAD)
+    is_roofline: bool = field(default=False, metadata=UNREAD)
     slowdown: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     taken_from: str | None = field(default=None, metadata=UNREAD)
