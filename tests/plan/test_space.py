@@ -1,5 +1,6 @@
 """What a search reads off many layouts at once, against each of them priced alone."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -99,6 +100,37 @@ def test_a_choice_has_the_memory_and_the_time_of_its_layout(
         assert choice.host_bytes == candidate.memory.host, choice.layout
         assert choice.seconds == pytest.approx(candidate.step_seconds, rel=_ROUNDING), choice.layout
         assert choice.least_seconds <= choice.seconds * (1 + _ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "software", "words"),
+    [
+        ("llama-3-8b", "h100:1x8", None, {}),
+        ("llama-3-8b", "h100:1x4", "nanotron", {}),
+        ("llama-3-8b", "h100:1x4", None, {"weights_dtype": "nf4"}),
+        ("mixtral-8x7b", "h100:1x4", None, {}),
+        pytest.param("llama-3-8b", "2*v5e:4x2", None, {"context_method": "ring"}, marks=pytest.mark.slow),
+        pytest.param("gemma-2-9b", "v5p:2x4x4", None, {}, marks=pytest.mark.slow),
+        pytest.param("mixtral-8x7b", "h100:2x8", "megatron-core", {}, marks=pytest.mark.slow),
+        pytest.param("deepseek-v2-lite", "v5p:2x2x2", None, {}, marks=pytest.mark.slow),
+        pytest.param("gpt2", "v5e:4x4", None, {}, marks=pytest.mark.slow),
+        pytest.param("qwen3-next-80b-a3b", "h100:2x8", None, {}, marks=pytest.mark.slow),
+        pytest.param("llama-3-8b", "cpu:8", None, {"compute_dtype": "f32"}, marks=pytest.mark.slow),
+    ],
+)
+def test_without_zero_no_pass_is_longer(
+    model: str, hardware: str, software: str | None, words: dict[str, object]
+) -> None:
+    """The bounds of `Unsharded` are below those of families, and near where ZeRO changes little."""
+    config, machine = load_model(model), load(hardware)
+    if "weights_dtype" in words:
+        config = replace(config, lora_rank=16)
+    space = Space(
+        config, machine.running(software) if software else machine, Workload(64, 2048), Layout.of(**words)
+    )
+    shares = [group.unsharded_seconds / group.least_seconds for group in space.groups(space.meshes())]
+    assert max(share.max() for share in shares) <= 1 + _ROUNDING
+    assert max(share.max() for share in shares) > 0.99
 
 
 @pytest.mark.slow

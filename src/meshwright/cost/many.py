@@ -5,16 +5,16 @@ them. A number in one layout's graph is an array here, with one number for each 
 memory.py, passes.py and step_seconds.py.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshwright.cost.arrays import largest, weighted
-from meshwright.cost.graph import Transfer
+from meshwright.cost.graph import Graph, Transfer
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.pipeline.stages import alive_microbatches, depth_counts, different_stages, joins_passes
@@ -25,16 +25,17 @@ from meshwright.cost.step_memory import stage_phases, state_bytes
 from meshwright.cost.step_seconds import SegmentSeconds, StagePasses, Update, hop_transfer
 from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
 from meshwright.cost.transfer_prices import TransferPrices, at_step_rates
-from meshwright.hardware.topology import Hardware
+from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import lacks_flash
-from meshwright.layout.axes import AXES, TENSOR
+from meshwright.layout.axes import AXES, RANKS, TENSOR
 from meshwright.layout.pipelines import SCHEDULES, StageRoute
 from meshwright.layout.pipelines.depths import stage_routes
 from meshwright.layout.pipelines.pipeline import Alive
-from meshwright.layout.rules import is_matrix
+from meshwright.layout.rules import Rules, is_matrix
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
+from meshwright.notation.mesh import Mesh
 
 
 class Member(NamedTuple):
@@ -85,7 +86,7 @@ class Saving(NamedTuple):
 class Family:
     """Members with one pattern, all with one microbatch or all with several, recorded at once.
 
-    Attention has a kernel in all or in none.
+    Attention has a kernel in all or in none. They are recorded when a figure is first asked for.
     """
 
     def __init__(
@@ -96,25 +97,49 @@ class Family:
         seq_len: int,
         document_len: int | None = None,
     ) -> None:
+        self._config, self._hardware = config, hardware
+        self._lengths = seq_len, seq_len, document_len
         self.chip, self.members, self.software = hardware.chip, members, hardware.software
         self.microbatches = np.array([member.microbatches for member in members])
-        recorded = pattern(members[0].mesh, config, hardware)
-        self.layout = layout = recorded.replace(microbatches=members[0].microbatches)
-        sequences = np.array([member.num_sequences for member in members])
-        shape = Shape(sequences / self.microbatches, seq_len, seq_len, document_len)
-        mesh = _Meshes([member.mesh for member in members], layout.mesh)
-        sizes = MeshSizes(mesh, self.microbatches)
-        has_kernel = lacks_flash(config, hardware, members[0].mesh, seq_len) is None
-        self.graph = record_training(config, hardware, layout, shape, sizes, has_kernel=has_kernel)
-        self.dtypes, machine = Dtypes.of(layout), at_step_rates(hardware)
-        self.placements = [machine.place(member.mesh.mesh) for member in members]
-        self._prices = TransferPrices(layout, self.chip, self.placements)
         self._prices_of_some: dict[int, TransferPrices] = {}
         self._sent: dict[SegmentPass, list[tuple[Transfer, Any]]] = {}
         self._timed: dict[tuple[SegmentPass, bool], TimedPass] = {}
         self._segments: dict[tuple[Saving, bool], SegmentSeconds] = {}
         self._stages: dict[tuple[tuple[StageRoute, ...], Saving], Stages] = {}
         self._states: dict[tuple, _States] = {}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The recorded layout."""
+        first = self.members[0]
+        recorded = pattern(first.mesh, self._config, self._hardware)
+        return recorded.replace(microbatches=first.microbatches)
+
+    @cached_property
+    def graph(self) -> Graph:
+        mesh = _Meshes([member.mesh.mesh.sizes for member in self.members], self.layout.mesh)
+        return self._record(self.layout, mesh)
+
+    def _record(self, layout: Layout, mesh: "_Meshes") -> Graph:
+        sequences = np.array([member.num_sequences for member in self.members])
+        shape = Shape(sequences / self.microbatches, *self._lengths)
+        first = self.members[0].mesh
+        has_kernel = lacks_flash(self._config, self._hardware, first, shape.query_len) is None
+        sizes = MeshSizes(mesh, self.microbatches)
+        return record_training(self._config, self._hardware, layout, shape, sizes, has_kernel=has_kernel)
+
+    @cached_property
+    def dtypes(self) -> Dtypes:
+        return Dtypes.of(self.layout)
+
+    @cached_property
+    def placements(self) -> list[Placement]:
+        machine = at_step_rates(self._hardware)
+        return [machine.place(member.mesh.mesh) for member in self.members]
+
+    @cached_property
+    def _prices(self) -> TransferPrices:
+        return TransferPrices(self.layout, self.chip, self.placements)
 
     @cached_property
     def rows(self) -> dict[int, list[int]]:
@@ -134,16 +159,17 @@ class Family:
             self._stages[key] = Stages(self, schedule, pipe, interleave, saving)
         return self._stages[key]
 
-    def least_seconds(self, pipe: int) -> Any:
-        """Lower bound of the step of members with `pipe` stages, for any schedule and policy.
+    @cached_property
+    def least_seconds(self) -> Any:
+        """Lower bound of the step of every member, for any schedule and policy.
 
         It is the time of all microbatches' passes, divided evenly over the stages, and of launches.
         """
         [whole] = depth_counts(self.graph, "1f1b", 1, 1)
-        rows = self.rows[pipe]
         each = [self.segments(Saving(), joined) for joined in (False, True)]
-        passes = np.minimum(*(one.forward + one.backward + one.put_off for one in each))[..., rows]
-        return (weighted(whole, passes) / pipe + self.chip.step.launch_seconds) * self.microbatches[rows]
+        passes = np.minimum(*(one.forward + one.backward + one.put_off for one in each))
+        pipe = np.array([member.mesh.pipe for member in self.members])
+        return (weighted(whole, passes) / pipe + self.chip.step.launch_seconds) * self.microbatches
 
     def states(self, schedule: str, pipe: int, interleave: int) -> "_States":
         """The states of the members with `pipe` stages, with a schedule's placement of layers."""
@@ -191,12 +217,15 @@ class Family:
     def _timed_pass(self, work: SegmentPass, joined: bool) -> TimedPass:
         if (work, joined) not in self._timed:
             if work not in self._sent:
-                self._sent[work] = sent_together(work.transfers, self._prices.seconds)
+                self._sent[work] = sent_together(self._priced(work.transfers), self._prices.seconds)
             sent = self._sent[work]
             self._timed[work, joined] = TimedPass(
                 work, sent, self.chip, self._prices.lost_by_hosts, joined=joined
             )
         return self._timed[work, joined]
+
+    def _priced(self, transfers: Iterable[Transfer]) -> Iterable[Transfer]:
+        return transfers
 
     def prices_of_some(self, pipe: int) -> Callable[[Transfer], Any]:
         """Seconds of a run of a transfer, for the members with `pipe` stages."""
@@ -206,6 +235,49 @@ class Family:
             self._prices_of_some[pipe] = TransferPrices(self.layout, self.chip, placements)
         prices = self._prices_of_some[pipe]
         return lambda sent: prices.seconds(replace(sent, gathered_bytes=_at(rows, sent.gathered_bytes)))
+
+
+class Unsharded(Family):
+    """Members of several families without ZeRO, and without transfers between data ranks.
+
+    Its `least_seconds` bound those of the members' families: the products are the same, with fewer transfers.
+    A search records only families with a member whose bound is near the fastest step.
+    """
+
+    @cached_property
+    def layout(self) -> Layout:
+        recorded = super().layout
+        sizes = {axis: size for axis, size in recorded.mesh.sizes.items() if axis not in RANKS}
+        mesh = Mesh({**sizes, _ALL_RANKS: recorded.num_batch_shards})
+        return replace(recorded, mesh=mesh, rules=unsharded(recorded.rules))
+
+    @cached_property
+    def graph(self) -> Graph:
+        sizes = [
+            {**mesh.sizes, _ALL_RANKS: mesh.size(tuple(axis for axis in RANKS if axis in mesh))}
+            for mesh in (member.mesh.mesh for member in self.members)
+        ]
+        graph = self._record(self.layout, _Meshes(sizes, self.layout.mesh))
+        # Gathered weights are widened by the shard, which is whole here.
+        segments = [
+            replace(segment, nodes=tuple(node for node in segment.nodes if node.kind != "gather"))
+            for segment in graph.segments
+        ]
+        return replace(graph, segments=tuple(segments))
+
+    def _priced(self, transfers: Iterable[Transfer]) -> Iterable[Transfer]:
+        return (transfer for transfer in transfers if _ALL_RANKS not in transfer.axes)
+
+
+# The axis of all data ranks together.
+_ALL_RANKS = RANKS[0]
+
+
+@lru_cache(maxsize=4096)
+def unsharded(rules: Rules) -> Rules:
+    """The rules of `Unsharded`: weights as products use them, and one axis for all data ranks."""
+    whole, activations = (table.with_one_axis(RANKS, _ALL_RANKS) for table in (rules.used, rules.activations))
+    return Rules(whole, whole, whole, whole, activations)
 
 
 class _States(NamedTuple):
@@ -312,8 +384,7 @@ def _at(rows: Any, figure: Any) -> Any:
 class _Meshes:
     """The sizes of `axes` in many meshes; 1 if a mesh does not have the axis."""
 
-    def __init__(self, layouts: Iterable[Layout], axes: Iterable[str]) -> None:
-        sizes = [layout.mesh.sizes for layout in layouts]
+    def __init__(self, sizes: Sequence[Mapping[str, int]], axes: Iterable[str]) -> None:
         self._sizes = {axis: np.array([float(one.get(axis, 1)) for one in sizes]) for axis in axes}
         self._products: dict[tuple[str, ...], Any] = {}
 

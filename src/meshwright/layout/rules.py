@@ -82,6 +82,17 @@ class Table:
             _without(self.letters, axes), tuple((name, _without(rows, axes)) for name, rows in self.arrays)
         )
 
+    def with_one_axis(self, axes: Axes, instead: str) -> "Table":
+        """This table with one axis in place of `axes`, for devices that they divide alike."""
+
+        def rows_of(letters: LetterRules) -> LetterRules:
+            renamed = (
+                (letter, [instead if axis in axes else axis for axis in old]) for letter, old in letters
+            )
+            return tuple((letter, tuple(dict.fromkeys(new))) for letter, new in renamed)
+
+        return Table(rows_of(self.letters), tuple((name, rows_of(rows)) for name, rows in self.arrays))
+
     @cached_property
     def position_axes(self) -> Axes:
         """The axes that split positions, T, and nothing of a token, as `context` does."""

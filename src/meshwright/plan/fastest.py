@@ -2,7 +2,8 @@
 
 A layout's time has lower bounds. Each step below costs more than the one before it and gives a closer bound:
 
-    members      meshes of one family (cost/many.py) and number of stages: only the work of passes
+    members      meshes of one family and number of stages: their passes without ZeRO (cost/many.py)
+    recorded     the same with their own passes
     scheduled    members under one schedule and remat policy: the bound of cost/pipeline/bound.py
     choice       a single layout that fits
     timed        its simulated step
@@ -31,12 +32,16 @@ _Wanted = Callable[[Considered], bool] | None
 
 
 class _Members(NamedTuple):
-    """Members of a group, with all of its schedules. places, bounds: the least bound first."""
+    """Members of a group, with all of its schedules.
+
+    places, bounds: the least bound first. is_recorded: the bounds are of their own passes.
+    """
 
     wanted: _Wanted
     group: Group
     places: Any
     bounds: Any
+    is_recorded: bool
 
 
 class _Scheduled(NamedTuple):
@@ -81,8 +86,8 @@ class Fastest:
     def add(self, groups: Iterable[Group]) -> None:
         """Add layouts, before any slower layout has been yielded."""
         for group in groups:
-            ascending = self._ascending(group, group.all_places, group.least_seconds)
-            self._push(_Members(self._wanted, group, *ascending))
+            ascending = self._ascending(group, group.all_places, group.unsharded_seconds)
+            self._push(_Members(self._wanted, group, *ascending, is_recorded=False))
 
     def __bool__(self) -> bool:
         """Whether there is any layout, fitting or not."""
@@ -140,6 +145,10 @@ class Fastest:
 
     def _split(self, bound: float, entry: _Members | _Scheduled) -> None:
         """Take members near the bound to the next step; the rest stay in the heap."""
+        if isinstance(entry, _Members) and not entry.is_recorded:
+            ascending = self._ascending(entry.group, entry.places, entry.group.least_seconds[entry.places])
+            self._push(_Members(entry.wanted, entry.group, *ascending, is_recorded=True))
+            return
         number = int(np.searchsorted(entry.bounds, bound * _TOGETHER, side="right"))
         now, later = (
             entry.places[:number],

@@ -7,12 +7,13 @@ and collectives are recorded and priced together (cost/many.py).
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from math import ceil, floor, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.cost.many import Family, Member, Saving, Stages, pattern
+from meshwright.cost.many import Family, Member, Saving, Stages, Unsharded, pattern, unsharded
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -231,10 +232,17 @@ class Space:
             for microbatches, num_sequences in self.microbatches(mesh):
                 key = (patterns[program], *program[1:], microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
-        for members in families.values():
-            family = Family(self.config, self.hardware, members, seq_len, self.workload.document_tokens)
-            for pipe in family.rows:
-                yield Group(self, family, pipe)
+        alike: dict[tuple, list[list[Member]]] = {}
+        for (rules, *others), members in families.items():
+            alike.setdefault((unsharded(rules), *others), []).append(members)
+        lengths = seq_len, self.workload.document_tokens
+        for several in alike.values():
+            least = Unsharded(self.config, self.hardware, [*chain(*several)], *lengths).least_seconds
+            for members in several:
+                of_family, least = least[: len(members)], least[len(members) :]
+                family = Family(self.config, self.hardware, members, *lengths)
+                for pipe, rows in family.rows.items():
+                    yield Group(self, family, pipe, of_family[rows])
 
     def microbatches(self, mesh: Layout) -> list[tuple[int, int]]:
         """(microbatches, sequences) of steps with equal microbatches of whole sequences on each data rank.
@@ -331,19 +339,27 @@ def _schedules_of(is_spmd: bool, pipe: int) -> Iterator[PipelineSchedule]:
 
 
 class Group:
-    """The members of a family with equal numbers of stages. A place is a member's index."""
+    """The members of a family with equal numbers of stages. A place is a member's index.
 
-    def __init__(self, space: Space, family: Family, pipe: int) -> None:
+    unsharded_seconds: lower bounds of their steps (`Unsharded`).
+    """
+
+    def __init__(self, space: Space, family: Family, pipe: int, unsharded_seconds: Any) -> None:
         self.space, self.family, self.pipe = space, family, pipe
         self._slowdown = family.chip.step.slowdown
         rows = family.rows[pipe]
         self.all_places = np.arange(len(rows))
         self.num_sequences = np.array([family.members[row].num_sequences for row in rows])
-        self.least_seconds = self._slowdown * family.least_seconds(pipe)
+        self.unsharded_seconds = self._slowdown * unsharded_seconds
         self.schedules: dict[tuple[str, int], list[int]] = {}
         for place, row in enumerate(rows):
             for schedule in space.schedules(family.members[row].mesh, family.members[row].microbatches):
                 self.schedules.setdefault(schedule, []).append(place)
+
+    @cached_property
+    def least_seconds(self) -> Any:
+        """Closer bounds, for which the family is recorded."""
+        return self._slowdown * self.family.least_seconds[self.family.rows[self.pipe]]
 
     @property
     def num_layouts(self) -> int:
