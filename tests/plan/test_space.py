@@ -205,8 +205,12 @@ def test_meshes_without_steps_alone_are_left_out_for_their_data_ranks(
     ("model", "hardware"),
     [("llama-3-8b", "h100:1x8"), pytest.param("gemma-2-9b", "v5p:2x2x4", marks=pytest.mark.slow)],
 )
-def test_sequence_parallelism_costs_nothing(model: str, hardware: str) -> None:
-    """So a search leaves out the form without it, unless a condition asks for it."""
+def test_sequence_parallelism_costs_next_to_nothing(model: str, hardware: str) -> None:
+    """So a search leaves out the form without it, unless a condition asks for it.
+
+    On TPUs it may cost 3%, since XLA scatters over two dimensions of a torus by an all-reduce.
+    """
+    most = 1.03 if load(hardware).chip.kind == "tpu" else 1 + TIE
     space = Space(load_model(model), load(hardware), Workload(64, 4096), Layout.of())
     split = [mesh for mesh in space.meshes() if mesh.word("sequence_parallel")]
     assert len(split) > 5
@@ -215,7 +219,7 @@ def test_sequence_parallelism_costs_nothing(model: str, hardware: str) -> None:
         without = {_without_mesh(choice): choice for choice in space.choices([whole])}
         for choice in space.choices([mesh]):
             if other := without.get(_without_mesh(choice)):
-                assert choice.least_seconds <= (1 + TIE) * other.least_seconds, mesh
+                assert choice.least_seconds <= most * other.least_seconds, mesh
                 assert choice.bytes_per_chip <= other.bytes_per_chip, mesh
 
 
