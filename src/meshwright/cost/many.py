@@ -240,6 +240,8 @@ class Family:
 class Unsharded(Family):
     """Members of several families without ZeRO, and without transfers between data ranks.
 
+    Some may have one microbatch and some several, which changes only transfers between data ranks.
+
     Its `least_seconds` bound those of the members' families: the products are the same, with fewer transfers.
     A search records only families with a member whose bound is near the fastest step.
     """

@@ -233,8 +233,8 @@ class Space:
                 key = (patterns[program], *program[1:], microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
         alike: dict[tuple, list[list[Member]]] = {}
-        for (rules, *others), members in families.items():
-            alike.setdefault((unsharded(rules), *others), []).append(members)
+        for (rules, *program, _), members in families.items():
+            alike.setdefault((unsharded(rules), *program), []).append(members)
         lengths = seq_len, self.workload.document_tokens
         for several in alike.values():
             least = Unsharded(self.config, self.hardware, [*chain(*several)], *lengths).least_seconds
