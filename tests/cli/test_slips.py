@@ -24,7 +24,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --epochs 3", "--tokens 15T adds the time of a run"),
         ("plan train $P --offload", "is --given offload=true here"),
         ("plan train $P --offload_optimizer", "is --given offload_optimizer=true here"),
-        ("plan serve $S --tpot-p99 20ms", "is --tpot-p95 here"),
+        ("plan serve $S --tpot-p99 20ms", "is --tpot-p95 20ms, the planned percentile"),
         ("plan serve $S --temperature 0.7", "sampling does not change a plan"),
         ("train my.txt --gpu 0", "CUDA_VISIBLE_DEVICES=0"),
         ("train my.txt --hours 1", "it goes on with --resume"),
@@ -118,7 +118,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("fit llama-3-8b --hardware aws-gpu:8", "did you mean trainium2 or"),
         ("fit llama-3-8b --gpu 4090", "--gpu is --hardware 4090 here"),
         ("fit --model llama-3-8b", "--model has no dashes here: mw fit MODEL"),
-        ("plan train $P --vp 2", "is --given schedule=interleaved here"),
+        ("plan train $P --vp 2", "is --given schedule=interleaved,interleave=2 here"),
         ("plan train $P --use-distributed-optimizer", "is --given zero=1 here"),
         ("plan train $P --layout zero3", "write fsdp=8"),
         ("plan train $P --layout ddp", "write data=8"),
@@ -130,6 +130,11 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --given 'tensor>=2 pipe=1'", "joined by commas; write tensor>=2,pipe=1"),
         ("plan train $P --given 'mfu>50%'", "write a word of a layout or memory"),
         ("plan train $P --price 2,5", "write 2.5"),
+        (
+            "plan train $P --price '2.5 usd' --currency EUR",
+            "is in EUR and USD; write the price in one currency",
+        ),
+        ("plan serve $S --price '$2,h100=2 EUR'", "is not a price of a chip-hour"),
         ("plan train $P --headroom 10GB", "--given 'memory<=70GB'"),
         ("plan train $P --top all", "is not a whole number; write 10"),
         ("plan train $P --weights-dtype 8bit", "write fp8 or mxfp8 or int8"),
@@ -142,10 +147,10 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --tensor-parallelism 4", "is --given tensor=4 here"),
         ("plan train $P --flash-attn", "attention is a fused kernel"),
         ("plan train $P --n-layers 32", "is --set num_layers=32 here"),
-        ("plan train $P --max-gpus 64", "is --smallest, for the fewest chips"),
+        ("plan train $P --max-gpus 64", "--smallest finds the fewest"),
         ("plan train $P --dataset c4", "a plan needs no data"),
         ("plan train $P --mfu 0.4", "it is predicted"),
-        ("plan train $P --interconnect nvlink", "is --network infiniband here"),
+        ("plan train $P --interconnect nvlink", "--network names others between hosts"),
         ("plan train $P --target tpu", "it is an option of mw audit and mw tune"),
         ("plan train $P --quiet", "2>/dev/null"),
         ("plan train $P --model llama.gguf", "give the folder that has its config.json"),
@@ -163,11 +168,11 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("model llama-3-8b --flops", "it is shown; leave it out"),
         ("fit llama-3-8b on rtx4090", "write --hardware rtx4090"),
         ("plan train $P --model-parallel-size 8", "is --given tensor=8 here"),
-        ("plan train $P --strategy ddp", "is --given fsdp=8 here"),
+        ("plan train $P --strategy ddp", "is --given data=8 here"),
         ("plan train $P --max_epochs 3", "a plan prices one step"),
         ("plan train $P --time-limit 30d", "type --days 30"),
         ("plan train $P --compare a100:8", "repeat --hardware"),
-        ("plan serve $S --p95-latency 2s", "is --ttft-p95 1s --tpot-p95 30ms here"),
+        ("plan serve $S --p95-latency 2s", "--tpot-p95 30ms here"),
         ("plan serve $S --avg-input 1024", "is --prompt-tokens here"),
         ("fit llama-3-8b --finetune", "it shows every way"),
         ("audit plan.toml --verbose", "everything is printed; leave it out"),
@@ -182,8 +187,8 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan serve $S --tensor-parallel-size 4", "is --layout tensor=4 here"),
         ("plan serve $S --gpu-memory-utilization 0.9", "--engine vllm plans with vLLM's"),
         ("plan serve $S --speculative-model x", "is --drafts 3 here"),
-        ("plan serve $S --users 100", "is --rate 100 here"),
-        ("plan serve $S --enable-prefix-caching", "is --prefix-hit 0.5 here"),
+        ("plan serve $S --users 100", "a rate needs how often each asks"),
+        ("plan serve $S --enable-prefix-caching", "is --prefix-hit 0.5, the share"),
         ("plan serve $S --lengths my.jsonl", "write --trace my.jsonl"),
         ("plan serve $S --engine megatron", "type mw plan train --software megatron"),
         ("plan rl $S --num-generations 8", "is --samples here"),
@@ -232,3 +237,9 @@ def test_chips_are_read_as_shops_write_them(typed: str) -> None:
 def test_a_price_of_the_user_has_no_source_of_the_catalog() -> None:
     [machine] = Prices("$2.50/h", None).of([catalog.load("h100:8")])
     assert price_words(machine.chip) == "2.50 USD a chip-hour"
+
+
+@pytest.mark.parametrize("typed", ["2.5 eur", "€2.50", "h100=2.5 EUR/h"])
+def test_a_price_brings_its_currency(typed: str) -> None:
+    [machine] = Prices(typed, None).of([catalog.load("h100:8")])
+    assert price_words(machine.chip) == "2.50 EUR a chip-hour"

@@ -9,13 +9,9 @@ from typing import Any
 import typer
 from typer.main import get_command as to_command
 
-from meshwright.cli.other_words import (
-    answer_by_words,
-    answer_here,
-    option_by_words,
-    option_here,
-    subcommand_here,
-)
+from meshwright.cli.other_subjects import meaning, subject
+from meshwright.cli.other_values import strategy, with_value
+from meshwright.cli.other_words import answer_here, option_here, subcommand_here
 from meshwright.errors import HardwareError, MeshwrightError, ModelError, nearest
 
 # The parser's message for a group without a command, such as `mw plan`.
@@ -67,9 +63,11 @@ def _unknown_option(error: Any, context: Any, args: Sequence[str], commands: Seq
     if names := getattr(context.command, "commands", None):
         return f"name a command of {path} before {given}: {', '.join(f'{path} {name}' for name in names)}"
     options = [name for param in context.command.params for name in param.opts]
+    value = _value_of(given, args)
+    if ours := strategy(given, options, value):
+        return f"{given} {value} is {ours} here"
     if answer := answer_here(given, path):
         return answer
-    value = _value_of(given, args)
     if ours := option_here(given, options, value):
         return f"{given} is {ours} here"
     arguments = {param.name for param in context.command.params if param.param_type_name == "argument"}
@@ -77,11 +75,9 @@ def _unknown_option(error: Any, context: Any, args: Sequence[str], commands: Seq
         return f"{given} has no dashes here: {path} {given.lstrip('-').upper()}"
     if typo := get_close_matches(given, options, n=2, cutoff=_TYPO):
         return f"{path} has no {given}; did you mean {' or '.join(typo)}?"
-    if answer := answer_by_words(given, path):
-        return answer
-    if ours := option_by_words(given, options, value):
-        return f"{given} is {ours} here"
-    if answer := answer_by_words(given, ""):
+    if ours := meaning(given, options):
+        return f"{given} is {with_value(ours, value)} here"
+    if answer := subject(given, path) or subject(given, ""):
         return answer
     begun = [option for option in options if len(given) >= _LEAST_BEGUN and option.startswith(given)]
     if alike := begun[:2] or get_close_matches(given, options, n=2, cutoff=_ALIKE):

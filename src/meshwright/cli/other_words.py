@@ -1,11 +1,10 @@
 """Commands and options by their names in other programs, each with the words to type here instead."""
 
-import re
 from collections.abc import Collection
-from itertools import pairwise
+
+from meshwright.cli.other_values import MACHINE, with_value
 
 _PRODUCTS_IN_FP8 = ("--fp8",)
-_MACHINE = "--hardware h100:8"
 # Words to type here, each with the options of other programs that mean the same. Words are offered only to
 # commands that have their first option, so an option may be listed several times.
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -15,22 +14,25 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--seq-len": (
         "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
-        "--context", "--ctx", "--max-length", "--block-size",
+        "--context", "--ctx", "--max-length", "--block-size", "--max-target-length", "--model-max-length",
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
     "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
     "--lora": ("--lora-r", "--lora-rank", "--peft"),
     "--lora 16 --base-dtype nf4": ("--qlora", "--load-in-4bit", "--weights-dtype", "--quantization"),
-    _MACHINE: (
+    MACHINE: (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
-        "--accelerator", "--gpu-type", "--tpu", "--num-devices", "--world-size", "--nproc-per-node",
+        "--accelerator", "--gpu-type", "--tpu", "--accelerator-type", "--tpu-type", "--machine-type",
+        "--topology",
+        "--instance-type", "--instance", "--gres", "--gpus-per-task", "--num-devices", "--world-size",
+        "--nproc-per-node",
         "--gpus-per-node",
     ),
     "--hardware h100:4x8, 4 hosts of 8,": ("--nodes", "--num-nodes", "--nnodes", "--hosts"),
     "--tensor 8": ("--tp", "--tp-size", "--tensor-parallel-size", "--tensor-parallel"),
     "--given tensor=8": (
         "--tp", "--tp-size", "--tensor-parallel-size", "--tensor-model-parallel-size", "--tensor-parallel",
-        "--tensor", "--mp",
+        "--tensor", "--mp", "--model-parallel-size", "--model-parallel",
     ),
     "--given pipe=4": (
         "--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size",
@@ -38,10 +40,15 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--given data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
     "--given context=2": ("--cp", "--context-parallel-size", "--context-parallel", "--sp-size"),
+    "--set num_kv_heads=8": (
+        "--num-query-groups", "--num-key-value-heads", "--num-kv-heads", "--kv-heads", "--n-kv-heads",
+    ),
     "--given expert=8": (
         "--ep", "--expert-parallel-size", "--expert-model-parallel-size", "--expert-parallel",
     ),
-    "--given fsdp=8": ("--fsdp", "--fsdp-size", "--shard", "--hsdp"),
+    "--given fsdp=8": ("--fsdp", "--fsdp-size", "--shard"),
+    "--given data=2,fsdp=4": ("--hsdp",),
+    "--layout data=2,fsdp=4": ("--hsdp",),
     "--layout tensor=8": (
         "--tp", "--tp-size", "--tensor-parallel-size", "--tensor-model-parallel-size", "--tensor-parallel",
         "--mp",
@@ -58,26 +65,33 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--given microbatches=8": (
         "--microbatch", "--microbatches", "--micro-batches", "--gradient-accumulation-steps", "--grad-accum",
-        "--accumulation",
+        "--accumulation", "--accumulate-grad-batches",
     ),
     "--given microbatches=N, a replica's sequences divided by that size,": (
         "--micro-batch-size", "--mbs", "--per-device-train-batch-size", "--train-micro-batch-size-per-gpu",
     ),
     "--given sequence_parallel=true": ("--sp", "--sequence-parallel"),
-    "--given schedule=interleaved": (
-        "--pipeline-schedule", "--schedule", "--virtual-stages", "--vp", "--vpp",
-        "--virtual-pipeline-parallel-size", "--num-layers-per-virtual-pipeline-stage",
+    "--given schedule=interleaved": ("--pipeline-schedule", "--schedule", "--pipeline-parallel-schedule"),
+    "--given schedule=interleaved,interleave=2": (
+        "--virtual-stages", "--vp", "--vpp", "--virtual-pipeline-parallel-size",
+        "--virtual-pipeline-model-parallel-size", "--num-virtual-stages-per-pipeline-rank",
     ),
-    "--for deepspeed": ("--deepspeed", "--deepspeed-config", "--ds-config"),
+    "--given schedule=interleaved,interleave=C, the layers of a stage divided by that number,": (
+        "--num-layers-per-virtual-pipeline-stage",
+    ),
+    "--for deepspeed": ("--use-deepspeed", "--deepspeed", "--deepspeed-config", "--ds-config"),
     "--for torchtitan": ("--torchtitan", "--torch", "--pytorch"),
-    "--for megatron": ("--framework", "--trainer", "--backend", "--program"),
-    "--engine vllm": ("--framework", "--backend", "--server", "--software"),
+    "--for megatron": ("--use-megatron-lm",),
+    "--for NAME": ("--framework", "--trainer", "--program"),
+    "--engine NAME": ("--framework", "--backend", "--server", "--software"),
     "--compute-dtype bf16": ("--mixed-precision", "--bf16", "--fp16", "--amp"),
     "--matmul-dtype fp8": _PRODUCTS_IN_FP8,
     "--given matmul_dtype=fp8": (*_PRODUCTS_IN_FP8, "--matmul-dtype"),
+    "--weights-dtype int8": ("--load-in-8bit", "--8bit", "--int8"),
+    "--weights-dtype int4": ("--load-in-4bit", "--4bit", "--int4", "--gptq", "--awq"),
     "--weights-dtype": (
-        "--dtype", "--precision", "--quantization", "--quantize", "--quant", "--load-in-8bit",
-        "--load-in-4bit", "--weight-dtype", "--torch-dtype", "--bits",
+        "--dtype", "--precision", "--quantization", "--quantize", "--quant", "--weight-dtype",
+        "--torch-dtype", "--bits",
     ),
     "--kv-dtype": ("--kv-cache-dtype", "--cache-dtype", "--kv-bits"),
     "--prompt-tokens": (
@@ -92,10 +106,17 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--temperature": ("--temp",),
     "--top-p": ("--topp", "--nucleus"),
     "--rate": ("--qps", "--rps", "--request-rate", "--requests-per-second", "--load"),
-    "--ttft": ("--ttft-slo", "--first-token", "--latency"),
+    "--ttft": ("--ttft-slo", "--first-token"),
     "--tpot": ("--tpot-slo", "--itl", "--inter-token-latency"),
-    "--phase generate --batch": ("--concurrency", "--max-num-seqs", "--max-batch-size", "--batch-size"),
-    "--slots": ("--concurrency", "--max-num-seqs", "--max-batch-size", "--batch-size", "--parallel"),
+    "--phase generate --batch 32 --context 8k": (
+        "--max-num-seqs", "--max-batch-size", "--batch-size", "--max-running-requests", "--max-batch",
+        "--concurrency", "--max-concurrency",
+        "--batch-sizes",
+    ),
+    "--slots": (
+        "--concurrency", "--max-num-seqs", "--max-running-requests", "--max-batch-size", "--batch-size",
+        "--parallel",
+    ),
     "--context": ("--max-model-len", "--max-seq-len", "--ctx-size", "--context-length", "--max-total-tokens"),
     "--prompt-tokens and --output-tokens": (
         "--max-model-len", "--seq-len", "--max-seq-len", "--context-length",
@@ -122,7 +143,11 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--explain": ("--verbose", "-v", "--why", "--details", "--detail", "--breakdown", "--full"),
     "--top": ("--topk", "--limit", "-n", "--max-results", "--num", "-k"),
     "--price": ("--cost", "--price-per-hour", "--gpu-price", "--hourly", "--cost-per-hour"),
-    "--headroom": ("--memory-fraction", "--gpu-memory-utilization", "--margin", "--reserve"),
+    "--headroom": ("--margin", "--reserve"),
+    "--headroom 10%, the share to leave free,": (
+        "--memory-fraction", "--gpu-memory-utilization", "--mem-fraction-static",
+        "--per-process-gpu-memory-fraction", "--xla-python-client-mem-fraction",
+    ),
     "--max-price-per-hour": ("--budget", "--max-cost", "--max-price"),
     "--days": ("--deadline", "--duration"),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
@@ -132,15 +157,24 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--set d_ff=14336": ("--ffn-hidden-size",),
     "--drafts": ("--num-speculative-tokens", "--speculative", "--speculative-tokens", "--spec-tokens"),
     "--mode": ("--disaggregated", "--disaggregation", "--chunked-prefill"),
+    "--prefix-hit 0.5, the share of prompts in the cache,": ("--enable-prefix-caching", "--prefix-caching"),
     "--chunk": ("--chunked-prefill", "--chunked-prefill-size", "--max-num-batched-tokens", "--prefill-chunk"),
+    "--no-prefix-cache": (
+        "--disable-radix-cache", "--no-enable-prefix-caching", "--disable-prefix-caching",
+    ),
+    "--cors-origin": ("--allowed-origins", "--cors", "--cors-allow-origins"),
+    "--keep": ("--save-total-limit", "--keep-last", "--max-checkpoints"),
+    "--concurrency": ("--max-concurrency", "--parallel", "--num-workers"),
+    "--lengths": ("--dataset-name", "--dataset", "--workload"),
     "--prefix-cache": ("--enable-prefix-caching", "--prefix-caching"),
     "--replicas": ("--num-replicas", "--instances", "--data-parallel-size", "--dp"),
     "--api-key-file": ("--key",),
     "--dims B=1024,D=4096": ("--bytes", "--size", "--shape", "--message-size"),
     "--mesh X=8": ("--axes", "--axis", "--group", "--ranks"),
     "--requests": ("--num-prompts", "--num-requests"),
-    "--tpot-p95": ("--tpot-p99", "--tpot-p90", "--itl-p95", "--itl-p99"),
-    "--ttft-p95": ("--ttft-p99", "--ttft-p90"),
+    "--tpot-p95": ("--itl-p95",),
+    "--tpot-p95 30ms, the planned percentile,": ("--tpot-p99", "--tpot-p90", "--itl-p99", "--itl-p90"),
+    "--ttft-p95 1s, the planned percentile,": ("--ttft-p99", "--ttft-p90"),
     "--ttft-p95 1s --tpot-p95 30ms": (
         "--p99", "--p95", "--p90", "--slo", "--sla", "--latency-slo", "--goodput",
     ),
@@ -159,128 +193,6 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--fast": ("--quick", "--short"),
     "--url": ("--base-url", "--endpoint", "--host"),
 }  # fmt: skip
-
-# Words to type here, each with single words that occur in other programs' options (`tp` in `--my-tp`). For
-# options that _OPTIONS lacks; the first entry whose option the command has is offered.
-_WORDS_OF_OPTIONS: dict[str, str] = {
-    "--smallest, for the fewest chips that suffice,": "fewest smallest min-gpus max-gpus max-nodes auto",
-    "--software megatron-te": "te transformer-engine comm-overlap overlap",
-    "--given zero=1": "zero optimizer distributed",
-    "--given remat=full": "recompute checkpointing checkpoint remat rematerialization",
-    "--given offload=true": "offload offloading",
-    "--given expert=8": "ep expert experts moe",
-    "--given tensor=8": "tp tensor model-parallel",
-    "--given pipe=4": "pp pipeline stages",
-    "--given context=2": "cp ring ulysses",
-    "--given data=8": "dp ddp",
-    "--given fsdp=8": "strategy fsdp shard sharding sharded hsdp",
-    "--layout expert=8": "ep expert experts moe",
-    "--layout tensor=8": "tp tensor",
-    "--layout data=8": "dp ddp",
-    "--tensor 8": "tp tensor",
-    "--set num_layers=32": "layers depth",
-    "--set vocab_size=32000": "vocab vocabulary",
-    "--set num_heads=32": "heads",
-    "--set d_ff=14336": "ffn intermediate mlp-dim",
-    "--set d_model=4096": "hidden dim width d-model",
-    "--network infiniband": "network interconnect nic ib infiniband nvlink bandwidth roce fabric",
-    "--software pytorch-compiled": "compile compiled inductor",
-    "--drafts 3": "speculative draft drafts spec eagle medusa mtp",
-    "--prefix-hit 0.5": "prefix caching",
-    "--prefix-cache": "prefix caching",
-    "--chunk 512": "chunk chunked prefill batched-tokens",
-    "--paged": "paged page block blocks",
-    "--ttft-p95 1s --tpot-p95 30ms": "p95 p99 p90 slo sla",
-    "--prompt-tokens": "input prompt",
-    "--output-tokens": "output-len answer completion avg-output output-size",
-    "--rate 20": "users rps qps requests rate traffic clients",
-    "--replicas 2": "replicas instances workers",
-    "--slots": "seqs sequences batch parallel concurrency",
-    "--phase generate --batch": "batch seqs sequences concurrency bs",
-    "--batch-tokens, the sequences times --seq-len,": "batch bs",
-    "--lengths sharegpt": "dataset data workload distribution",
-    "--given 'memory<=70GB'": "mem memory vram hbm",
-    "--headroom 10%": "fraction utilization reserve",
-    "--kv-dtype": "kv cache",
-    "--weights-dtype": "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision",
-    "--price 2.5": "price cost spot reserved usd dollars hourly",
-    "--currency EUR": "euro eur currency",
-    "--judge": "reward scorer critic",
-    "--samples 8": "generations samples rollouts group",
-    "--prompts": "batch bs queries",
-    "--hardware h100:8": "gpu gpus node nodes device devices chips cards accelerators tpus world hosts",
-    "--model": "model arch architecture m",
-    "--seq-len": "seq sequence context ctx length len",
-    "--context": "ctx length len context",
-    "--checkpoint": "model weights ckpt checkpoint c",
-    "--data": "data dataset corpus text d",
-    "--learning-rate": "lr learning",
-    "--steps": "epochs iters iterations steps",
-    "--run": "dir logdir folder out output",
-    "--from": "pretrained base init load",
-    "--temperature": "temp t",
-    "--best-of 8": "return-sequences best samples beams beam",
-    "--max-tokens": "tokens new n predict",
-    "-o": "output out save file export write",
-    "--json": "json format csv yaml jsonl",
-    "--explain": "explain verbose debug why details",
-    "--top": "top rows results",
-}
-# Answers, each with single words of options that have no counterpart here, by command; those of "" are for
-# every command and are tried last.
-_WORDS_OF_ANSWERS: dict[str, dict[str, str]] = {
-    "mw plan train": {
-        "no step depends on it; leave it out": "lr warmup dropout decay beta beta1 adam clip",
-        "a plan needs no data; leave it out": "dataset data-path train-data corpus tokenizer text seed",
-        "attention is a fused kernel but with --software eager; leave it out": "flash attn attention fused",
-        "collectives are priced by the hardware's links; --network names others": "backend nccl gloo",
-        "it is predicted; to correct a plan by a measured run type --anchor metrics.jsonl": "mfu flops speed",
-        "a plan prices one step; --tokens 15T adds the time of a run": "epochs iters iterations steps",
-        "layouts are ranked by step time; leave it out": "goal objective metric optimize minimize maximize",
-        "for energy type mw compare plan.toml": "power energy watts carbon tdp",
-        "it is the default; leave it out": "causal packing flash-attn shuffle amp",
-    },
-    "mw plan serve": {
-        "the frontier lists tokens/s; add --tpot 30ms or --max-price-per-hour 50": "tps throughput goal",
-        "it plans and starts nothing; --engine vllm prints the line that does": "port host api served name",
-        "with --rate 20 pools apart are tried too": "pd disaggregation disaggregated disagg",
-        "it changes no plan; leave it out": "swap eager enforce trust seed tokenizer",
-        "attention is a fused kernel; leave it out": "flash attn attention",
-    },
-    "mw plan rl": {
-        "rollouts on the same chips and apart are compared; leave it out": "vllm sglang colocate colocated",
-        "it changes no plan; it is an option of mw train --rl": "kl lr clip beta gamma epsilon",
-        "the split of chips is searched; leave it out": "gpus train rollout trainer generator",
-    },
-    "mw fit": {
-        "it tries every split of the chips; leave it out": "tp pp dp tensor parallel layout",
-        "it shows every way with its largest batch and context; leave it out": (
-            "batch bs context lora quant finetune train training serve inference"
-        ),
-    },
-    "mw train": {
-        "the plan sets it: mw plan train --given microbatches=8": "accumulation accumulate micro micro-batch",
-        "the plan sets it: mw plan train --compute-dtype bf16": "bf16 fp16 amp precision mixed",
-        "the plan sets it: mw plan train --layout fsdp=8": "tp pp dp cp ep fsdp zero tensor deepspeed",
-        "the plan sets it: mw plan train --set num_layers=16": "vocab layers hidden heads width depth",
-        "metrics are written to metrics.jsonl; add --tensorboard": "wandb mlflow report logger project",
-        "it is automatic; leave it out": "workers prefetch dataloader pin compile",
-    },
-    "mw model": {"it is shown; leave it out": "flops params parameters memory cache count size intensity"},
-    "mw hardware": {
-        "it is shown; leave it out": "memory bandwidth flops specs sources topology power",
-    },
-    "mw serve": {
-        "set --slots and --context, which need the memory": "gpu mem memory utilization",
-        "the model has its folder's name; leave it out": "served name alias",
-        "it runs here in JAX; leave it out": "trust device enforce eager cuda",
-    },
-    "": {
-        "notes go to stderr; add 2>/dev/null": "quiet silent progress q",
-        "everything is printed; leave it out": "verbose debug v",
-        "it is automatic; leave it out": "no-progress color colour yes y force",
-    },
-}
 
 _RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
 _LENGTH_OF_RUN = "--epochs", "--num-epochs", "--num-train-epochs", "--steps", "--max-steps", "--train-iters"
@@ -317,6 +229,13 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mw plan train": {
         "a plan needs no data; leave it out": ("--data",),
+        "their number is in the model's config.json, which --model takes; --given expert=8 splits them over "
+        "chips": (
+            "--num-experts", "--n-experts", "--num-local-experts", "--moe-num-experts",
+        ),
+        "--hardware h100:64 is the most, and --smallest finds the fewest that suffice": (
+            "--max-gpus", "--max-nodes", "--max-chips", "--min-gpus",
+        ),
         "repeat --hardware to compare machines": ("--compare", "--vs", "--versus", "--against"),
         "with --smallest and --tokens 15T type --days 30": ("--time-limit", "--max-time", "--wall-time"),
         "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
@@ -374,7 +293,9 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "train --from DIR --lora 16": ("finetune", "fine-tune", "sft", "lora", "qlora", "peft", "adapt"),
     "train plan.toml --rl": ("rl", "grpo", "ppo", "rlhf", "dpo"),
     "generate": ("chat", "run", "infer", "complete", "prompt", "sample", "ask"),
-    "serve": ("server", "api", "host", "openai", "up"),
+    "serve --checkpoint DIR": (
+        "server", "api", "host", "openai", "up", "vllm", "sglang", "deploy-model", "tgi",
+    ),
     "model": (
         "models", "list", "ls", "presets", "params", "parameters", "count", "inspect", "show", "summary",
         "flops", "list-models",
@@ -384,9 +305,12 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "fit": ("memory", "vram", "oom", "fits", "will-it-fit", "can-i-run", "mem"),
     "audit": ("check", "verify", "lint", "hlo", "analyze", "analyse", "inspect-hlo", "profile"),
-    "bench serve": ("loadtest", "load-test", "load", "stress", "simulate"),
+    "bench serve --url URL": ("loadtest", "load-test", "load", "stress", "simulate"),
     "bench": ("benchmark", "benchmarks", "perf", "measure"),
-    "doctor": ("env", "info", "status", "diagnose", "test", "setup", "install"),
+    "doctor": (
+        "env", "info", "status", "diagnose", "test", "setup", "install", "nvidia-smi", "smi", "rocm-smi",
+        "nvtop", "top",
+    ),
     "export": ("convert", "to-hf", "save", "merge", "gguf", "ollama", "push"),
     "reshard": ("convert-checkpoint", "resharding"),
     "quantize": ("quantise", "quant", "awq", "gptq"),
@@ -396,7 +320,11 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "report": ("html", "visualize", "visualise", "render"),
     "compare": ("diff", "vs"),
     "validate": ("evaluate", "accuracy", "score"),
-    "launch": ("torchrun", "mpirun", "srun", "slurm", "k8s", "ray"),
+    "launch slurm -- mw train plan.toml": ("sbatch", "srun", "slurm", "salloc", "squeue"),
+    "launch k8s -- mw train plan.toml": ("kubectl", "k8s", "kubernetes", "helm", "kueue", "xpk"),
+    "launch local -n 2 -- mw train plan.toml": (
+        "torchrun", "mpirun", "mpiexec", "accelerate", "deepspeed", "ray", "distributed",
+    ),
     "--install-completion": ("completion", "completions", "complete-shell"),
     "CMD --help": ("man", "docs", "usage", "explain"),
     "train my.txt": ("pretrain", "fit-model", "learn"),
@@ -404,92 +332,32 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 def option_here(given: str, options: Collection[str], value: str = "") -> str:
-    """The words to type in place of another program's option; empty if none are known.
-
-    options: of the command. value: the value given; it replaces the example's if it fits.
-
-    >>> option_here("--tensor_parallel_size", ["--model", "--given"], "4")
-    '--given tensor=4'
-    >>> option_here("--gpu", ["--hardware"], "4090"), option_here("--gpus", ["--hardware"], "16")
-    ('--hardware 4090', '--hardware h100:16')
-    """
+    """The words to type in place of another program's option; empty if none are known.options: of the
+    command. value: the value given; it replaces the example's if it fits.>>>
+    option_here("--tensor_parallel_size", ["--model", "--given"], "4")'--given tensor=4'>>>
+    option_here("--gpu", ["--hardware"], "4090"), option_here("--gpus", ["--hardware"], "16")('--hardware
+    4090', '--hardware h100:16')"""
     plain = given.replace("_", "-").lower()
     for ours, theirs in _OPTIONS.items():
         first_option = ours.split()[0].rstrip(",")
         if plain in theirs and first_option in options:
-            return _with_value(ours, value)
+            return with_value(ours, value)
     return plain if plain in options and plain != given else ""
 
 
-def _words_of(option: str) -> set[str]:
-    """The words of an option, and each two neighbours joined.
-
-    >>> sorted(_words_of("--max-gpus"))
-    ['gpus', 'max', 'max-gpus']
-    """
-    words = re.split(r"[-.]", option.lstrip("-"))
-    return {*words, *(f"{first}-{second}" for first, second in pairwise(words))}
-
-
-def _with_value(words: str, value: str) -> str:
-    """`words` with the given value in place of their example's, if it fits."""
-    if words == _MACHINE and value:
-        from meshwright.errors import HardwareError
-        from meshwright.hardware.catalog import load, usual  # here, since most command lines are right
-
-        try:
-            load(f"{usual(value)}:1")
-            return f"--hardware {value}"
-        except HardwareError:
-            return f"--hardware h100:{value}" if value.isdigit() else words
-    return re.sub(r"(?<=[= ])\d+$", value, words) if value.isdigit() else words
-
-
 def answer_here(given: str, command: str) -> str:
-    """The answer to an option that has no counterpart in a command; empty if none is known.
-
-    >>> answer_here("--epochs", "mw plan train")
-    '--epochs: a plan prices one step; --tokens 15T adds the time of a run'
-    """
+    """The answer to an option that has no counterpart in a command; empty if none is known.>>>
+    answer_here("--epochs", "mw plan train")'--epochs: a plan prices one step; --tokens 15T adds the time of
+    a run'"""
     plain = given.replace("_", "-").lower()
     answers = _ANSWERS.get(command, {}).items()
     return next((f"{given}: {answer}" for answer, options in answers if plain in options), "")
 
 
-def option_by_words(given: str, options: Collection[str], value: str = "") -> str:
-    """The words to type in place of an option, by single words of its name; empty if none is known.
-
-    >>> option_by_words("--enable-prefix-caching", ["--prefix-hit"])
-    '--prefix-hit 0.5'
-    """
-    words = _words_of(given.replace("_", "-").lower())
-    for ours, theirs in _WORDS_OF_OPTIONS.items():
-        if ours.split()[0].rstrip(",") in options and words & set(theirs.split()):
-            return _with_value(ours, value)
-    return ""
-
-
-def answer_by_words(given: str, command: str) -> str:
-    """The answer to an option by single words of its name; empty if none is known.
-
-    command: "" for the answers of every command.
-
-    >>> answer_by_words("--use-flash-attn", "mw plan train")
-    '--use-flash-attn: attention is a fused kernel but with --software eager; leave it out'
-    """
-    words = _words_of(given.replace("_", "-").lower())
-    for answer, theirs in _WORDS_OF_ANSWERS.get(command, {}).items():
-        if words & set(theirs.split()):
-            return f"{given}: {answer}"
-    return ""
-
-
 def command_here(given: str, commands: Collection[str]) -> str:
-    """The command line to type in place of an unknown command; empty if none is known.
-
-    >>> command_here("finetune", ["train"]), command_here("plan-train", ["plan"])
-    ('mw train --from DIR --lora 16', 'mw plan train')
-    """
+    """The command line to type in place of an unknown command; empty if none is known.>>>
+    command_here("finetune", ["train"]), command_here("plan-train", ["plan"])('mw train --from DIR --lora
+    16', 'mw plan train')"""
     plain = given.replace("_", "-").lower()
     for ours, theirs in _COMMANDS.items():
         if plain in theirs:

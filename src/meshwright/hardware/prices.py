@@ -9,9 +9,21 @@ from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.options import option
 
-# A price of a chip-hour as people write it: 2.5, $2.50/h, 2.5 USD per GPU-hour. --currency has the currency.
+# Signs and names of currencies, as people write them in a price.
+_CURRENCIES = {
+    "$": "USD",
+    "dollars": "USD",
+    "€": "EUR",
+    "euro": "EUR",
+    "euros": "EUR",
+    "£": "GBP",
+    "pounds": "GBP",
+}
+# A price of a chip-hour as people write it: 2.5, $2.50/h, 2.5 USD per GPU-hour.
 _PRICE = re.compile(
-    r"\s*\$?\s*(\d+\.?\d*|\.\d+)\s*(?:usd|dollars)?\s*(?:(?:/|per)\s*(?:chip-|gpu-)?h(?:r|our)?)?\s*", re.I
+    r"\s*([$€£])?\s*(\d+\.?\d*|\.\d+)\s*([a-z]{3}|dollars|euros?|pounds|[$€£])?\s*"
+    r"(?:(?:/|per)\s*(?:chip-|gpu-)?h(?:r|our)?)?\s*",
+    re.I,
 )
 
 
@@ -40,16 +52,32 @@ class Prices:
         """
         chips = [machine.chip.name for machine in machines]
         known = parse_prices(self.price or "", chips)
+        currency = self._currency()
         if others := [chip for chip in known if chip not in chips]:
             fits = ", ".join(dict.fromkeys(chips))
             raise HardwareError(f"--price {others[0]}: no machine here has this chip; fits: {fits}")
-        priced_machines = [priced(machine, known, self.currency) for machine in machines]
-        if self.currency and all(each.chip.price_per_chip_hour is None for each in priced_machines):
+        priced_machines = [priced(machine, known, currency) for machine in machines]
+        if currency and all(each.chip.price_per_chip_hour is None for each in priced_machines):
             raise HardwareError(
-                f"--currency {self.currency}: no price is known in it; add --price {chips[0]}=X, "
+                f"--currency {currency}: no price is known in it; add --price {chips[0]}=X, "
                 "of an hour of a chip"
             )
         return priced_machines
+
+    def _currency(self) -> str | None:
+        """The currency of --currency, or else the one that --price names; None without either.
+
+        Raises HardwareError if they name several.
+        """
+        named = [self.currency] if self.currency else []
+        for item in (self.price or "").split(","):
+            if match := _PRICE.fullmatch(item.rpartition("=")[2]):
+                word = match[1] or match[3] or ""
+                named += [_CURRENCIES.get(word.lower(), word.upper())] if word else []
+        if len({name.upper() for name in named}) > 1:
+            both = " and ".join(dict.fromkeys(named))
+            raise HardwareError(f"--price {self.price!r} is in {both}; write the price in one currency")
+        return named[0] if named else None
 
 
 def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
@@ -64,13 +92,13 @@ def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
     """
     prices: dict[str, float] = {}
     if chips and (match := _PRICE.fullmatch(text)):
-        text = ",".join(f"{chip}={match[1]}" for chip in dict.fromkeys(chips))
+        text = ",".join(f"{chip}={match[2]}" for chip in dict.fromkeys(chips))
     if re.fullmatch(r"\s*\d+,\d+\s*", text):
         raise HardwareError(f"--price {text.strip()!r} has a comma; write {text.strip().replace(',', '.')}")
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, price = item.partition("=")
         match = _PRICE.fullmatch(price)
-        value = float(match[1]) if match else 0.0
+        value = float(match[2]) if match else 0.0
         if not equals or not 0 < value < float("inf"):
             raise HardwareError(
                 f"--price {item!r} is not a price of a chip-hour; write 2.5, or v5p=4.2,h100=2.5"

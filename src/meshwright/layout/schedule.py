@@ -8,7 +8,7 @@ from meshwright.layout.pipelines import SCHEDULES
 REMATS = ("none", "attention", "matmuls", "latents", "alternate", "full")
 DISPATCHES = ("each", "once")
 # What other programs call a choice of remat.
-_REMAT_ALSO = {
+REMAT_ALSO = {
     "selective": "attention",  # Korthikanti et al., 2022: the scores
     "block": "full",
     "uniform": "full",
@@ -68,7 +68,7 @@ class Schedule:
         choices = ("remat", self.remat, REMATS), ("dispatch", self.dispatch, DISPATCHES)
         for name, value, known in (*choices, ("schedule", self.pipeline, SCHEDULES)):
             if value not in known:
-                if name == "remat" and (ours := _REMAT_ALSO.get(str(value).lower())):
+                if name == "remat" and (ours := REMAT_ALSO.get(str(value).lower())):
                     raise LayoutError(f"layout: remat = {value} is remat = {ours} here; write remat={ours}")
                 raise LayoutError(f"layout: {name} = {value!r}; {nearest(value, list(known))}")
         if self.interleave > 1 and self.pipeline == "1f1b":

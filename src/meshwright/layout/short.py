@@ -9,10 +9,12 @@ from typing import Any
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes import AXES, DATA, DEGREES, OPTIONS, PIPE, Composition, ShortForm
 from meshwright.layout.axes.expert import expert_owner, experts_over
+from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules
-from meshwright.layout.schedule import Schedule, check_positive
+from meshwright.layout.schedule import REMAT_ALSO, REMATS, Schedule, check_positive
 from meshwright.notation.mesh import Mesh
+from meshwright.optimizers import OPTIMIZERS
 
 # Words that need the same degree of others, to be words of any layout.
 COMPANY = {axis.name: axis.needs for axis in AXES if axis.needs} | {"interleave": (PIPE.name,)}
@@ -79,10 +81,12 @@ def read_words(text: str) -> dict[str, object]:
 
 # Layouts of eight chips, suggested for a strategy's name.
 _STRATEGIES = {
-    **dict.fromkeys(("ddp", "dp", "data", "zero0"), "data=8"),
-    **dict.fromkeys(("zero1", "zero_1", "zero-1"), "data=8,zero=1"),
-    **dict.fromkeys(("zero2", "zero_2", "zero-2"), "data=8,zero=2"),
-    **dict.fromkeys(("zero3", "zero_3", "zero-3", "fsdp", "fsdp2", "full_shard"), "fsdp=8"),
+    **dict.fromkeys(("ddp", "dp", "data", "zero0", "no_shard"), "data=8"),
+    **dict.fromkeys(("zero1", "zero_1", "zero-1", "optim"), "data=8,zero=1"),
+    **dict.fromkeys(("zero2", "zero_2", "zero-2", "shard_grad_op", "optim_grads"), "data=8,zero=2"),
+    **dict.fromkeys(
+        ("zero3", "zero_3", "zero-3", "fsdp", "fsdp2", "full_shard", "optim_grads_params"), "fsdp=8"
+    ),
     **dict.fromkeys(("hsdp", "hybrid_shard"), "data=2,fsdp=4"),
     **dict.fromkeys(("tp", "tensor", "megatron", "mp"), "tensor=8"),
     **dict.fromkeys(("pp", "pipe", "gpipe"), "data=2,pipe=4"),
@@ -109,6 +113,43 @@ def _as_words(item: str) -> str:
     words = [_written(word_here(key.strip("_")), number) for key, number in pairs]
     known = bool(words) and all(word.partition("=")[0] in WORDS for word in words)
     return ",".join(words) if known else "data=2,fsdp=4"
+
+
+def strategy_here(name: str) -> str:
+    """A layout of eight chips for a strategy's name in other programs; empty if it is unknown.
+
+    >>> strategy_here("ddp"), strategy_here("FULL_SHARD auto_wrap"), strategy_here("other")
+    ('data=8', 'fsdp=8', '')
+    """
+    first_word, *_ = name.lower().split() or [""]
+    return _STRATEGIES.get(first_word, "")
+
+
+# Names of schedules in other programs, without their signs: Interleaved1F1B, ZBVZeroBubble.
+_SCHEDULES_ALSO = {"interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v", "looped": "interleaved"}
+
+
+def value_here(word: str, value: str) -> str:
+    """The words of a layout for a value of `word` in other programs; empty if it has no counterpart.
+
+    >>> value_here("remat", "selective"), value_here("schedule", "ZBVZeroBubble")
+    ('remat=attention', 'schedule=zb-v')
+    >>> value_here("optimizer", "paged_adamw_8bit"), value_here("zero", "stage2")
+    ('optimizer=adamw,optimizer_dtype=int8', 'zero=2')
+    """
+    plain = re.sub(r"[^a-z0-9]", "", value.lower())
+    if word == "remat":
+        names: Mapping[str, str] = {**REMAT_ALSO, **dict(zip(REMATS, REMATS, strict=True))}
+    elif word == "schedule":
+        names = {**_SCHEDULES_ALSO, **{re.sub(r"\W", "", name): name for name in SCHEDULES}}
+    elif word == "optimizer":
+        name = next((name for name in OPTIMIZERS if plain.find(name.removesuffix("w")) >= 0), "")
+        narrow = ",optimizer_dtype=int8" if "8bit" in plain else ""
+        return f"optimizer={name}{narrow}" if name else ""
+    else:
+        number = re.sub(r"\D", "", value)
+        return f"{word}={number}" if len(number) == 1 else ""
+    return f"{word}={names[plain]}" if plain in names else ""
 
 
 def word_here(name: str) -> str:

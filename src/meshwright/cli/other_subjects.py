@@ -1,0 +1,406 @@
+"""Options of other programs by the words in their names: `--megatron_lm_tp_degree`, `--fsdp_version`."""
+
+import re
+from collections.abc import Collection
+from itertools import pairwise
+
+# Words that say nothing about an option's subject.
+_FILLERS = frozenset(
+    re.findall(
+        r"\w+",
+        "num number n max maximum min use enable enabled the per of size sizes degree count default mode "
+        "type name config configs args kwargs target avg mean total parallel parallelism set megatron lm ici "
+        "dcn with to on in by for is",
+    )
+)
+_AXES = {"tensor": "tp", "pipeline": "pp", "data": "dp", "context": "cp", "expert": "ep", "sequence": "sp"}
+_NEGATIONS = {"no", "disable", "disabled", "without", "skip"}
+
+# Words to type here, each with the words of options that mean the same: at least one word before the
+# semicolon, and any after it. Every word of an option must be listed, or the option has a different meaning. The first
+# entry whose option the command has is offered.
+_MEANINGS: dict[str, str] = {
+    "--tensor 8": "tp tensor",
+    "--given tensor=8": "tp tensor",
+    "--given pipe=4": "pp pipeline pipe stages",
+    "--given context=2": "cp ulysses ring; context attention",
+    "--given sequence_parallel=true": "sp",
+    "--given data=8": "dp ddp replicate; data",
+    "--given fsdp=8": "fsdp hsdp shard sharding sharded; data dp strategy model states",
+    "--given expert=8": "ep expert experts moe; model",
+    "--given microbatches=8": (
+        "accumulation accumulate microbatches micro; gradient gradients grad batches steps"
+    ),
+    "--given remat=full": (
+        "recompute recomputation remat rematerialization checkpointing; activation activations gradient "
+        "method "
+        "granularity policy selective full checkpoint"
+    ),
+    "--given zero=1": "zero; optimization stage optimizer",
+    "--given offload_optimizer=true": "offload offloading; optimizer optim states state cpu",
+    "--given offload=true": "offload offloading; activation activations cpu",
+    "--given schedule=interleaved": "schedule interleave interleaved vp vpp; pipeline pp virtual",
+    "--layout tensor=8": "tp tensor; attention mlp",
+    "--layout pipe=4": "pp pipeline; stages",
+    "--layout data=8": "dp ddp; data",
+    "--layout fsdp=8": "fsdp shard sharding",
+    "--layout expert=8": "ep expert experts moe",
+    "--smallest, for the fewest chips that suffice,": "fewest smallest; gpus gpu nodes chips auto",
+    "--set num_layers=32": "layers; depth transformer decoder model",
+    "--software pytorch-compiled": "compile compiled inductor; torch model",
+    "--software megatron-te": "te transformer-engine",
+    "--drafts 3": "speculative draft drafts spec eagle medusa mtp; tokens model algorithm decoding k steps",
+    "--prefix-hit 0.5": "prefix; caching cache hit rate",
+    "--prefix-cache": "prefix radix; caching cache",
+    "--chunk 512": "chunk chunked; prefill tokens batched",
+    "--paged": "paged; attention kv cache",
+    "--ttft-p95 1s --tpot-p95 30ms": "p95 p99 p90 slo sla; latency",
+    "--ttft-p95": "ttft first-token; ms p95 latency",
+    "--tpot-p95": "tpot itl; ms p95 latency",
+    "--prompt-tokens": "input prompt isl; len length tokens seq random",
+    "--output-tokens": "output answer completion osl; len length tokens seq random size",
+    "--rate 20": "rps qps; request rate requests second",
+    "--rate 20, or 1.7M/day for a number a day,": "requests traffic; rate day daily hour",
+    "--replicas 2": "replicas instances workers",
+    "--slots": "seqs slots concurrency concurrent; batch requests running sequences",
+    "--phase generate --batch": "seqs sequences batch bs; requests running",
+    "--batch-tokens, the sequences times --seq-len,": "batch bs batchsize; device train global tokens local",
+    "--lengths sharegpt": "dataset workload distribution; length",
+    "--given 'memory<=70GB'": "mem memory vram hbm; limit gpu",
+    "--kv-dtype": "kv; cache dtype quant quantization bits precision",
+    "--matmul-dtype fp8": "fp8 w8a8; activations matmul linear",
+    "--given matmul_dtype=fp8": "fp8 float8; linear matmul format recipe",
+    "--given gradients_dtype=bf16": "grads gradient gradients grad; dtype main reduce accumulation fp32 bf16",
+    "--given optimizer_dtype=bf16": "moment moments exp-avg optimizer optim state; dtype precision states",
+    "--given optimizer=adafactor": "optimizer optim",
+    "--weights-dtype": (
+        "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision; weight weights params "
+        "model "
+        "torch load"
+    ),
+    "--price 2.5": "price cost spot reserved usd dollars hourly; hour gpu chip instance",
+    "--currency EUR": "euro eur currency",
+    "--judge": "reward scorer; model",
+    "--samples 8": "generations samples rollouts group; prompt",
+    "--prompts": "batch bs queries; rollout train global prompts",
+    "--hardware h100:8": (
+        "machine machines processes gpu gpus node nodes device devices chips cards accelerators "
+        "accelerator tpus gres nproc ntasks; "
+        "world "
+        "hosts tasks task"
+    ),
+    "--tokens": "tokens; dataset corpus run budget",
+    "--seq-len": "seq sequence ctx context; length len decoder encoder position model window",
+    "--context": "ctx context seq; length len model tokens",
+    "--model": "model arch architecture m; path id pretrained tokenizer",
+    "--checkpoint": "weights ckpt checkpoint c model; path dir load",
+    "--data": "data dataset corpus text d; path file files dir train training",
+    "--learning-rate": "lr; learning peak rate",
+    "--steps, the batches to train on,": "epochs iters iterations steps",
+    "--run": "logdir folder out output; dir path",
+    "--from": "pretrained base init; model load weights",
+    "--temperature": "temp t",
+    "--best-of 8": "sequences best samples; return",
+    "--max-tokens": "tokens predict; new",
+    "-o": "output out save export write; file path plan dir",
+    "--json": "json csv yaml jsonl; format output as",
+    "--explain": "explain why details; full",
+    "--top": "top rows results; k",
+}
+
+_IN_FILE = "the model's config.json, which --model takes, has it; --set num_layers=32 changes a field"
+_OF_DATA = "a plan needs no data; leave it out"
+_OF_RUN = "a plan prices one step and writes no run; it belongs to the program that trains"
+_OF_START = "a plan starts nothing; mw launch local, slurm or k8s starts a run of it"
+_OF_PROGRAM = (
+    "the speed of a program's kernels, overlap and collectives is in its record: --software megatron-te, "
+    "or --for "
+    "megatron"
+)
+# Answers that are true of every option with one of the words, by command; "" has answers for all commands,
+# which are tried last. Earlier entries come first.
+_SUBJECTS: dict[str, dict[str, str]] = {
+    "mw plan train": {
+        "attention is a fused kernel but with --software eager; leave it out": "flash sdpa attn fused-attn",
+        "it is predicted; to correct a plan by a measured run type --anchor metrics.jsonl": "mfu flops speed",
+        "layouts are ranked by step time; leave it out": "goal objective minimize maximize optimize",
+        "for energy type mw compare plan.toml": "power energy watts carbon tdp",
+        "rollouts and updates are planned by mw plan rl": "rl grpo rollout rollouts",
+        "inference is planned by mw plan serve": "inference speculative chunked-prefill kv-cache",
+        "options are typed one by one; -o plan.toml keeps them with the plan": "yaml config-file cfg",
+        _OF_DATA: "dataset dataloader corpus text mmap shuffle blend split fim data-path",
+        _OF_START: (
+            "rdzv standalone master local-rank machine-rank port host ip hostfile partition account qos "
+            "namespace pod image "
+            "container "
+            "restarts node-rank job service elastic queue endpoint ipc"
+        ),
+        _OF_RUN: (
+            "log logging logs wandb tensorboard report save eval evaluation checkpoints ckpt resume hub "
+            "push metric best "
+            "callback tqdm project retain run-name inprocess otel trackio callbacks valid test profile "
+            "debug delay logits"
+        ),
+        "a plan prices one step; --tokens 15T adds the time of a run": (
+            "epochs epoch iters iterations max-steps"
+        ),
+        "no step depends on it; leave it out": (
+            "lr grad-norm warmup dropout decay beta beta1 beta2 eps epsilon adam clip clipping std noise "
+            "loss seed "
+            "smoothing momentum scheduler neftune determinism rng init grpo kl tokenizer coeff z-loss"
+        ),
+        "its states are split by --given zero=1, or fsdp=8; type --given offload_optimizer=true to keep "
+        "them on "
+        "the host": "zero zero3 distributed-optimizer optimizer optim",
+        "number types are --weights-dtype, --compute-dtype and --given "
+        "matmul_dtype=fp8,gradients_dtype=bf16": (
+            "dtype fp8 fp16 bf16 fp32 tf32 fp4 float8 precision grads mxfp8 autocast amax"
+        ),
+        "activations that are computed twice are --given remat=attention, matmuls or full": (
+            "recompute remat checkpointing granularity activations activation-checkpoint"
+        ),
+        "what waits on the host is --given offload=true (activations) or offload_optimizer=true": (
+            "offload offloading nvme cpu-offload"
+        ),
+        "collectives are priced by the hardware's links; --network names others between hosts, and mw"
+        " hardware lists them": (
+            "interconnect nccl gloo nic bandwidth fabric roce nvlink infiniband ib network backend"
+        ),
+        _OF_PROGRAM: (
+            "attention fused fusion graph graphs kernel kernels overlap compile dynamo inductor bucket "
+            "buckets ddp dispatcher p2p ub liger sdpa te transformer-engine prefetch gather allreduce rs "
+            "ag jit "
+            "workers autotune"
+        ),
+        "stages are --given pipe=4,schedule=interleaved,interleave=2; leave it out and the search splits the "
+        "layers": "pipeline stage stages virtual interleave pp vp schedule",
+        "shards are --given fsdp=8, copies of them --given data=2": (
+            "fsdp hsdp shard sharding sharded dp replicas"
+        ),
+        "their number is in the model's config.json, which --model takes; --given expert=8 splits "
+        "them over chips": ("moe expert experts router topk"),
+        _IN_FILE: (
+            "layer layers hidden heads head embedding embeddings position rope rotary yarn vocab "
+            "vocabulary norm "
+            "rmsnorm layernorm swiglu geglu gelu relu bias kv query qk mla mlp ffn intermediate tie untie"
+            " tied "
+            "window vision sliding mamba depth width dim gqa group"
+        ),
+        "a plan is of the chips of --hardware, wherever it is made; leave it out": "cuda tpu cpu",
+        "it is the default; leave it out": "causal packing amp",
+        "the machine is --hardware h100:4x8, 4 hosts of 8": (
+            "gpus gpu nodes node gres nproc ntasks tasks devices"
+        ),
+    },
+    "mw plan serve": {
+        "the frontier lists tokens/s; add --tpot 30ms or --max-price-per-hour 50": "tps throughput goal",
+        "a rate needs how often each asks: 100 users with a request a minute are --rate 100/min; 100 "
+        "requests at once are "
+        "--phase generate --batch 100 --context 8k": ("users clients user concurrency concurrent inflight"),
+        "the latency of an answer is --ttft 500ms, the first token, and --tpot 30ms, each further one": (
+            "latency e2e response"
+        ),
+        "it plans and starts nothing; --engine vllm prints the line that does": (
+            "port host api served log loglevel ssl uvicorn metrics download revision trust download-dir "
+            "ipc chat "
+            "tool parser template rank"
+        ),
+        "with --rate 20 pools apart are tried too": (
+            "pd disaggregation disaggregated disagg kv-transfer transfer prefill-workers decode-workers"
+        ),
+        "experts and attention of one layout are --layout tensor=8,expert=8 or data=8,expert=8": (
+            "dp-attention moe ep expert experts eplb"
+        ),
+        "--prefix-hit 0.5 is the share of prompts that a prefix cache has; 0, the default, is none": (
+            "prefix radix caching hicache"
+        ),
+        "--drafts 3 --acceptance 0.7 plans drafts": "speculative spec eagle draft lookahead",
+        "--weights-dtype, --kv-dtype and --matmul-dtype name number types": (
+            "kv quant quantization scales dtype precision fp8 bits"
+        ),
+        "each engine keeps its own share; --engine vllm plans with vLLM's": (
+            "mem memory utilization gpu-memory"
+        ),
+        "--chunk 512 prefills in chunks": "chunk chunked batched",
+        "it changes no plan but by the engine, --engine vllm; leave it out": (
+            "swap eager enforce cuda graph graphs flash attn attention kernel backend blocks block sched "
+            "scheduler "
+            "compile compilation page tokenizer seed load triton overlap async executor allreduce sleep "
+            "lora loras"
+        ),
+        "sampling does not change a plan; leave it out": (
+            "temperature sampling logprobs guided grammar stop top-k"
+        ),
+        _IN_FILE: "layers rope hidden heads override window",
+        "the machine is --hardware h100:2x8, 2 hosts of 8": "gpus gpu nodes node nnodes devices",
+    },
+    "mw plan rl": {
+        "rollouts on the same chips and apart are compared; leave it out": (
+            "vllm sglang colocate colocated hybrid"
+        ),
+        "it changes no plan; it is an option of mw train --rl": (
+            "kl lr clip beta gamma epsilon entropy epochs"
+        ),
+        "the split of chips is searched; leave it out": "gpus train rollout trainer generator actor ref",
+        "no value model is planned; --judge scores rollouts and --reference-model gives the KL divergence": (
+            "critic value reward"
+        ),
+    },
+    "mw fit": {
+        "it tries every split of the chips; leave it out": "tp pp dp tensor parallel layout",
+        "it shows every way with its largest batch and context; leave it out": (
+            "batch bs context lora quant finetune train training serve inference ctx len"
+        ),
+    },
+    "mw train": {
+        "the plan sets it: mw plan train --given microbatches=8": "accumulation accumulate micro micro-batch",
+        "the plan sets it: mw plan train --compute-dtype bf16": "bf16 fp16 amp precision mixed tf32 fp8",
+        "the plan sets it: mw plan train --layout fsdp=8": (
+            "tp pp dp cp ep fsdp zero tensor deepspeed pipeline"
+        ),
+        "the plan sets it: mw plan train --given remat=full": "recompute remat checkpointing",
+        "the plan sets it: mw plan train --set num_layers=16": (
+            "vocab layers hidden heads width depth embed embd head layer"
+        ),
+        "metrics are written to metrics.jsonl; add --tensorboard": (
+            "wandb mlflow report logger project logging log"
+        ),
+        "several processes are started by mw launch local -n 2 -- mw train plan.toml": (
+            "nproc nnodes nodes rank rdzv master standalone processes machines"
+        ),
+        "the plan sets the batch: mw plan train --batch-tokens 1Mi --seq-len 8k": "batch bs seq length",
+        "Adam's betas are the optimizer's own; --optimizer, --learning-rate, --weight-decay and --clip-"
+        "norm set "
+        "the rest": "optim adam beta beta1 beta2 eps epsilon momentum",
+        "a tenth of the steps warm up, at most 2,000; --schedule sets the decay": "warmup scheduler",
+        "dropout is not supported; leave it out": "dropout",
+        "mw export RUN -o DIR writes a folder to upload": "hub push",
+        "checkpoints are kept by --checkpoint-every 100 and --keep 2": "save ckpt checkpoint checkpoints",
+        "the rest of the data is evaluated by itself; --eval NAME=PATH adds another text": (
+            "eval metric metrics best predict valid validation test"
+        ),
+        "on CPUs type JAX_PLATFORMS=cpu mw train": "cpu",
+        "the plan sets the layout: mw plan train --layout data=8": "ddp sharding parallelism accelerator",
+        "it is not supported; leave it out": "smoothing neftune",
+        "the folder of the run is --run DIR": "run-name experiment",
+        "rows of data are read by their keys; leave it out": "columns column label labels text-field field",
+        "it is automatic; leave it out": (
+            "tqdm liger cache torch workers prefetch dataloader pin compile flash attn fused tokenize"
+        ),
+    },
+    "mw model": {"it is shown; leave it out": "flops params parameters memory cache count size intensity"},
+    "mw hardware": {
+        "it is shown; leave it out": "memory bandwidth flops specs sources topology power",
+    },
+    "mw serve": {
+        "set --slots and --context, which need the memory": "gpu mem memory utilization gpu-memory",
+        "the model has its folder's name; leave it out": "served name alias",
+        "adapters are merged: mw export RUN -o DIR, then mw serve --checkpoint DIR": (
+            "lora loras adapter adapters"
+        ),
+        "the template comes from the checkpoint's tokenizer_config.json; change chat_template there": (
+            "chat template jinja"
+        ),
+        "the form of tool calls is known from the model; leave it out": "tool parser",
+        "it serves on one host with --tensor N; copies are --replicas N": (
+            "dp pp data pipeline nodes ep expert"
+        ),
+        "the folder of --checkpoint has it; leave it out": (
+            "tokenizer load download revision rope override generation-config lookup"
+        ),
+        "drafts are --drafts 3, by --draft-checkpoint DIR if a smaller model makes them": (
+            "speculative lookahead eagle draft medusa"
+        ),
+        "--mode disaggregated prefills apart; with --replicas 2 so does --prefill-replicas 1": (
+            "disaggregation disaggregated pd kv-transfer prefill transfer"
+        ),
+        "evicted pages wait on the host with --host-cache-bytes 8G": (
+            "swap offload hicache hierarchical cpu-offload"
+        ),
+        "requests queue by --scheduling-policy fcfs or priority": "schedule scheduling policy priority",
+        "metrics are at /metrics; leave it out": "metrics prometheus",
+        "each request says it; leave it out": (
+            "seed logprobs sampling temperature stop top-p top-k role penalty"
+        ),
+        "it runs here in JAX; leave it out": (
+            "trust device enforce eager cuda graph backend attention compile"
+        ),
+        "prompts are cut in chunks of --chunk tokens; leave it out": "chunked batched",
+        "requests are logged with --log-json": "log logging loglevel stats",
+    },
+    "mw bench serve": {
+        "answers take the length that was drawn; --no-ignore-eos ends them earlier": "eos",
+        "it speaks OpenAI's API to any server; leave it out": "backend endpoint-type framework",
+        "texts are random tokens of these lengths; leave it out": "tokenizer dataset-path",
+        "percentiles p50, p95 and p99 are printed; leave it out": (
+            "percentile percentiles percentile-metrics metric"
+        ),
+        "requests come as --concurrency N, or as a Poisson stream of --rate R": (
+            "burstiness inf ramp arrival poisson"
+        ),
+        "goodput is of --ttft 500ms and --tpot 30ms": "goodput slo",
+    },
+    "mw generate": {
+        "tokens are sampled with --temperature and --top-p; leave it out": "top-k k min-p repetition penalty",
+        "beams are not searched; --best-of 8 samples answers and prints the likeliest": "beam beams",
+    },
+    "mw launch": {
+        "each process is told its rank and its coordinator; leave it out": (
+            "rdzv master node-rank rank endpoint"
+        ),
+        "hosts come from the plan: mw launch slurm -- mw train plan.toml; local starts processes on "
+        "this host": ("nnodes nodes node standalone ntasks gres gpus gpu hosts hostfile"),
+    },
+    "": {
+        "notes go to stderr; add 2>/dev/null": "quiet silent progress q",
+        "everything is printed; leave it out": "verbose debug v",
+        "it is automatic; leave it out": "no-progress color colour yes y force",
+    },
+}
+
+
+def _words_of(option: str) -> list[str]:
+    """The words of an option's name, in order; an axis of parallelism is one word.
+
+    >>> _words_of("--tensor-model-parallel-size"), _words_of("--context_length")
+    (['tp', 'size'], ['context', 'length'])
+    """
+    plain = option.replace("_", "-").lower().replace("-model-parallel", "-parallel")
+    for axis, short in _AXES.items():
+        plain = re.sub(rf"\b{axis}-parallel(ism)?\b", short, plain)
+    return [word for word in re.split(r"[-.]", plain.lstrip("-")) if word]
+
+
+def meaning(given: str, options: Collection[str]) -> str:
+    """The words to type in place of an option, if all words of its name say the same; otherwise empty.
+
+    >>> meaning("--megatron_lm_tp_degree", ["--given"]), meaning("--tp-comm-overlap-cfg", ["--given"])
+    ('--given tensor=8', '')
+    """
+    words = _words_of(given)
+    if _NEGATIONS & set(words):
+        return ""
+    subject = set(words) - _FILLERS
+    for ours, theirs in _MEANINGS.items():
+        keys, _, others = (set(part.split()) for part in theirs.partition(";"))
+        if ours.split()[0].rstrip(",") in options and subject & keys and subject <= keys | others:
+            return ours
+    return ""
+
+
+def subject(given: str, command: str) -> str:
+    """The answer to an option by single words of its name; empty if none is known.
+
+    command: "" for the answers of every command.
+
+    >>> subject("--lr-warmup-iters", "mw plan train")
+    '--lr-warmup-iters: a plan prices one step; --tokens 15T adds the time of a run'
+    >>> subject("--use-flash-attn", "mw plan train")
+    '--use-flash-attn: attention is a fused kernel but with --software eager; leave it out'
+    """
+    words = _words_of(given)
+    names = {*words, *(f"{first}-{second}" for first, second in pairwise(words))}
+    answers = _SUBJECTS.get(command) or _SUBJECTS.get(command.rpartition(" ")[0], {})
+    return next(
+        (f"{given}: {answer}" for answer, theirs in answers.items() if names & set(theirs.split())), ""
+    )

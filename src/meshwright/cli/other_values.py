@@ -1,0 +1,110 @@
+"""Values of other programs' options, put into the words to type here."""
+
+import re
+from collections.abc import Collection
+from fractions import Fraction
+
+# The words for a machine, whose value may be a number of chips, a chip or a machine.
+MACHINE = "--hardware h100:8"
+_TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")
+# Options whose values are names of strategies: --strategy ddp, --fsdp full_shard.
+_STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed", "zero"}
+
+_KINDS_OF_CHIPS = {"gpu", "cuda", "rocm", "mps", "tpu", "cpu", "auto"}
+
+
+def strategy(given: str, options: Collection[str], value: str) -> str:
+    """The words to type for an option whose value names a strategy; empty if it names none.
+
+    >>> strategy("--strategy", ["--given"], "ddp"), strategy("--strategy", ["--layout"], "auto")
+    ('--given data=8', '')
+    """
+    from meshwright.layout.short import strategy_here  # here, since most command lines are right
+
+    if not _STRATEGY_WORDS & set(re.split(r"[-_.]", given.lower())):
+        return ""
+    option = next((name for name in ("--given", "--layout") if name in options), "")
+    layout = strategy_here(value)
+    return f"{option} {layout}" if option and layout else ""
+
+
+def with_value(words: str, value: str) -> str:
+    """`words` with the given value in place of their example's, if it has a counterpart.
+
+    >>> with_value("--given tensor=8", "4"), with_value("--given remat=full", "selective")
+    ('--given tensor=4', '--given remat=attention')
+    >>> with_value("--headroom 10%, the share to leave free,", "0.85")
+    '--headroom 15%, the share to leave free,'
+    >>> with_value("--engine NAME", "sglang"), with_value("--tpot-p95 30ms, the percentile,", "20ms")
+    ('--engine sglang', '--tpot-p95 20ms, the percentile,')
+    """
+    if not value:
+        return words
+    if words.startswith("--hardware"):
+        return _machine(words, value)
+    if words.startswith("--headroom 10%"):
+        return words.replace("10%", _rest(value))
+    if match := re.fullmatch(r"(--engine|--for) NAME", words):
+        return f"{match[1]} {_program(match[1], value)}"
+    if match := re.fullmatch(r"(--(?:given|layout)) (\w+)=[a-z]+(.*)", words):
+        from meshwright.layout.short import value_here
+
+        ours = value_here(match[2], value)
+        return f"{match[1]} {ours}" if ours else words
+    if _TIME.fullmatch(value):
+        return re.sub(r"\d+(ms|s)\b", value.replace(" ", ""), words, count=1)
+    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)(?:/day)?", value)
+    if not number or (not value.isdigit() and not re.match(r"--(price|rate)", words)):
+        return words
+    return re.sub(r"(?<=[= ])\d+(?:\.\d+)?(?=$| --|,)", number[1], words, count=1)
+
+
+def _rest(share: str) -> str:
+    """The share that another leaves: `0.85` leaves 15%. Other text leaves the example's 10%."""
+    match = re.fullmatch(r"(\d*\.?\d+)(%?)", share)
+    used = Fraction(match[1]) * (1 if match[2] else 100) if match else Fraction(90)
+    return f"{float(100 - used):g}%" if 0 < used < 100 else "10%"
+
+
+def _program(option: str, value: str) -> str:
+    """The serving engine or training program of a name; all of them for a name that is none."""
+    from meshwright.engines.serving_engine import ENGINES
+    from meshwright.programs.launcher import LAUNCHERS
+
+    plain = value.lower().replace("_", "-")
+    names = (ENGINES if option == "--engine" else LAUNCHERS).names
+    return plain if plain in names else f"NAME, one of {', '.join(names)},"
+
+
+def _machine(words: str, value: str) -> str:
+    """The words for a machine with the given chip, count, hosts or topology, if that can be read."""
+    from meshwright.errors import HardwareError
+    from meshwright.hardware.catalog import load, usual
+
+    if value.lower().partition(":")[0] in _KINDS_OF_CHIPS and not value.lower().startswith("gpu:"):
+        return words
+    text = value.lower().removeprefix("gpu:").removeprefix("nvidia.com/gpu:").removeprefix("nvidia-")
+    if "hosts of" in words:
+        return f"--hardware h100:{text}x8, {text} hosts of 8," if text.isdigit() else words
+    if re.fullmatch(r"\d+(x\d+)+", text):
+        return f"--hardware {'v5p' if text.count('x') == 2 else 'v5e'}:{text}"
+    if text.isdigit():
+        return f"--hardware {text if _is_chip(text) else f'h100:{text}'}"
+    spec = usual(text)
+    try:
+        load(spec if ":" in spec else f"{spec}:1")
+    except HardwareError as error:
+        hint = re.search(r"did you mean (\S+?)\?", str(error))
+        return f"--hardware {hint[1]}" if hint else words
+    return f"--hardware {spec}"
+
+
+def _is_chip(text: str) -> bool:
+    from meshwright.errors import HardwareError
+    from meshwright.hardware.catalog import load
+
+    try:
+        load(f"{text}:1")
+    except HardwareError:
+        return False
+    return True
