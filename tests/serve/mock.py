@@ -201,6 +201,7 @@ class MockRunner:
 
     def move(self, moves: Sequence[Move]) -> None:
         for move in moves:
+            assert not move.of_states
             assert 0 <= move.host_page < self.limits.num_host_pages and 0 <= move.page < self.limits.num_pages
             if move.is_out:
                 [self.host[move.host_page]] = self.export([move.page])

@@ -1,6 +1,8 @@
 """Serving of layers with a state: token for token as a forward pass of the whole text and as transformers."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -30,11 +32,11 @@ from meshwright.nn.products.quantised import as_read
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding
 from meshwright.plan.serve.requests import Requests
 from meshwright.platforms import CPU
-from meshwright.serve.device.runner import JaxRunner, check_serves, check_states
+from meshwright.serve.device.runner import JaxRunner, check_serves
 from meshwright.serve.engine.batch import Batch
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.limits import Limits
-from meshwright.serve.engine.pages import NO_PAGE
+from meshwright.serve.engine.pages import NO_PAGE, Move
 from meshwright.serve.engine.replica import Replica
 from meshwright.serve.engine.sequence import TokenSequence
 from meshwright.serve.engine.speculate import Drafter, Payoff
@@ -209,11 +211,57 @@ def test_pages_of_a_prefix_are_not_kept_without_states() -> None:
     assert Replica(limits, 0, prefix_cache=True).prefixes is not None
 
 
-def test_options_that_need_states_in_pages_are_refused() -> None:
-    check_states(TINY, host_bytes=10)
-    check_states(HYBRID, host_bytes=0)
-    with pytest.raises(PlanError, match="--host-cache-bytes keeps evicted pages, not the states"):
-        check_states(HYBRID, host_bytes=10)
+@pytest.mark.parametrize(
+    ("config", "split"),
+    [
+        pytest.param(HYBRID, layout(1), marks=pytest.mark.slow),
+        pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
+        pytest.param(HYBRID, layout(2).replace(cache="batch"), marks=pytest.mark.slow),
+    ],
+    ids=["delta", "mamba-data", "delta-cache-batch"],
+)
+def test_states_wait_in_the_hosts_memory_with_their_pages(config: ModelConfig, split: Layout) -> None:
+    """A cache of six pages a replica: a known prompt starts from states that come back with its pages."""
+    params, replicas = init_params(config, split, device_mesh(split), seed=0), num_replicas(split, config)
+    runner = runner_of(
+        config,
+        params,
+        split,
+        num_slots=2 * replicas,
+        num_pages=6 * replicas,
+        keeps_states=True,
+        host_bytes=10**7,
+    )
+    assert runner.limits.num_host_snapshots > 2 * replicas
+    moved, starts = Counter[tuple[bool, bool]](), list[int]()
+    move, run = runner.move, runner.run
+
+    def noted(moves: Sequence[Move]) -> None:
+        moved.update((one.of_states, one.is_out) for one in moves)
+        move(moves)
+
+    def counted(batch: Batch) -> Any:
+        starts.extend(work.start for work in batch.works if work.restored != NO_PAGE)
+        return run(batch)
+
+    runner.move, runner.run = noted, counted
+    prompts = [prompt for prompt in PROMPTS for _ in range(replicas)]
+
+    async def one_by_one(engine: Engine) -> list[list[int]]:
+        return [
+            [event.token async for event in engine.submit(greedy(prompt))]
+            for _ in range(3)
+            for prompt in prompts
+        ]
+
+    with Engine(runner) as engine:
+        answers = asyncio.run(one_by_one(engine))
+    assert_greedy(config, answers, prompts * 3)
+    assert all(moved[of_states, is_out] for of_states in (False, True) for is_out in (False, True))
+    if replicas == 1:  # the second and third time, each prompt of more than a page
+        expected = [(len(prompt) - 1) // PAGE * PAGE for prompt in PROMPTS]
+        assert starts[-2 * sum(map(bool, expected)) :] == 2 * [*filter(None, expected)]
+    assert generate(runner, *map(greedy, prompts)) == answers[: len(prompts)]  # at once, with preemption
 
 
 @pytest.mark.slow

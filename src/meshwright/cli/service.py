@@ -26,7 +26,7 @@ from meshwright.nn.start.device_mesh import default_platform, device_mesh
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
 from meshwright.serve.device.loading import ModelFolder, draft_head_of, load_model_folder
-from meshwright.serve.device.runner import JaxRunner, check_serves, check_states
+from meshwright.serve.device.runner import JaxRunner, check_serves
 from meshwright.serve.engine.draft_head import HeadDrafter
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.policy import DISAGGREGATED, mode_of
@@ -223,7 +223,6 @@ def _runner(
         warnings.warn(sentence, stacklevel=2)
     check_serves(config, layout, settings.slots, context, batch_invariant=settings.batch_invariant)
     settings.check_prefix_cache()
-    check_states(config, host_bytes=settings.host_cache_bytes or 0)
     _check_hands_over(config, settings, layout)
     mesh = device_mesh(layout, jax.devices()[first_device:])
     page = min(DEFAULT_PAGE, context)

@@ -180,10 +180,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_replicas=st.integers(1, 2),
         window=st.none() | st.builds(Window, st.sampled_from([3, 4, 6]), st.booleans()),
         num_host_pages=st.sampled_from([0, 1, 3]),
+        num_snapshots=st.sampled_from([0, 1, 2]),
     )
-    def start(self, num_slots, num_pages, prefix_cache, num_replicas, window, num_host_pages):
+    def start(self, num_slots, num_pages, prefix_cache, num_replicas, window, num_host_pages, num_snapshots):
         one = dataclasses.replace(
-            limits(num_slots, num_pages), num_host_pages=0 if window else num_host_pages
+            limits(num_slots, num_pages),
+            num_host_pages=0 if window else num_host_pages,
+            has_states=num_snapshots > 0,
+            num_snapshots=num_snapshots,
+            num_host_snapshots=0 if window else min(num_snapshots, num_host_pages),
         )
         if window is not None:  # for one sequence alone: a window and a chunk, and a page that both begin on
             one = dataclasses.replace(one, window=window, num_window_pages=5)
@@ -256,6 +261,25 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert all(node.page == NO_PAGE for node in waiting)
                 for node in replica.prefixes._nodes:
                     assert node.host_page == NO_PAGE and node.parent not in waiting
+
+    @invariant()
+    def every_snapshot_is_free_or_held(self):
+        for number, replica in enumerate(self.scheduler.replicas):
+            if replica.prefixes is None or replica.snapshots is None:
+                continue
+            here, on_host = replica.prefixes._with_snapshot, replica.prefixes._with_host_snapshot
+            of_sequences = [
+                [*one.snapshots.values()]
+                for one in self.scheduler.running
+                if one.slot is not None and one.slot // self.limits.slots_per_replica == number
+            ]
+            self._are_held(replica.snapshots, [*of_sequences, *([node.snapshot] for node in here)])
+            assert not [node for node in here if node in on_host]
+            known = [*replica.prefixes._nodes, *replica.prefixes._on_host]
+            assert {*here} == {node for node in known if node.snapshot != NO_PAGE}
+            assert {*on_host} == {node for node in known if node.host_snapshot != NO_PAGE}
+            if replica.host_snapshots is not None:
+                self._are_held(replica.host_snapshots, [[node.host_snapshot] for node in on_host])
 
     def _are_held(self, pool, held):
         holders = collections.Counter(page for pages in held for page in pages)

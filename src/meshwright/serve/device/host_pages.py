@@ -1,8 +1,8 @@
-"""Pages in the host's memory: pages evicted from the cache, until copied back or dropped."""
+"""Copies in the host's memory of evicted pages and of states, until copied back or dropped."""
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,54 +11,87 @@ from meshwright.errors import PlanError
 from meshwright.serve.engine.limits import on_each
 
 
-class HostPages:
-    """The cache pages of all layers in `num_bytes` of host memory, divided among the replicas.
+class HostSizes(NamedTuple):
+    """Pages, and snapshots of states, of each replica in host memory."""
 
-    page: the types of the arrays of one page per replica, with replicas along the first dimension.
-    Raises PlanError if the bytes do not hold one page per replica.
+    num_pages: int = 0
+    num_snapshots: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        num_bytes: int,
+        page: Any,
+        state: Any,
+        num_replicas: int,
+        page_size: int,
+        pages_per_snapshot: int = 0,
+    ) -> "HostSizes":
+        """The sizes that fill `num_bytes`, divided among the replicas; zeros for no bytes.
+
+        page: the types of the arrays of one page of each replica; state: of a snapshot. pages_per_snapshot:
+        as in the cache; 0 without states. Raises PlanError if the bytes do not hold one of each.
+        """
+        if not num_bytes:
+            return cls()
+        page_bytes = _num_bytes(page)
+        state_bytes = _num_bytes(state) if pages_per_snapshot else 0
+        if num_bytes < page_bytes + state_bytes:
+            snapshot = " and no snapshot of states" if state_bytes else ""
+            raise PlanError(
+                f"a host cache of {num_bytes:,} bytes holds no page of {page_size} positions{snapshot}"
+                f"{on_each(num_replicas)}; fits: {page_bytes + state_bytes:,} bytes or more"
+            )
+        if not state_bytes:
+            return cls(num_bytes // page_bytes)
+        num_snapshots = max(1, num_bytes // (state_bytes + pages_per_snapshot * page_bytes))
+        if not page_bytes:  # the model has no attention
+            return cls(num_snapshots * pages_per_snapshot, num_snapshots)
+        return cls((num_bytes - num_snapshots * state_bytes) // page_bytes, num_snapshots)
+
+
+def _num_bytes(types: Any) -> int:
+    return sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(types))
+
+
+class HostCopies:
+    """`num_copies` numbered copies of arrays for each of `num_groups` groups, replicas or shards.
+
+    types: of the arrays of one copy per group, with groups along the first dimension.
     """
 
-    def __init__(self, page: Any, num_replicas: int, num_bytes: int, page_size: int) -> None:
-        leaves = jax.tree.leaves(page)
-        page_bytes = sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-        # Pages of a model without attention hold nothing.
-        self.num_pages = num_bytes // page_bytes if num_bytes else 0
-        if num_bytes and not self.num_pages:
-            raise PlanError(
-                f"a host cache of {num_bytes:,} bytes holds no page of {page_size} positions"
-                f"{on_each(num_replicas)}; fits: {page_bytes:,} bytes or more"
-            )
-        self._structure = jax.tree.structure(page)
+    def __init__(self, types: Any, num_groups: int, num_copies: int) -> None:
+        self._structure = jax.tree.structure(types)
         # The system gives memory as it is written to.
         self._kept = [
-            np.empty((num_replicas, self.num_pages, *leaf.shape[1:]), leaf.dtype) for leaf in leaves
+            np.empty((num_groups, num_copies, *leaf.shape[1:]), leaf.dtype) for leaf in jax.tree.leaves(types)
         ]
         self._arriving: list[tuple[Sequence[Sequence[int]], list[jax.Array]]] = []
 
     def take(self, numbers: Sequence[Sequence[int]], exported: Any) -> None:
-        """Keep the exported pages of each replica under `numbers`, once they have arrived."""
+        """Keep the exported arrays of each group under `numbers`, once they have arrived."""
         arrays = jax.tree.leaves(exported)
         for array in arrays:
             array.copy_to_host_async()
         self._arriving.append((numbers, arrays))
 
     def settle(self) -> None:
-        """Waits for the pages on their way."""
+        """Waits for the copies on their way."""
         for numbers, arrays in self._arriving:
             for kept, array in zip(self._kept, arrays, strict=True):
                 exported = np.asarray(array).reshape(len(numbers), -1, *kept.shape[2:])
-                for numbers_kept, pages, arrived in zip(kept, numbers, exported, strict=True):
-                    for page, values in zip(pages, arrived, strict=False):
-                        numbers_kept[page] = values
+                for of_group, taken, arrived in zip(kept, numbers, exported, strict=True):
+                    for number, values in zip(taken, arrived, strict=False):
+                        of_group[number] = values
         self._arriving.clear()
 
-    def pages(self, numbers: Sequence[Sequence[int]], count: int) -> Any:
-        """The pages `numbers` of each replica, padded to `count` pages a replica."""
+    def copies(self, numbers: Sequence[Sequence[int]], count: int) -> Any:
+        """The copies `numbers` of each group, padded to `count` a group."""
         self.settle()
         arrays = []
         for kept in self._kept:
             rows = np.zeros((len(numbers), count, *kept.shape[2:]), kept.dtype)
-            for row, numbers_kept, pages in zip(rows, kept, numbers, strict=True):
-                row[: len(pages)] = numbers_kept[list(pages)]
+            for row, of_group, given in zip(rows, kept, numbers, strict=True):
+                row[: len(given)] = of_group[list(given)]
             arrays.append(rows.reshape(-1, *kept.shape[2:]))
         return jax.tree.unflatten(self._structure, arrays)

@@ -137,7 +137,8 @@ class InferencePrograms:
         self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
         self._groups = page_groups(config, has_windows=bool(num_window_pages))
         self._abstract_states = abstract_states(config, layout, mesh, self._num_last)
-        self._page_names = tuple(self._abstract_pages([0] * len(self._groups)))
+        self.page_names = tuple(self._abstract_pages([0] * len(self._groups)))
+        self.state_names = tuple(self._abstract_states)
         self._with_native, self._batch_invariant = with_native, batch_invariant
         self._with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
         # Prompts by position have their own layout, whose products may read the weights in other parts.
@@ -283,15 +284,22 @@ class InferencePrograms:
 
     def exported(self, num_pages: int) -> Any:
         """The types of `num_pages` exported pages of each replica, and of one entry of the states a shard."""
-        pages = self._abstract_pages([self.num_replicas * num_pages] * len(self._groups))
-        return pages | abstract_states(self.config, self.layout, self.mesh, self._num_apart)
+        return self.exported_pages(num_pages) | self.exported_states()
+
+    def exported_pages(self, num_pages: int) -> Any:
+        """The types of `num_pages` exported pages of each replica."""
+        return self._abstract_pages([self.num_replicas * num_pages] * len(self._groups))
+
+    def exported_states(self) -> Any:
+        """The types of one exported entry of the states of each shard of the batch."""
+        return abstract_states(self.config, self.layout, self.mesh, self._num_apart)
 
     def _moved(self, num_pages: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """The types of the numbers of pages, and of entries of the states, that a program moves."""
         return self._type(self._pages[0], self.num_replicas * num_pages), self._split(self._num_apart)
 
     def _pages_of(self, pools: Pools) -> Pools:
-        return {name: pools[name] for name in self._page_names}
+        return {name: pools[name] for name in self.page_names}
 
     def _by_state(self, local: Any, pools: Pools, entries: Any, *more: Pools) -> Pools:
         """`local` of each array of the states, a shard's entries, and its part of every further tree."""
@@ -400,7 +408,7 @@ class InferencePrograms:
         places = Places(positions[:, None])
         placed = reshard(positions, PartitionSpec(self._pages[0]))
         cache = PagedCache(
-            {name: pools[name] for name in self._page_names},
+            {name: pools[name] for name in self.page_names},
             placed,
             tables,
             step.rows,

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import groupby, islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ from meshwright.nn.attention.paged import Rows
 from meshwright.nn.cached_ops import layered
 from meshwright.nn.start.compiled_cache import NothingCompiled
 from meshwright.platforms import platform_of
-from meshwright.serve.device.host_pages import HostPages
+from meshwright.serve.device.host_pages import HostCopies, HostSizes
 from meshwright.serve.device.joined import joined
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 from meshwright.serve.device.readout import Readout, Results
@@ -46,6 +47,7 @@ from meshwright.serve.engine.request import TokenScore
 
 _COMPILED_AT_ONCE = 8  # programs: each takes hundreds of MB meanwhile
 _ONE_PROGRAM = threading.Lock()  # of all runners of this process
+_NO_SNAPSHOTS: Mapping[int, int] = MappingProxyType({})
 
 
 class _Choice(NamedTuple):
@@ -68,15 +70,16 @@ class JaxRunner:
     score prompts are compiled ahead, too. keeps_windows: layers with a sliding window keep only its
     positions, in pages of their own. shares_pages: exports and accepts pages, of all layers.
     keeps_states: a prefix cache keeps copies of the states of layers that have them, as many as slots.
-    host_bytes: of host memory, for pages that are evicted from the cache; all layers then keep every
-    position. with_native: use the C++ kernels on CPUs, if they can be built (native/).
+    host_bytes: of host memory, for pages and snapshots of states that are evicted from the cache; all layers
+    then keep every position, and models with states need keeps_states.
+    with_native: use the C++ kernels on CPUs, if they can be built (native/).
     batch_invariant: log-probabilities do not depend, bit for bit, on other requests, the shapes of steps,
     chunks of prompts, or cached prefixes. by_ratio: drafts with logits are accepted by the ratio test.
     keeps_logits: steps return the logits of sampled tokens. keeps_hidden: they return hidden states of all
     tokens.
     Raises LayoutError if the layout does not fit the model or serving, PlanError for a context longer than
-    the model's, no slot, too few pages for one sequence, too few bytes for a page, a model or layout that
-    cannot be batch-invariant, or an option that `check_states` refuses.
+    the model's, no slot, too few pages for one sequence, too few bytes for a page, or a model or layout that
+    cannot be batch-invariant.
     """
 
     def __init__(
@@ -106,7 +109,6 @@ class JaxRunner:
     ) -> None:
         layout = layout.at("generate")
         check_serves(config, layout, num_slots, context, batch_invariant=batch_invariant)
-        check_states(config, host_bytes=host_bytes)
         platform = platform_of(mesh)
         limits = Limits.of_layout(
             config,
@@ -152,10 +154,19 @@ class JaxRunner:
             with_native=with_native and kernels.runs_on(mesh),
             batch_invariant=batch_invariant,
         )
-        self._host = HostPages(self._programs.exported(1), limits.num_replicas, host_bytes, page_size)
+        page, state = self._programs.exported_pages(1), self._programs.exported_states()
+        assert keeps_states or not (host_bytes and limits.has_states), "pages are of use with their states"
+        pages_per_snapshot = limits.num_pages // limits.num_snapshots if limits.num_snapshots else 0
+        sizes = HostSizes.of(
+            host_bytes, page, state, limits.num_replicas, page_size, pages_per_snapshot=pages_per_snapshot
+        )
+        self._host = HostCopies(page, limits.num_replicas, sizes.num_pages)
+        of_shard = self._num_per_shard * sizes.num_snapshots
+        self._host_states = HostCopies(state, limits.num_replicas // self._num_per_shard, of_shard)
         self.limits = replace(
             limits,
-            num_host_pages=self._host.num_pages,
+            num_host_pages=sizes.num_pages,
+            num_host_snapshots=sizes.num_snapshots,
             multiplies_padding=self._programs.multiplies_padding,
         )
         self._shapes = Shapes(
@@ -233,7 +244,7 @@ class JaxRunner:
         compiled = _compiled(lowered)
         self._steps = dict(zip(shapes, compiled, strict=False))
         self._choices = dict(zip(choices, compiled[len(shapes) :], strict=True))
-        moves_pages = self._shares_pages or self._host.num_pages
+        moves_pages = self._shares_pages or self.limits.num_host_pages
         for count in compiled_sizes(self.limits.pages_per_context) if moves_pages else ():
             self._exports[count] = self._programs.export(count)
             self._accepts[count] = self._programs.accept(count)
@@ -392,6 +403,7 @@ class JaxRunner:
             if self._is_starved:
                 jax.block_until_ready((sampled, self._pools, results and results.outputs))
         self._host.settle()  # while the device works
+        self._host_states.settle()
         kept = logits if self._keeps_logits else None
         num_top = np.asarray(rows.num_top)
         normed = (hidden[-1], inputs.computed) if step.keeps_hidden else None
@@ -407,7 +419,7 @@ class JaxRunner:
 
     def export(self, pages: Sequence[int], snapshot: int = NO_PAGE) -> Any:
         """Dispatch a copy of the pages' contents and of a snapshot, for another runner of the same model."""
-        return self._exported([pages], snapshot)
+        return self._exported([pages], {0: snapshot})
 
     def exported(self, num_pages: int) -> Any:
         """Types and shardings of the result of `export` for `num_pages` pages."""
@@ -416,11 +428,14 @@ class JaxRunner:
     def accept(self, pages: Sequence[int], exported: Any, snapshot: int = NO_PAGE) -> None:
         """Dispatch a write of another runner's pages to `pages`, without CACHED ones, and of its snapshot."""
         no_page = self.limits.num_pages
-        self._accept([[no_page if page == CACHED else page for page in pages]], exported, snapshot)
+        self._accept([[no_page if page == CACHED else page for page in pages]], exported, {0: snapshot})
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Make these moves of pages between the cache and the host's memory, in their order."""
-        for is_out, run in groupby(moves, key=lambda move: move.is_out):
+        """Make these moves between the cache and the host's memory, in their order."""
+        for (is_out, of_states), run in groupby(moves, key=lambda move: (move.is_out, move.of_states)):
+            if of_states:
+                for move in run:
+                    self._move_states(move)
             while part := list(islice(run, self.limits.pages_per_context)):
                 by_replica = [
                     [move for move in part if move.replica == number]
@@ -429,33 +444,59 @@ class JaxRunner:
                 pages = [[move.page for move in one] for one in by_replica]
                 host_pages = [[move.host_page for move in one] for one in by_replica]
                 if is_out:
-                    self._host.take(host_pages, self._exported(pages))
+                    exported = self._exported(pages)
+                    kept = {name: exported[name] for name in self._programs.page_names}
+                    self._host.take(host_pages, kept)
                 else:
                     count = self._size_for(pages)
-                    self._accept(pages, self._host.pages(host_pages, count))
+                    exported = {**self._host.copies(host_pages, count), **self._no_states()}
+                    self._accept(pages, exported)
+
+    def _no_states(self) -> Any:
+        """States to accept with pages alone, which are not written."""
+        return self._host_states.copies([[]] * (self.limits.num_replicas // self._num_per_shard), 1)
+
+    def _move_states(self, move: Move) -> None:
+        """Make this move of a snapshot; the program that moves pages moves none."""
+        shard, number = divmod(move.replica, self._num_per_shard)
+        copies: list[list[int]] = [[] for _ in range(self.limits.num_replicas // self._num_per_shard)]
+        copies[shard] = [number * self.limits.num_host_snapshots + move.host_page]
+        no_pages: list[list[int]] = [[]] * self.limits.num_replicas
+        snapshots = {move.replica: move.page}
+        if move.is_out:
+            exported = self._exported(no_pages, snapshots)
+            self._host_states.take(copies, {name: exported[name] for name in self._programs.state_names})
+            return
+        pages = self._host.copies(no_pages, self._size_for(no_pages))
+        self._accept(no_pages, {**pages, **self._host_states.copies(copies, 1)}, snapshots)
 
     def _size_for(self, pages: Sequence[Sequence[int]]) -> int:
         """Pages of each replica in the smallest program that moves these."""
         return min(size for size in self._exports if size >= max(map(len, pages)))
 
-    def _exported(self, pages: Sequence[Sequence[int]], snapshot: int = NO_PAGE) -> Any:
-        """The contents of each replica's `pages`, and of a snapshot of the first."""
-        count, entries = self._size_for(pages), self._entries(snapshot, self._unused)
+    def _exported(self, pages: Sequence[Sequence[int]], snapshots: Mapping[int, int] = _NO_SNAPSHOTS) -> Any:
+        """The contents of each replica's `pages`, and of snapshots by the number of their replica."""
+        count, entries = self._size_for(pages), self._entries(snapshots, self._unused)
         return self._exports[count](self._pools, _rows_of(pages, count, 0), entries)
 
-    def _entries(self, snapshot: int, without: int) -> np.ndarray:
-        """For each shard of the batch the entry of the first replica's snapshot, or the number `without`."""
+    def _entries(self, snapshots: Mapping[int, int], without: int) -> np.ndarray:
+        """For each shard of the batch the entry of its replica's snapshot, or the number `without`."""
         entries = np.full(self.limits.num_replicas // self._num_per_shard, without, np.int32)
-        if snapshot != NO_PAGE:
-            entries[0] = slot_on_shard(self.limits, 0, self._num_per_shard, snapshot)
+        for replica, snapshot in snapshots.items():
+            if snapshot != NO_PAGE:
+                slot = replica * self.limits.slots_per_replica
+                entry = slot_on_shard(self.limits, slot, self._num_per_shard, snapshot)
+                entries[replica // self._num_per_shard] = entry
         return entries
 
-    def _accept(self, pages: Sequence[Sequence[int]], exported: Any, snapshot: int = NO_PAGE) -> None:
-        """Write exported pages to each replica's `pages`, and a snapshot to the first."""
+    def _accept(
+        self, pages: Sequence[Sequence[int]], exported: Any, snapshots: Mapping[int, int] = _NO_SNAPSHOTS
+    ) -> None:
+        """Write exported pages to each replica's `pages`, and snapshots, by the number of their replica."""
         count = self._size_for(pages)
         numbers = _rows_of(pages, count, self.limits.num_pages)  # no page
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self._programs.exported(count))
-        entries = self._entries(snapshot, self._num_per_shard * self.limits.num_state_entries)
+        entries = self._entries(snapshots, self._num_per_shard * self.limits.num_state_entries)
         given = jax.device_put(exported, shardings)
         self._pools = self._accepts[count](self._pools, numbers, entries, given)
 
@@ -558,18 +599,6 @@ def check_serves(
         )
     if batch_invariant:
         _check_batch_invariant(config, layout.at("generate"))
-
-
-def check_states(config: ModelConfig, *, host_bytes: int) -> None:
-    """Raise PlanError if an option needs the states of layers where only pages are kept."""
-    if config.state_mixer is None or not num_states(config):
-        return
-    title = config.state_mixer.title
-    if host_bytes:
-        raise PlanError(
-            f"{config.name}: --host-cache-bytes keeps evicted pages, not the states of the {title}; "
-            "fits: without it"
-        )
 
 
 def _check_batch_invariant(config: ModelConfig, layout: Layout) -> None:

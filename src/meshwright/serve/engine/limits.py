@@ -52,7 +52,8 @@ class Limits:
     pages. even_context: the position after which attention takes longer than matmuls; far after it a step
     takes fewer prompt tokens. multiplies_padding: padding rows of a step take the time of others, except in
     attention. has_states: layers keep a state of each sequence, which its pages do not hold. Cached pages of
-    a prefix are then of use only with a snapshot of the states after them, num_snapshots of each replica.
+    a prefix are then of use only with a snapshot of the states after them, num_snapshots of each replica, and
+    num_host_snapshots in its part of host memory.
     num_kept_drafts: drafts of each slot after which a step keeps the states.
     """
 
@@ -70,6 +71,7 @@ class Limits:
     multiplies_padding: bool = True
     has_states: bool = False
     num_snapshots: int = 0
+    num_host_snapshots: int = 0
     num_kept_drafts: int = 0
 
     @classmethod

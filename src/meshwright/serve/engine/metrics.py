@@ -130,7 +130,7 @@ class Metrics:
         kind = "prefill" if chunks else "generate"
         self._step_seconds.labels(kind).observe(seconds)
         self._step_tokens.observe(batch.num_tokens)
-        for move in batch.moves:
+        for move in (move for move in batch.moves if not move.of_states):
             self._moved.labels("out" if move.is_out else "in").inc()
         if self._forecast is None:
             return

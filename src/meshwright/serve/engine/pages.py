@@ -28,6 +28,7 @@ class Pages:
 class Move:
     """A copy of a page of a replica to a page of host memory (is_out), or back.
 
+    of_states: of a snapshot of states; page and host_page are then numbers of snapshots.
     Moves are made in their order, before the step that they come with.
     """
 
@@ -35,6 +36,7 @@ class Move:
     host_page: int
     is_out: bool
     replica: int = 0
+    of_states: bool = False
 
 
 class PagePool:

@@ -20,7 +20,8 @@ Key = Hashable
 class _Node:
     """A full page, after the pages of its parents. If it is on the host, so are all of its children.
 
-    window_page: of layers with a window, NO_PAGE if evicted. snapshot: of the states after it, or NO_PAGE.
+    window_page: of layers with a window, NO_PAGE if evicted. snapshot, host_snapshot: of the states after it,
+    in the cache or in host memory; NO_PAGE for none.
     """
 
     key: Key
@@ -29,6 +30,7 @@ class _Node:
     window_page: int = NO_PAGE
     snapshot: int = NO_PAGE
     host_page: int = NO_PAGE
+    host_snapshot: int = NO_PAGE
     children: dict[Key, "_Node"] = field(default_factory=dict)
 
 
@@ -40,7 +42,8 @@ class PrefixTree:
     the next token finds all the positions that it sees through `window`.
     host_pool: pages of host memory, for evicted ones; not together with window_pool.
     snapshots: numbers of copies of the states of layers that have them; a prefix is known up to its last page
-    with a copy. The least recently used copy is replaced. Not together with host_pool.
+    with a copy. The least recently used copy is replaced. host_snapshots: numbers in host memory, to which
+    replaced copies and those after evicted pages move.
     """
 
     def __init__(
@@ -51,18 +54,19 @@ class PrefixTree:
         window: Window | None = None,
         host_pool: PagePool | None = None,
         snapshots: PagePool | None = None,
+        host_snapshots: PagePool | None = None,
     ) -> None:
         assert window_pool is None or host_pool is None
-        assert snapshots is None or host_pool is None
         self._pool, self._page_size = pool, page_size
         self._window_pool, self._window = window_pool, window
         self._host_pool = host_pool or PagePool(0)
-        self._snapshots = snapshots
+        self._snapshots, self._host_snapshots = snapshots, host_snapshots or PagePool(0)
         self._root = _Node((), 0, None)
         # Each the least recently used first.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
         self._on_host: OrderedDict[_Node, None] = OrderedDict()
         self._with_snapshot: OrderedDict[_Node, None] = OrderedDict()
+        self._with_host_snapshot: OrderedDict[_Node, None] = OrderedDict()
         self.moves: list[Move] = []
 
     def __len__(self) -> int:
@@ -75,9 +79,9 @@ class PrefixTree:
 
     def num_known(self, tokens: Sequence[int]) -> int:
         """Pages of the longest known prefix of `tokens`, in the cache or on the host."""
-        if self._window_pool is not None or self._snapshots is not None:
+        if self._window_pool is not None:
             return len(self.match(tokens).whole)
-        return self.num_shared(tokens)
+        return len(self._resumable(self._path(tokens)))
 
     def num_shared(self, tokens: Sequence[int]) -> int:
         """Pages of the longest prefix of `tokens` that another sequence had, of use or not."""
@@ -120,14 +124,53 @@ class PrefixTree:
         if len(nodes) * self._page_size < len(tokens) or nodes[-1].snapshot != NO_PAGE:
             self._snapshots.release([snapshot])
             return
+        self._forget_host_snapshot(nodes[-1])
         nodes[-1].snapshot = snapshot
         self._with_snapshot[nodes[-1]] = None
 
+    def _resumable(self, path: Sequence[_Node]) -> Sequence[_Node]:
+        """The nodes of a path up to the last after which states are kept, here or on the host."""
+        if self._snapshots is None:
+            return path
+        kept = [n for n, node in enumerate(path, 1) if not node.snapshot == node.host_snapshot == NO_PAGE]
+        return path[: max(kept, default=0)]
+
     def _drop_snapshot(self, node: _Node) -> None:
+        """Free the node's snapshot, which moves to host memory if there is any."""
+        number = self._forget_snapshot(node)
+        if not self._host_snapshots.num_free and self._with_host_snapshot:
+            self._forget_host_snapshot(next(iter(self._with_host_snapshot)))
+        if numbers := self._host_snapshots.take(1):
+            [node.host_snapshot] = numbers
+            self._with_host_snapshot[node] = None
+            self.moves.append(Move(number, node.host_snapshot, is_out=True, of_states=True))
+
+    def _forget_snapshot(self, node: _Node) -> int:
+        """Free the node's snapshot; its number."""
         assert self._snapshots is not None
         del self._with_snapshot[node]
         self._snapshots.release([node.snapshot])
-        node.snapshot = NO_PAGE
+        number, node.snapshot = node.snapshot, NO_PAGE
+        return number
+
+    def _forget_host_snapshot(self, node: _Node) -> None:
+        self._with_host_snapshot.pop(node, None)
+        if node.host_snapshot != NO_PAGE:
+            self._host_snapshots.release([node.host_snapshot])
+            node.host_snapshot = NO_PAGE
+
+    def _fetch_snapshot(self, node: _Node) -> None:
+        """Copy back the node's states; they stay on the host if sequences hold all snapshots."""
+        assert self._snapshots is not None
+        del self._with_host_snapshot[node]  # first, so that the host keeps it while it takes another
+        number = self.new_snapshot()
+        if number == NO_PAGE:
+            self._with_host_snapshot[node] = None
+            return
+        self.moves.append(Move(number, node.host_snapshot, is_out=False, of_states=True))
+        self._forget_host_snapshot(node)
+        node.snapshot = number
+        self._with_snapshot[node] = None
 
     def _num_seen(self, count: int) -> int:
         """The number of `count` full pages that the token after them sees through the window."""
@@ -147,14 +190,22 @@ class PrefixTree:
 
         False, and none is copied, if the cache has no room for `num_pages` pages in all.
         """
-        on_host = [node for node in self._path(tokens) if node.page == NO_PAGE]
-        if not on_host:
+        path = self._resumable(self._path(tokens))
+        on_host = [node for node in path if node.page == NO_PAGE]
+        has_host_snapshot = bool(path) and path[-1].host_snapshot != NO_PAGE
+        if not on_host and not has_host_snapshot:
             return True
         if num_pages > self._pool.num_free + sum(self._pool.holders(node.page) == 1 for node in self._nodes):
             return False
         for node in on_host:  # first, so that the host keeps them while it takes others
             del self._on_host[node]
+        # Pages after the last snapshot here have no other holder.
+        here = [node.page for node in path if node.page != NO_PAGE]
+        self._pool.share(here)
+        if has_host_snapshot:
+            self._fetch_snapshot(path[-1])
         self.make_room(len(on_host))
+        self._pool.release(here)
         pages = self._pool.take(len(on_host))
         assert pages is not None, "pages that only the tree holds can be evicted"
         for node, page in zip(on_host, pages, strict=True):
@@ -223,14 +274,14 @@ class PrefixTree:
     def _leave_cache(self, node: _Node) -> None:
         del self._nodes[node]
         self._pool.release([node.page])
-        if node.snapshot != NO_PAGE:
-            self._drop_snapshot(node)
         if self._window_pool is not None and node.window_page != NO_PAGE:
             self._window_pool.release([node.window_page])
         host_page = self._host_page()
         if host_page is None:
             self._forget(node)
             return
+        if node.snapshot != NO_PAGE:
+            self._drop_snapshot(node)
         self.moves.append(Move(node.page, host_page, is_out=True))
         node.page, node.host_page = NO_PAGE, host_page
         self._on_host[node] = None
@@ -252,6 +303,9 @@ class PrefixTree:
         while removed:
             node = removed.pop()
             removed += node.children.values()
+            self._forget_host_snapshot(node)
+            if node.snapshot != NO_PAGE:
+                self._forget_snapshot(node)
             if node in self._on_host:
                 del self._on_host[node]
                 self._host_pool.release([node.host_page])

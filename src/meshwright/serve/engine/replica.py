@@ -32,9 +32,16 @@ class Replica:
         self.host_pool = PagePool(limits.num_host_pages) if limits.num_host_pages else None
         self.prefixes: PrefixTree | None = None
         self.snapshots = PagePool(limits.num_snapshots) if limits.num_snapshots else None
+        self.host_snapshots = PagePool(limits.num_host_snapshots) if limits.num_host_snapshots else None
         if prefix_cache and (self.snapshots is not None or not limits.has_states):
             self.prefixes = PrefixTree(
-                self.pool, limits.page_size, self.window_pool, limits.window, self.host_pool, self.snapshots
+                self.pool,
+                limits.page_size,
+                self.window_pool,
+                limits.window,
+                self.host_pool,
+                self.snapshots,
+                self.host_snapshots,
             )
 
     @property
