@@ -2,6 +2,7 @@
 
 import re
 from decimal import Decimal
+from math import prod
 from typing import Any
 
 from meshwright.errors import MeshwrightError
@@ -18,7 +19,11 @@ def parse_count(text: str | int) -> int:
 
     >>> parse_count("4M"), parse_count("1.5k"), parse_count("32Ki"), parse_count("15 trillion tokens")
     (4000000, 1500, 32768, 15000000000000)
+    >>> parse_count("128x8192"), parse_count("1,048,576")
+    (1048576, 1048576)
     """
+    if re.fullmatch(r"\s*[1-9][\w,]*(\s*[x*]\s*[1-9][\w,]*)+\s*", str(text)):
+        return prod(map(parse_count, re.split(r"[x*]", str(text))))
     return _parse(text, _SUFFIXES, "4194304, 4M (4e6), 32k (32e3) or 32Ki (32768)")
 
 
@@ -34,10 +39,10 @@ def parse_length(text: str | int) -> int:
 def parse_share(text: str | float) -> float:
     """A share below 1: `10%` and `0.1` are a tenth.
 
-    >>> parse_share("10%"), parse_share("0.25")
-    (0.1, 0.25)
+    >>> parse_share("10%"), parse_share("0.25"), parse_share("10 percent")
+    (0.1, 0.25, 0.1)
     """
-    number = str(text).strip()
+    number = re.sub(r"\s*(pct|percent)$", "%", str(text).strip())
     try:
         share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     except ValueError:
@@ -66,6 +71,12 @@ def parse_seconds(text: str | float) -> float:
         r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)(?:e(-?[0-9]{1,3}))?\s*([a-zµ]*)\s*", str(text).lower()
     )
     factor = match and _TIMES.get(match[3] or "s")
+    if rate := re.fullmatch(
+        r"\s*(\d+\.?\d*)\s*(?:tok|tokens|t)?\s*(?:/|per)\s*s(?:ec)?\s*", str(text).lower()
+    ):
+        raise MeshwrightError(f"{text!r} is a rate; write its time, {1e3 / float(rate[1]):g}ms")
+    if match and match[3] == "m":
+        raise MeshwrightError(f"{text!r} may be minutes or milliseconds; write {match[1]}min or {match[1]}ms")
     if not match or not factor:
         raise MeshwrightError(f"{text!r} is not a time; write 0.03 (seconds), 30ms or 2s")
     return float(f"{match[1]}e{match[2] or 0}") * factor
@@ -115,15 +126,15 @@ def parse_rate(text: str | float) -> float:
 def parse_days(text: str | float) -> float:
     """Days: `30`, `30d` and `30 days` are the same, and `2 weeks` are 14.
 
-    >>> parse_days("30"), parse_days("30d"), parse_days("2 weeks"), parse_days("36h")
-    (30.0, 30.0, 14.0, 1.5)
+    >>> parse_days("30"), parse_days("30d"), parse_days("2 weeks"), parse_days("36h"), parse_days("1 month")
+    (30.0, 30.0, 14.0, 1.5, 30.0)
     """
     match = re.fullmatch(
-        r"([0-9]+\.?[0-9]*|\.[0-9]+)(d|days?|w|weeks?|h|hours?)?", str(text).lower().replace(" ", "")
+        r"([0-9]+\.?[0-9]*|\.[0-9]+)(d|days?|w|weeks?|months?|h|hours?)?", str(text).lower().replace(" ", "")
     )
     if not match or not 0 < float(match[1]) < _MOST_RATE:
         raise MeshwrightError(f"{text!r} is not a number of days; write 30, 30d or 2w")
-    return float(match[1]) * {"w": 7, "h": 1 / 24}.get((match[2] or "d")[0], 1)
+    return float(match[1]) * {"m": 30, "w": 7, "h": 1 / 24}.get((match[2] or "d")[0], 1)
 
 
 def _with_a_unit_above(most: float, text: str | float) -> float:
@@ -134,11 +145,15 @@ def _with_a_unit_above(most: float, text: str | float) -> float:
 
 
 def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
-    form = r"\s*([0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,4})?)\s*([a-z]*?)\s*(?:tokens|tok)?\s*"
+    number = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)\.?[0-9]*(?:e[0-9]{1,4})?"
+    form = rf"\s*({number})\s*([a-z]*?)\s*(?:tokens|tok)?\s*"
     match = re.fullmatch(form, str(text).lower())
     factor = match and (suffixes | _BINARY).get(_IN_WORDS.get(match[2], match[2]))
     if not match or not factor:
-        raise MeshwrightError(f"{text!r} is not a count; write {examples}")
+        is_list = re.fullmatch(r"\w+(,\s*\w+)+", str(text))
+        raise MeshwrightError(
+            f"{text!r} is not a count{', but several' if is_list else ''}; write {examples}"
+        )
     value = Decimal(match[1].replace("_", "").replace(",", "")) * factor
     if value > 10**18 or value != int(value) or value < 1:
         raise MeshwrightError(f"{text!r} is not a positive whole number below 1e18")

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -18,6 +19,8 @@ from meshwright.errors import HardwareError, MeshwrightError, ModelError, neares
 _NO_COMMAND = "Missing command."
 # difflib's ratio of similarity from which a name is taken for a typing error, or offered as a similar name.
 _TYPO, _ALIKE = 0.85, 0.7
+_MOST_NAMED = 6  # options of a command
+_VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
 _LEAST_BEGUN = 4  # characters, with dashes, of the beginning of an option
 _EXTRA = re.compile(r"Got unexpected extra arguments? ?(?:\(s\) )?\((.+)\)")
 _NO_VALUE = re.compile(r"Option '(.+?)' requires an argument")
@@ -47,7 +50,7 @@ def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequ
         if "Did you mean" not in message:
             return f"{context.command_path} has no command {match[1]!r}; {nearest(match[1], list(names))}"
     if kind == "MissingParameter":
-        return _missing(context)
+        return _without_dashes(context, args) or _missing(context)
     if match := _EXTRA.match(message):
         return _extra(match[1].split(), context, args)
     return _of_parser(error)
@@ -64,27 +67,56 @@ def _unknown_option(error: Any, context: Any, args: Sequence[str], commands: Seq
         return f"name a command of {path} before {given}: {', '.join(f'{path} {name}' for name in names)}"
     options = [name for param in context.command.params for name in param.opts]
     value = _value_of(given, args)
+    if answer := _short_option(given, context, args) or _renamed(given, path, options, value):
+        return answer
+    arguments = {param.name for param in context.command.params if param.param_type_name == "argument"}
+    if given.lstrip("-") in arguments:
+        return f"{given} has no dashes here: {path} {given.lstrip('-').upper()}"
+    if ours := meaning(given, options):
+        return f"{given} is {with_value(ours, value)} here"
+    owners = _with_option(given, commands)
+    typo = get_close_matches(given, options, n=2, cutoff=_TYPO)
+    if typo and not owners:
+        return f"{path} has no {given}; did you mean {' or '.join(typo)}?"
+    if answer := subject(given, path) or subject(given, ""):
+        return answer
+    if path == "mw train" and "mw plan train" in owners:
+        return f"{given}: the plan sets it: mw plan train {given} {value}".rstrip()
+    if owners:
+        return f"{path} has no {given}; it is an option of {' and '.join(owners[:3])}"
+    begun = [option for option in options if len(given) >= _LEAST_BEGUN and option.startswith(given)]
+    if alike := begun[:2] or get_close_matches(given, options, n=2, cutoff=_ALIKE):
+        return f"{path} has no {given}; did you mean {' or '.join(alike)}?"
+    taken = [each for each in options if each.startswith("--") and each not in ("--json", "--help")]
+    names = ", ".join(taken[:_MOST_NAMED]) + (", ..." if len(taken) > _MOST_NAMED else "")
+    return f"{path} has no {given}, and nothing like it; leave it out, or see {path} --help: {names}"
+
+
+def _renamed(given: str, path: str, options: Sequence[str], value: str) -> str:
+    """The answer to an option that the tables of other programs' options name; empty for others."""
     if ours := strategy(given, options, value):
         return f"{given} {value} is {ours} here"
     if answer := answer_here(given, path):
         return answer
-    if ours := option_here(given, options, value):
-        return f"{given} is {ours} here"
-    arguments = {param.name for param in context.command.params if param.param_type_name == "argument"}
-    if given.lstrip("-") in arguments:
-        return f"{given} has no dashes here: {path} {given.lstrip('-').upper()}"
-    if typo := get_close_matches(given, options, n=2, cutoff=_TYPO):
-        return f"{path} has no {given}; did you mean {' or '.join(typo)}?"
-    if ours := meaning(given, options):
-        return f"{given} is {with_value(ours, value)} here"
-    if answer := subject(given, path) or subject(given, ""):
-        return answer
-    begun = [option for option in options if len(given) >= _LEAST_BEGUN and option.startswith(given)]
-    if alike := begun[:2] or get_close_matches(given, options, n=2, cutoff=_ALIKE):
-        return f"{path} has no {given}; did you mean {' or '.join(alike)}?"
-    if owners := _with_option(given, commands):
-        return f"{path} has no {given}; it is an option of {' and '.join(owners[:3])}"
-    return f"{path} has no {given}; {path} --help lists its options"
+    ours = option_here(given, options, value)
+    return f"{given} is {ours} here" if ours else ""
+
+
+def _short_option(given: str, context: Any, args: Sequence[str]) -> str:
+    """The answer to `-model`, which the parser reads as `-m`; empty for options with two dashes."""
+    return _without_dashes(context, args) if len(given) == 2 else ""
+
+
+def _without_dashes(context: Any, args: Sequence[str]) -> str:
+    """The answer to options with too few dashes, `model=llama-3-8b` or `-model`; empty if there are none."""
+    options = {name for param in context.command.params for name in param.opts}
+    named = []
+    for arg, after in pairwise([*args, ""]):
+        match = re.fullmatch(r"-?([A-Za-z][\w-]+)(?:=(.*))?", arg)
+        name = f"--{match[1].replace('_', '-').lower()}" if match else ""
+        if match and name in options and (arg[0] == "-" or match[2]):
+            named.append(f"{name} {match[2] or ('' if after.startswith('-') else after)}".rstrip())
+    return f"options have two dashes; write {' '.join(named)}" if named else ""
 
 
 def _value_of(option: str, args: Sequence[str]) -> str:
@@ -122,6 +154,10 @@ def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
             return f"{word!r} belongs to no option; write {option} {word}"
     word = words[0]
     before = list(args[: args.index(word)]) if word in args else []
+    if before and before[-1] in _VERBS:
+        return f"leave out {before[-1]!r}: {path} {word}"
+    if len(before) >= 2 and "," in (getattr(options.get(before[-2]), "metavar", None) or ""):
+        return f"{word!r} belongs to no option; write {before[-2]} {before[-1]},{word}"
     if len(before) >= 2 and before[-2] in options and not options[before[-2]].is_flag:
         return f"{word!r} belongs to no option; quote '{before[-1]} {word}', or leave it out"
     if before and before[-1] in options:

@@ -24,6 +24,7 @@ from typer.main import get_command as to_command
 from meshwright import __version__
 from meshwright.cli.extras import bringing
 from meshwright.cli.faults import usage_fault
+from meshwright.cli.other_values import without_json
 from meshwright.cli.other_words import command_here
 from meshwright.errors import MeshwrightError, nearest, shorten
 
@@ -87,7 +88,7 @@ class _LazyGroup(TyperGroup):
         _refuse_empty(args)
         command = to_command(import_module(f"meshwright.cli.{name}").app)
         command.name = name
-        return name, named_values(command), args[1:]
+        return name, named_values(command), without_json(args[1:])
 
 
 def _refuse_empty(args: list[str]) -> None:

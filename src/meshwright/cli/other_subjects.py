@@ -17,8 +17,8 @@ _AXES = {"tensor": "tp", "pipeline": "pp", "data": "dp", "context": "cp", "exper
 _NEGATIONS = {"no", "disable", "disabled", "without", "skip"}
 
 # Words to type here, each with the words of options that mean the same: at least one word before the
-# semicolon, and any after it. Every word of an option must be listed, or the option has a different meaning. The first
-# entry whose option the command has is offered.
+# semicolon, and any after it. Every word of an option must be listed, or the option has a different meaning.
+# The first entry whose option the command has is offered.
 _MEANINGS: dict[str, str] = {
     "--tensor 8": "tp tensor",
     "--given tensor=8": "tp tensor",
@@ -49,6 +49,7 @@ _MEANINGS: dict[str, str] = {
     "--set num_layers=32": "layers; depth transformer decoder model",
     "--software pytorch-compiled": "compile compiled inductor; torch model",
     "--software megatron-te": "te transformer-engine",
+    "--set lora_rank=16": "lora peft; r rank",
     "--drafts 3": "speculative draft drafts spec eagle medusa mtp; tokens model algorithm decoding k steps",
     "--prefix-hit 0.5": "prefix; caching cache hit rate",
     "--prefix-cache": "prefix radix; caching cache",
@@ -64,7 +65,9 @@ _MEANINGS: dict[str, str] = {
     "--replicas 2": "replicas instances workers",
     "--slots": "seqs slots concurrency concurrent; batch requests running sequences",
     "--phase generate --batch": "seqs sequences batch bs; requests running",
-    "--batch-tokens, the sequences times --seq-len,": "batch bs batchsize; device train global tokens local",
+    "--batch-tokens, the sequences times --seq-len,": (
+        "batch bs batchsize; training device train global tokens local"
+    ),
     "--lengths sharegpt": "dataset workload distribution; length",
     "--given 'memory<=70GB'": "mem memory vram hbm; limit gpu",
     "--kv-dtype": "kv; cache dtype quant quantization bits precision",
@@ -74,7 +77,8 @@ _MEANINGS: dict[str, str] = {
     "--given optimizer_dtype=bf16": "moment moments exp-avg optimizer optim state; dtype precision states",
     "--given optimizer=adafactor": "optimizer optim",
     "--weights-dtype": (
-        "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision; weight weights params "
+        "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision; method algorithm weight"
+        " weights params "
         "model "
         "torch load"
     ),
@@ -84,7 +88,8 @@ _MEANINGS: dict[str, str] = {
     "--samples 8": "generations samples rollouts group; prompt",
     "--prompts": "batch bs queries; rollout train global prompts",
     "--hardware h100:8": (
-        "machine machines processes gpu gpus node nodes device devices chips cards accelerators "
+        "machine machines processes gpu cluster topology slice tpu gpus node nodes device devices chips "
+        "cards accelerators "
         "accelerator tpus gres nproc ntasks; "
         "world "
         "hosts tasks task"
@@ -130,7 +135,8 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "options are typed one by one; -o plan.toml keeps them with the plan": "yaml config-file cfg",
         _OF_DATA: "dataset dataloader corpus text mmap shuffle blend split fim data-path",
         _OF_START: (
-            "rdzv standalone master local-rank machine-rank port host ip hostfile partition account qos "
+            "rdzv standalone master nodelist exclude constraint time walltime local-rank machine-rank "
+            "port host ip hostfile partition account qos "
             "namespace pod image "
             "container "
             "restarts node-rank job service elastic queue endpoint ipc"
@@ -164,21 +170,25 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         ),
         "collectives are priced by the hardware's links; --network names others between hosts, and mw"
         " hardware lists them": (
-            "interconnect nccl gloo nic bandwidth fabric roce nvlink infiniband ib network backend"
+            "interconnect nccl gloo nic bandwidth fabric roce nvlink infiniband ib network "
+            "distributed-backend ddp-backend dist-backend"
         ),
         _OF_PROGRAM: (
             "attention fused fusion graph graphs kernel kernels overlap compile dynamo inductor bucket "
             "buckets ddp dispatcher p2p ub liger sdpa te transformer-engine prefetch gather allreduce rs "
             "ag jit "
-            "workers autotune"
+            "workers autotune impl transformer mcore legacy engine"
         ),
+        "adapters are --set lora_rank=16; leave other settings out": "lora peft dora adapter",
+        "the search finds the mesh; --layout data=2,tensor=4 fixes it": "mesh axes axis partition pspec",
         "stages are --given pipe=4,schedule=interleaved,interleave=2; leave it out and the search splits the "
         "layers": "pipeline stage stages virtual interleave pp vp schedule",
         "shards are --given fsdp=8, copies of them --given data=2": (
             "fsdp hsdp shard sharding sharded dp replicas"
         ),
-        "their number is in the model's config.json, which --model takes; --given expert=8 splits "
-        "them over chips": ("moe expert experts router topk"),
+        "the model's config.json has experts, and --given expert=8 splits them; leave other settings out": (
+            "moe expert experts router topk gemm"
+        ),
         _IN_FILE: (
             "layer layers hidden heads head embedding embeddings position rope rotary yarn vocab "
             "vocabulary norm "
@@ -205,6 +215,8 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "ipc chat "
             "tool parser template rank"
         ),
+        "--rate 20 finds the fewest replicas that hold it": "autoscale autoscaling scale scaling replicas",
+        "weights and cache stay on the chips; leave it out": "offload cpu host",
         "with --rate 20 pools apart are tried too": (
             "pd disaggregation disaggregated disagg kv-transfer transfer prefill-workers decode-workers"
         ),
@@ -249,7 +261,8 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     "mw fit": {
         "it tries every split of the chips; leave it out": "tp pp dp tensor parallel layout",
         "it shows every way with its largest batch and context; leave it out": (
-            "batch bs context lora quant finetune train training serve inference ctx len"
+            "ngl threads layers tokens batch bs context lora quant finetune train training serve "
+            "inference ctx len"
         ),
     },
     "mw train": {

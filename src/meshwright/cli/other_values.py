@@ -1,8 +1,10 @@
 """Values of other programs' options, put into the words to type here."""
 
+import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"
@@ -108,3 +110,34 @@ def _is_chip(text: str) -> bool:
     except HardwareError:
         return False
     return True
+
+
+# Options whose values are lists of words, which scripts also write as JSON.
+_LISTS = {"--hardware", "--layout", "--given", "--weights-dtype", "--kv-dtype", "--set", "--dims", "--mesh"}
+
+
+def without_json(args: Sequence[str]) -> list[str]:
+    """The arguments with JSON lists and objects as words joined by commas.
+
+    >>> without_json(["--hardware", '["h100:8", "v5p:8"]', "--layout", '{"data": 8}'])
+    ['--hardware', 'h100:8,v5p:8', '--layout', 'data=8']
+    """
+    words = list(args)
+    for at, (option, value) in enumerate(pairwise(args), 1):
+        if option in _LISTS and value[:1] in ("[", "{"):
+            words[at] = _joined(value)
+    return words
+
+
+def _joined(text: str) -> str:
+    """JSON of plain values as words joined by commas; any other text is returned unchanged."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    items = [f"{key}={_word(each)}" for key, each in value.items()] if isinstance(value, dict) else value
+    return ",".join(map(_word, items))
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -83,7 +83,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--for torchtitan": ("--torchtitan", "--torch", "--pytorch"),
     "--for megatron": ("--use-megatron-lm",),
     "--for NAME": ("--framework", "--trainer", "--program"),
-    "--engine NAME": ("--framework", "--backend", "--server", "--software"),
+    "--engine NAME": ("--for", "--framework", "--backend", "--server", "--software"),
     "--compute-dtype bf16": ("--mixed-precision", "--bf16", "--fp16", "--amp"),
     "--matmul-dtype fp8": _PRODUCTS_IN_FP8,
     "--given matmul_dtype=fp8": (*_PRODUCTS_IN_FP8, "--matmul-dtype"),
@@ -242,6 +242,11 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "a plan prices one step; --tokens 15T adds the time of a run": _LENGTH_OF_RUN,
     },
     "mw plan serve": {
+        "--rate 20 finds the fewest servers that hold it": ("--smallest", "--max-gpus", "--min-gpus"),
+        "the whole frontier is printed; leave it out": ("--top", "--limit", "--topk"),
+        "a plan is of requests, --prompt-tokens 1k --output-tokens 256; --rate 20 adds a load": (
+            "--tokens", "--num-tokens", "--total-tokens",
+        ),
         "sampling does not change a plan; type mw generate --temperature 0.7": (
             "--temperature", "--temp", "--top-p",
         ),

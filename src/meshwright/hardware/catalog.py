@@ -29,7 +29,7 @@ _USUAL = (
     (r"(?P<number>\d+) ?x? ?(?P<name>[a-z][\w-]*)", "chips"),
     (r"(?P<number>\d+) ?x ?(?P<name>\d[\w-]*)", "chips"),
     (r"(?P<name>[a-z][\w-]*?) ?x ?(?P<number>\d+)", "chips"),
-    (r"(?P<name>v\w+)-(?P<number>\d+)", "cores"),
+    (r"(?:tpu-?)?(?P<name>v\w+)-(?P<number>\d+)", "cores"),
 )
 
 # Ten times the largest machine that trains one model.
@@ -70,6 +70,8 @@ def usual(spec: str) -> str:
 
     >>> usual("64xh100"), usual("h100x8"), usual("v5p-256"), usual("v5litepod-16"), usual("h100:8")
     ('h100:64', 'h100:8', 'v5p:128', 'v5e:16', 'h100:8')
+    >>> usual("tpu-v4-32"), usual("v4-32")
+    ('v4p:16', 'v4p:16')
     >>> usual("RTX 4090"), usual("2x4090")
     ('rtx4090', 'rtx4090:2')
     """
@@ -124,7 +126,8 @@ def _parse(spec: str) -> tuple[int, str, tuple[int, ...] | None]:
     """A spec taken apart: (slices, chip or path, sizes of the topology or None)."""
     match = re.fullmatch(r"(?:(\d+)\*)?([^:*]+|.+\.toml)(?::(\d+(?:x\d+)*))?", spec)
     if not match:
-        raise HardwareError(f"hardware {spec!r} does not parse; write {_FORMS}")
+        several = ", several by repeating --hardware" if "," in spec else ""
+        raise HardwareError(f"hardware {spec!r} does not parse; write {_FORMS}{several}")
     sizes = tuple(int(size) for size in match[3].split("x")) if match[3] else None
     return int(match[1] or 1), match[2], sizes
 

@@ -66,11 +66,21 @@ def read_words(text: str) -> dict[str, object]:
     joined = re.sub(r"\s*[;|\n]\s*", ",", text).strip(",")
     if joined != text and re.search(r"=[^,]*[;|\n]", text):
         raise LayoutError(f"layout: pairs are joined by commas; write {joined}")
+    if text.strip().lower() in ("auto", "best", "any", "default"):
+        raise LayoutError(
+            f"layout: {text.strip()!r} is not a layout; leave it out, and all layouts are searched"
+        )
+    bare = re.sub(r"[\[\]{}()'\"\s]", "", text).replace(":", "=")
+    if re.search(r"[\[\]{}()'\"]", text) and re.fullmatch(r"\w+=[\w.-]+(,\w+=[\w.-]+)*", bare):
+        raise LayoutError(f"layout: pairs have no brackets or quotes; write {bare}")
     values: dict[str, object] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    items = [part.strip() for part in text.split(",") if part.strip()]
+    for item in items:
         key, equals, value = item.partition("=")
         if not equals:
-            raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write {_as_words(item)}")
+            known = [each if "=" in each else _paired(each) for each in items]
+            words = ",".join(known) if len(items) > 1 and all(known) else _as_words(item)
+            raise LayoutError(f"layout: {item!r} is not KEY=VALUE; write {words}")
         if key.strip() in values:
             raise LayoutError(
                 f"layout: {key.strip()} is given twice, as {values[key.strip()]} and {value.strip()}"
@@ -107,12 +117,22 @@ def _as_words(item: str) -> str:
     'data=2,pipe=4,schedule=zb-v'
     """
     plain = item.lower()
-    if plain in _STRATEGIES:
-        return _STRATEGIES[plain]
-    pairs = re.findall(r"([a-z_]+)['\"]?\s*:?\s*(\d+)", plain)
+    return _STRATEGIES.get(plain) or _paired(plain) or "data=2,fsdp=4"
+
+
+def _paired(item: str) -> str:
+    """Words with their numbers next to them as KEY=VALUE, ...; empty if a word is unknown.
+
+    >>> _paired("dp4-tp2"), _paired("8dp"), _paired("other")
+    ('data=4,tensor=2', 'data=8', '')
+    """
+    plain = item.lower()
+    if match := re.fullmatch(r"(\d+)([a-z_]+)", plain):
+        pairs = [(match[2], match[1])]
+    else:
+        pairs = re.findall(r"([a-z_]+)['\"]?\s*:?\s*(\d+)", plain)
     words = [_written(word_here(key.strip("_")), number) for key, number in pairs]
-    known = bool(words) and all(word.partition("=")[0] in WORDS for word in words)
-    return ",".join(words) if known else "data=2,fsdp=4"
+    return ",".join(words) if all(word.partition("=")[0] in WORDS for word in words) else ""
 
 
 def strategy_here(name: str) -> str:
@@ -148,7 +168,7 @@ def value_here(word: str, value: str) -> str:
         return f"optimizer={name}{narrow}" if name else ""
     else:
         number = re.sub(r"\D", "", value)
-        return f"{word}={number}" if len(number) == 1 else ""
+        return f"{word}={number}" if word == "zero" and len(number) == 1 else ""
     return f"{word}={names[plain]}" if plain in names else ""
 
 

@@ -81,6 +81,11 @@ def _condition(text: str) -> Condition:
     match = _CONDITION.fullmatch(text)
     if not match and len(several := text.split()) > 1 and all(map(_CONDITION.fullmatch, several)):
         raise PlanError(f"--given {text.strip()}: conditions are joined by commas; write {','.join(several)}")
+    bare = re.sub(r"[\[\]{}()'\"]", "", text)
+    if not match and bare != text and _CONDITION.fullmatch(bare):
+        raise PlanError(
+            f"--given {text.strip()}: conditions have no brackets or quotes; write {bare.strip()}"
+        )
     if not match:
         raise PlanError(
             f"--given {text.strip()}: not a condition; write FIELD, one of {' '.join(_COMPARISONS)}, and a "
