@@ -76,7 +76,9 @@ def _built(config: Mapping[str, Any]) -> tuple[int | None, str]:
     """The parameters of transformers' model, and why they are not known."""
     text = config.get("text_config")
     if isinstance(text, Mapping):
-        config = {"model_type": config.get("model_type"), **text}
+        # The whole model ties its table, whatever its text part alone would do.
+        tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+        config = {"model_type": config.get("model_type"), **text, **tied}
     config = {key: value for key, value in config.items() if key != "quantization_config"}
     classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(config["model_type"]))
     if classes is None:

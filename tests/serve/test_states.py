@@ -111,7 +111,7 @@ def test_prompts_in_chunks_and_preempted_sequences(config: ModelConfig, split: L
 
 
 KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_latent")
-KINDS += ("bamba", "kimi_linear", "falcon_h1", "falcon_mamba", "jamba", "minimax")
+KINDS += ("bamba", "kimi_linear", "falcon_h1", "falcon_mamba", "jamba", "minimax", "mamba2")
 
 
 @pytest.mark.slow

@@ -97,13 +97,13 @@ SELECTIVE_KEYS = {
     "use_bias": ("selective.proj_bias",),
 }
 _LAYER = "backbone.layers.{}"
-BLOCK_TENSORS = {
+OUTER_TENSORS = {
     "embed": Tensor("backbone.embeddings.weight", ("V", "D")),
     "attention_norm": Tensor(f"{_LAYER}.norm.weight", ("D",)),
     "final_norm": Tensor("backbone.norm_f.weight", ("D",)),
     **HEAD,
-    **selective_tensors(f"{_LAYER}.mixer"),
 }
+BLOCK_TENSORS = OUTER_TENSORS | selective_tensors(f"{_LAYER}.mixer")
 
 FAMILY = Family(
     "mamba",

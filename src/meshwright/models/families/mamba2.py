@@ -1,9 +1,12 @@
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Fixed, Key, Release, ignored, published
-from meshwright.models.families.mamba import BLOCK_KEYS, of_blocks
+from meshwright.models.families.mamba import BLOCK_KEYS, OUTER_TENSORS, of_blocks
+from meshwright.models.families.state_layers import mamba_tensors
 from meshwright.models.mixers import StateSpace
 
 
@@ -21,6 +24,15 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     return {"state_space": mixer} | of_blocks(num_heads, head_dim, num_heads * head_dim)
 
 
+@dataclass(frozen=True)
+class _Blocks(ByLayer):
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        mixer = model.state_space
+        assert mixer is not None, "all blocks are states"
+        written = {key: getattr(mixer, field.partition(".")[2]) for key, (field,) in self.keys.items()}
+        return written | {"expand": mixer.num_heads * mixer.head_dim // model.d_model}
+
+
 FAMILY = Family(
     "mamba2",
     "Mamba-2",
@@ -30,9 +42,9 @@ FAMILY = Family(
     | {"rms_norm": Fixed((True,)), "norm_before_gate": Fixed((True, False))}
     | ignored("follows from its heads", "expand", "time_step_rank")
     | ignored("how transformers runs it", "chunk_size", "time_step_limit"),
-    sets={"num_heads": 1, "planned_only": "a norm over all groups of a state (Mamba-2)"},
+    sets={"num_heads": 1},
     groups=(
-        ByLayer(
+        _Blocks(
             _read,
             {
                 "num_heads": ("state_space.num_heads",),
@@ -45,8 +57,7 @@ FAMILY = Family(
             },
         ),
     ),
-    tensors={},
-    is_written=False,
+    tensors=OUTER_TENSORS | mamba_tensors("backbone.layers.{}.mixer"),
     releases=(
         Release(
             "Mistral AI 2024; config.json of mistralai/Mamba-Codestral-7B-v0.1",
