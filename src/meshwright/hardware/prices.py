@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.errors import HardwareError
 from meshwright.hardware import catalog
+from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.options import option
 
@@ -27,13 +28,18 @@ _PRICE = re.compile(
 )
 
 
-def per_million_tokens(per_hour: float | None, tokens_per_second: float) -> float | None:
+def per_hour(chip: Chip, num_chips: int) -> float | None:
+    """The price of an hour of `num_chips` chips; None if the price of one is unknown."""
+    return None if chip.price_per_chip_hour is None else chip.price_per_chip_hour * num_chips
+
+
+def per_million_tokens(hourly: float | None, tokens_per_second: float) -> float | None:
     """The price of a million tokens at a price of an hour; None if that is unknown or there are no tokens.
 
     >>> per_million_tokens(36.0, 1000.0)
     10.0
     """
-    return 1e6 * per_hour / (3600 * tokens_per_second) if per_hour is not None and tokens_per_second else None
+    return 1e6 * hourly / (3600 * tokens_per_second) if hourly is not None and tokens_per_second else None
 
 
 @dataclass(frozen=True)

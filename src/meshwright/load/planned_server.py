@@ -10,7 +10,7 @@ import numpy as np
 from meshwright.cost.serving_step import in_inference
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
-from meshwright.hardware.prices import per_million_tokens
+from meshwright.hardware.prices import per_hour, per_million_tokens
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.layout_checks import check_one_cache
 from meshwright.layout.page_sizes import DEFAULT_PAGE
@@ -144,9 +144,9 @@ def _server(plan: Plan, servers: SimulatedServers) -> Planned:
 def _price(plan: Plan, chips: int, new_tokens_per_second: float) -> dict[str, Any]:
     """The price of the chips at this rate of generated tokens; None if it is unknown."""
     chip = catalog.load(plan.hardware).chip
-    per_hour = None if chip.price_per_chip_hour is None else chips * chip.price_per_chip_hour
-    per_million = per_million_tokens(per_hour, new_tokens_per_second)
-    return {"per_hour": per_hour, "per_million_tokens": per_million, "currency": chip.currency}
+    hourly = per_hour(chip, chips)
+    per_million = per_million_tokens(hourly, new_tokens_per_second)
+    return {"per_hour": hourly, "per_million_tokens": per_million, "currency": chip.currency}
 
 
 def _multiplies_padding(plan: Plan, hardware: Hardware) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.engines.serving_engine import Engine
 from meshwright.errors import MeshwrightError, PlanError
-from meshwright.hardware.prices import per_million_tokens
+from meshwright.hardware.prices import per_hour, per_million_tokens
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.load.engine_server import EngineServer, transfer_seconds_of
@@ -83,8 +83,7 @@ class RatedServers:
 
     @property
     def price_per_hour(self) -> float | None:
-        price = self.server.hardware.chip.price_per_chip_hour
-        return None if price is None else price * self.chips
+        return per_hour(self.server.hardware.chip, self.chips)
 
     @property
     def cost(self) -> float:

@@ -7,6 +7,7 @@ from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory
 from meshwright.cost.step_cost import StepCost
 from meshwright.hardware.links import bound_name
+from meshwright.hardware.prices import per_hour, per_million_tokens
 from meshwright.hardware.topology import Hardware, Placement
 from meshwright.layout import Layout
 from meshwright.units import format_bytes, format_seconds
@@ -95,14 +96,12 @@ class Candidate:
 
     @property
     def price_per_hour(self) -> float | None:
-        price = self.hardware.chip.price_per_chip_hour
-        return None if price is None else price * self.hardware.num_chips
+        return per_hour(self.hardware.chip, self.hardware.num_chips)
 
     @property
     def price_per_million_tokens(self) -> float | None:
         """The price of a million trained tokens."""
-        hourly = self.price_per_hour
-        return None if hourly is None else hourly * self.step_seconds / 3600 / self.num_tokens * 1e6
+        return per_million_tokens(self.price_per_hour, self.num_tokens / self.step_seconds)
 
     def to_dict(self) -> dict:
         """The keys of `mw plan train` in docs/reference/json.md."""

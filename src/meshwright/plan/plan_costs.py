@@ -1,11 +1,10 @@
 """Plans compared: their step times, chips, and costs per token."""
 
+from meshwright.hardware.prices import per_hour, per_million_tokens
 from meshwright.hardware.topology import Hardware
 from meshwright.plan.serve.phase import price_phase
 from meshwright.plan.train import price, well_placed
 from meshwright.plan_file import Plan
-
-_MILLION, _HOUR = 1e6, 3600
 
 
 def compared(plan: Plan, machine: Hardware) -> dict:
@@ -20,9 +19,8 @@ def compared(plan: Plan, machine: Hardware) -> dict:
         if work.phase == "train"
         else price_phase(plan.model, machine, work, [plan.layout]).to_dict()
     )
-    chips, hourly = machine.num_chips, chip.price_per_chip_hour
-    seconds = _MILLION / (differences["tokens_per_second_per_chip"] * chips)  # of a million tokens
-    price_per_hour = None if hourly is None else hourly * chips
+    chips = machine.num_chips
+    hourly, tokens_per_second = per_hour(chip, chips), differences["tokens_per_second_per_chip"] * chips
     return {
         **differences,
         "model": plan.model.name,
@@ -32,8 +30,8 @@ def compared(plan: Plan, machine: Hardware) -> dict:
         "weights_dtype": plan.layout.precision.weights_dtype,
         "num_sequences": work.num_sequences,
         "seq_len": work.seq_len,
-        "price_per_hour": price_per_hour,
-        "price": None if price_per_hour is None else price_per_hour / _HOUR * seconds,
+        "price_per_hour": hourly,
+        "price": per_million_tokens(hourly, tokens_per_second),
         "currency": chip.currency,
-        "joules": None if chip.power_watts is None else chip.power_watts * chips * seconds,
+        "joules": None if chip.power_watts is None else 1e6 * chip.power_watts * chips / tokens_per_second,
     }

@@ -14,6 +14,7 @@ from meshwright.cost.weights_move import WeightsMove, weights_move
 from meshwright.errors import LayoutError, NotationError, PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Torus
+from meshwright.hardware.prices import per_hour
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -81,8 +82,8 @@ class Step:
     @property
     def price(self) -> float | None:
         """Price of a step in the chip's currency; None if unknown."""
-        per_hour = self.trainer.hardware.chip.price_per_chip_hour
-        return None if per_hour is None else per_hour * self.num_chips * self.seconds / 3600
+        hourly = per_hour(self.trainer.hardware.chip, self.num_chips)
+        return None if hourly is None else hourly * self.seconds / 3600
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from functools import cached_property
 from meshwright.cost.serving_step import InferenceMemory, pass_cost
 from meshwright.cost.step_cost import StepCost
 from meshwright.hardware.links import bound_name
+from meshwright.hardware.prices import per_hour, per_million_tokens
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.runnable import why_not
@@ -71,18 +72,13 @@ class Point:
 
     @property
     def price_per_hour(self) -> float | None:
-        price = self.hardware.chip.price_per_chip_hour
-        return None if price is None else price * self.chips
+        return per_hour(self.hardware.chip, self.chips)
 
     @property
     def price_per_million_tokens(self) -> float | None:
         """The price of a million generated tokens, including the prefill of their prompts."""
-        price = self.hardware.chip.price_per_chip_hour
-        return (
-            None
-            if price is None
-            else price / 3600 * sum(self.chip_seconds) / self.requests.output_tokens * 1e6
-        )
+        tokens_per_chip_second = self.requests.output_tokens / sum(self.chip_seconds)
+        return per_million_tokens(self.hardware.chip.price_per_chip_hour, tokens_per_chip_second)
 
     @cached_property
     def cost(self) -> StepCost:
