@@ -16,7 +16,8 @@ from meshwright.errors import MeshwrightError, PlanError, nearest
 from meshwright.files import parse_toml, read_text, write_whole
 from meshwright.hardware.catalog import with_file
 from meshwright.layout import Layout
-from meshwright.layout.layout_checks import check_fits
+from meshwright.layout.layout_checks import check_experts, check_fits
+from meshwright.layout.short import are_words, clean_words
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.model_files import model_from_dict
@@ -149,11 +150,13 @@ def _from_dict(data: dict, path: Path) -> Plan:
         if not isinstance(data[key], dict):
             raise PlanError(f"{key} = {data[key]!r} must be a table [{key}]")
     model = model_from_dict(data["model"], "[model]")
+    if are_words(data["layout"]):
+        check_experts(model, clean_words(data["layout"]))
     return Plan(
         model=model,
         hardware=_resolved(str(data["hardware"]), path),
         workload=Workload(**_checked(Workload, data["workload"], "[workload]", {"phase", "document_tokens"})),
-        layout=Layout.from_dict(data["layout"], model),
+        layout=Layout.from_dict(data["layout"]),
         planned=data.get("planned", {}),
         asked=_texts(data.get("asked", {})),
         compiler=_options(data.get("compiler", {})),

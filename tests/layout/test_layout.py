@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshwright.errors import LayoutError
 from meshwright.layout import REMATS, Layout
 from meshwright.layout.contractions import contraction_of
-from meshwright.layout.layout_checks import check_fits
+from meshwright.layout.layout_checks import check_fits, layout_for
 from meshwright.layout.moves.attention import gathered_keys, token_sharding
 from meshwright.layout.moves.experts import sorted_rows
 from meshwright.layout.runnable import why_not
@@ -305,7 +305,7 @@ class TestWideLayouts:
     )
     def test_errors_on_experts_name_degrees_of_the_model(self, text: str, message: str) -> None:
         with pytest.raises(LayoutError) as caught:
-            Layout.parse(text, load_model("mixtral-8x7b"))
+            layout_for(load_model("mixtral-8x7b"), text)
         assert str(caught.value) == message
 
     @pytest.mark.parametrize(

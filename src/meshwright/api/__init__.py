@@ -25,6 +25,7 @@ from meshwright.api.serving import ServedLayout, ServedLayouts
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.layout_checks import layout_for
 from meshwright.models.config import ModelConfig
 from meshwright.models.model_files import model_from_dict
 from meshwright.models.presets import load_model
@@ -267,7 +268,7 @@ def price(
     else:
         weights, computes = SearchOptions(weights_dtype, compute_dtype).dtypes(machine.chip)
         layouts = [
-            Layout.parse(layout, config, weights_dtype=weights, compute_dtype=compute) for compute in computes
+            layout_for(config, layout, weights_dtype=weights, compute_dtype=compute) for compute in computes
         ]
     return PricedLayout(config, machine, work, price_alone(config, machine, workload, layouts))
 

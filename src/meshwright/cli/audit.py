@@ -14,7 +14,7 @@ from meshwright.cli.extras import require
 from meshwright.errors import AuditError, PlanError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
-from meshwright.layout import Layout
+from meshwright.layout.layout_checks import layout_for
 from meshwright.models.presets import load_model
 from meshwright.options import option
 from meshwright.plan_file import Plan, load_plan
@@ -210,7 +210,7 @@ def _from_options(options: dict[str, Any], phase: str) -> Plan:
         model=config,
         hardware=hardware,
         workload=replace(Train(batch_tokens, seq_len).workload(config), phase=phase),
-        layout=Layout.parse(layout, config, weights_dtype=dtype, compute_dtype=dtype),
+        layout=layout_for(config, layout, weights_dtype=dtype, compute_dtype=dtype),
     )
 
 

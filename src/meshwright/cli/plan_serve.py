@@ -30,7 +30,7 @@ from meshwright.errors import PlanError
 from meshwright.hardware.prices import Prices
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.layout_checks import check_fits
+from meshwright.layout.layout_checks import check_fits, layout_for
 from meshwright.layout.page_sizes import chunk_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -138,7 +138,7 @@ def serve(
     precisions = dtypes.precisions(machines, config, by_engine=software is not None)
     if not rate:
         precisions = [words | _tables_of(words, software) for words in precisions]
-    only = Layout.parse(layout, config) if layout else None
+    only = layout_for(config, layout) if layout else None
     prompt_tokens, output_tokens = requests.pop("prompt_tokens"), requests.pop("output_tokens")
     if phase:
         of_requests = {"--lengths": lengths, "--trace": trace, **changed_options(Serve, requests)}

@@ -142,13 +142,12 @@ def decode(
     \b
     mw plot decode --model llama-2-13b --hardware v5e:8 --context 8192
     """
-    from meshwright.layout import Layout
-    from meshwright.layout.layout_checks import check_weights
+    from meshwright.layout.layout_checks import check_weights, layout_for
     from meshwright.plan import curves
     from meshwright.plan.degrees import check_chips
 
     config, machine = load_model_with(model, changes), catalog.load(hardware)
-    chosen = Layout.parse(layout, config) if layout else _over_heads(config, machine.num_chips)
+    chosen = layout_for(config, layout) if layout else _over_heads(config, machine.num_chips)
     check_weights(chosen.at("generate"), config, padded=True)
     check_chips(machine, chosen, config)
     precision = replace(chosen.precision, weights_dtype=weights_dtype, kv_dtype=kv_dtype)

@@ -14,6 +14,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.axes import DATA
+from meshwright.layout.layout_checks import layout_for
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.nn.start.devices import use_devices_of
@@ -58,7 +59,7 @@ def reshard(
     machine = _machine(hardware, plans)
     dtype = machine.chip.platform.dtype
     layouts = [
-        _of_machine(plan, machine) if plan else Layout.parse(text, config, weights_dtype=dtype)
+        _of_machine(plan, machine) if plan else layout_for(config, text, weights_dtype=dtype)
         for plan, text in zip(plans, (before, after), strict=True)
     ]
     move = weights_move(config, layouts[0], layouts[1], machine)
@@ -76,7 +77,10 @@ def reshard(
     if as_json:
         emit(document)
     else:
-        show(*_lines(document), _table(document), *_ran_lines(document))
+        from meshwright.report.terminal.tables import rich_table  # imports rich
+
+        table = rich_table(moves_table("", document["moves"]))
+        show(*_lines(document), table, *_ran_lines(document))
     ran = [*document.get("ran", []), *([document["audit"]] if audit else [])]
     if any(one["differs"] for one in ran):
         raise typer.Exit(1)
@@ -193,20 +197,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
         f"has {format_bytes(document['bytes_before'])} of weights before, "
         f"{format_bytes(document['bytes_after'])} after",
         f"most weights on a chip during the move: {peaks}",
-        "",
     ]
-
-
-def _table(document: dict[str, Any]) -> object:
-    from rich.table import Table
-
-    shown = moves_table("", document["moves"])
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for name, kind in shown.columns:
-        table.add_column(name, justify="right" if kind == "number" else "left")
-    for row in shown.rows:
-        table.add_row(*(cell.text for cell in row.cells))
-    return table
 
 
 def _run(config: ModelConfig, move: WeightsMove) -> list[dict[str, Any]]:

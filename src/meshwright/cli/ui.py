@@ -98,8 +98,7 @@ def _dividing(state: Mapping[str, str]) -> tuple[int, Callable[[str], bool]]:
     import meshwright as mw
     from meshwright.api.inputs import SearchOptions
     from meshwright.errors import MeshwrightError
-    from meshwright.layout import Layout
-    from meshwright.layout.layout_checks import check_fits
+    from meshwright.layout.layout_checks import check_fits, layout_for
     from meshwright.plan.train import nearest_batch
 
     model, machine = _model(state["model"]), _machine_of(state)
@@ -108,7 +107,7 @@ def _dividing(state: Mapping[str, str]) -> tuple[int, Callable[[str], bool]]:
 
     def divides(text: str) -> bool:
         try:
-            layout = Layout.parse(text, model, weights_dtype=weights, compute_dtype=computes[0])
+            layout = layout_for(model, text, weights_dtype=weights, compute_dtype=computes[0])
             if layout.mesh.num_devices != machine.num_chips:
                 return False
             planned = nearest_batch(workload, layout)

@@ -23,7 +23,6 @@ from typing import Any
 
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes import CONTEXT, DATA, FSDP, PIPE, TENSOR
-from meshwright.layout.axes.expert import check_experts
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
     Rules,
@@ -36,6 +35,7 @@ from meshwright.layout.short import (
     FIELD_OF_WORD,
     WORD_OF_FIELD,
     ShortForm,
+    are_words,
     check_company,
     clean_words,
     expand,
@@ -46,7 +46,6 @@ from meshwright.layout.short import (
     written,
     written_mesh,
 )
-from meshwright.models.config import ModelConfig
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Mesh
 
@@ -81,32 +80,28 @@ class Layout:
     # The short form
 
     @classmethod
-    def of(cls, config: ModelConfig | None = None, /, **words: object) -> "Layout":
+    def of(cls, **words: object) -> "Layout":
         """The layout of these words of the short form; missing words have their defaults.
-
-        config: the model, if it is known. Errors on experts then name only degrees that fit it.
 
         >>> Layout.of(fsdp=64, tensor=8).mesh.num_devices
         512
         """
         form, schedule, precision = parted(words)
         whole = whole_form(form)
-        if config:
-            check_experts(config, whole)
         order = Schedule(**schedule)
         return cls(*expand(whole, order), order, Precision(**precision), _known_form=whole)
 
     @classmethod
-    def parse(cls, text: str, config: ModelConfig | None = None, /, **defaults: object) -> "Layout":
+    def parse(cls, text: str, /, **defaults: object) -> "Layout":
         """The layout written `data=2,fsdp=64,tensor=8,remat=full`.
 
-        config: the model, as for `of`. defaults: for words that the text leaves out.
+        defaults: for words that the text leaves out.
 
         >>> Layout.parse("fsdp=64,tensor=8").mesh.num_devices
         512
         """
         words = clean_words(read_words(text))
-        layout = cls.of(config, **clean_words(defaults) | words)
+        layout = cls.of(**clean_words(defaults) | words)
         check_company(words)
         return layout
 
@@ -165,13 +160,13 @@ class Layout:
         return self if phase == self.phase else replace(self, phase=phase)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object], config: ModelConfig | None = None) -> "Layout":
+    def from_dict(cls, values: Mapping[str, object]) -> "Layout":
         """The layout of the four tables of `to_dict`, or of words of the short form.
 
-        config: the model, as for `of`. Unknown keys are refused with the nearest known.
+        Unknown keys are refused with the nearest known.
         """
-        if "mesh" not in values and "rules" not in values:
-            return cls.of(config, **clean_words(values))
+        if are_words(values):
+            return cls.of(**clean_words(values))
         known = ["mesh", "rules", "schedule", "precision"]
         for key in values:
             if key not in known:

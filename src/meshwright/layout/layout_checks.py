@@ -7,10 +7,19 @@ from math import gcd, inf
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout.axes import AXES, KV_REPLICAS, TENSOR
+from meshwright.layout.axes.expert import check_num_experts, expert_cut
 from meshwright.layout.axes.fsdp import MOST_PADDING
 from meshwright.layout.layout import Layout
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import REMATS
+from meshwright.layout.short import (
+    clean_words,
+    no_expert_owner,
+    parted,
+    read_words,
+    whole_form,
+    with_expert_owner,
+)
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
@@ -24,6 +33,29 @@ _MOST_PADDING = {"V": 1.0, "D": MOST_PADDING, "Q": inf, "R": inf}
 
 # Tables of the rules that split weights, and tables that split gradients.
 _OF_WEIGHTS, _OF_GRADIENTS = ("stored", "used"), ("updated", "gradients")
+
+
+def layout_for(config: ModelConfig, text: str, **defaults: object) -> Layout:
+    """The layout written `text`, for this model: errors on experts name only what fits it.
+
+    defaults: for words that the text leaves out. Whether other dimensions divide is left to `check_fits`.
+    """
+    check_experts(config, clean_words(defaults) | clean_words(read_words(text)))
+    return Layout.parse(text, **defaults)
+
+
+def check_experts(config: ModelConfig, words: Mapping[str, object]) -> None:
+    """Raise LayoutError if `expert` fits neither `config` nor the other words (cleaned).
+
+    Every degree and layout that the message names fits the model.
+    """
+    degrees, _, _ = parted(words)
+    form = whole_form(degrees)
+    check_num_experts(config, form["expert"])
+    if expert_cut(form, form["expert"]) is None:
+        # More data ranks do not help a layout that does not fit the model with them.
+        check_fits(Layout.of(**with_expert_owner(form)), config, padded=True)
+        raise LayoutError(no_expert_owner(form, config.moe.num_experts if config.moe else 1))
 
 
 def check_fits(

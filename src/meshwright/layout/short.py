@@ -4,11 +4,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
+from math import lcm, prod
 from typing import Any
 
 from meshwright.errors import LayoutError, nearest
-from meshwright.layout.axes import AXES, DATA, DEGREES, OPTIONS, PIPE, Composition, ShortForm
-from meshwright.layout.axes.expert import expert_owner, experts_over
+from meshwright.layout.axes import (
+    AXES,
+    DATA,
+    DEGREES,
+    FSDP,
+    MULTIPLIED,
+    OPTIONS,
+    PIPE,
+    Composition,
+    ShortForm,
+    divisors,
+)
+from meshwright.layout.axes.expert import expert_cut, expert_owner, experts_over
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules
@@ -238,6 +250,11 @@ def _needs(name: str) -> tuple[str, ...]:
     return OPTIONS[name].needs if name in OPTIONS else (PIPE.name,) if name == "schedule" else ()
 
 
+def are_words(values: Mapping[str, object]) -> bool:
+    """Whether a plan's table of a layout has words of the short form, and no mesh or rules of its own."""
+    return "mesh" not in values and "rules" not in values
+
+
 def parted(words: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Clean words split into fields of (axes, Schedule, Precision)."""
     form = {name: value for name, value in words.items() if name in DEFAULTS}
@@ -263,8 +280,33 @@ def whole_form(words: Mapping[str, object]) -> ShortForm:
     return form
 
 
+def no_expert_owner(form: ShortForm, most: int) -> str:
+    """The message for experts over more devices than either data axis gives.
+
+    most: the largest degree of experts that it may name, or a multiple of it.
+    """
+    fits = ", ".join(str(degree) for degree in divisors(most) if expert_cut(form, degree))
+    wider = with_expert_owner(form)
+    words = ",".join(f"{name}={degree}" for name, degree in wider.items())
+    num_devices = prod(wider[name] for name in MULTIPLIED if name in wider)
+    return (
+        f"layout: expert = {form['expert']} divides neither data = {form['data']} nor fsdp = {form['fsdp']}; "
+        f"fits: expert in {{{fits}}}, or {words} on {num_devices:,} devices"
+    )
+
+
+def with_expert_owner(form: ShortForm) -> dict[str, int]:
+    """The degrees above 1 of `form`, and as many more data ranks as its experts need."""
+    degrees = {axis: form[axis] for axis in MULTIPLIED}
+    owner = FSDP.name if form[FSDP.name] > 1 else DATA.name
+    degrees[owner] = lcm(degrees[owner], form["expert"])
+    return {**{axis: degree for axis, degree in degrees.items() if degree > 1}, "expert": form["expert"]}
+
+
 def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
     """The mesh and the rules of a whole form under a schedule."""
+    if expert_cut(form, form["expert"]) is None:
+        raise LayoutError(no_expert_owner(form, prod(form[axis] for axis in MULTIPLIED)))
     owner, _ = expert_owner(form)
     sizes: dict[str, int] = {}
     for axis in AXES:

@@ -1,7 +1,7 @@
 """Expert parallelism: devices have different experts of a mixture, and tokens travel to them."""
 
 from collections.abc import Iterable, Iterator, MutableMapping
-from math import gcd, lcm, prod
+from math import gcd, prod
 from typing import Any
 
 from meshwright.errors import LayoutError
@@ -83,7 +83,7 @@ class Expert(Axis):
         return wider if is_free and expert_owner({**form, **wider}) == (owner, cut) else {}
 
     def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
-        _check_divides(config, mesh.size(table.axes_of("E")))
+        check_num_experts(config, mesh.size(table.axes_of("E")))
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         owner = "fsdp" if form["fsdp"] > 1 else "data"
@@ -157,17 +157,8 @@ def _nodes(owner: str, cut: int, form: ShortForm, ask: Ask) -> list[int]:
     return [num_nodes] if num_nodes > 1 else []
 
 
-def check_experts(config: ModelConfig, form: ShortForm) -> None:
-    """Raise LayoutError if the degree of `expert` fits neither `config` nor the other degrees.
-
-    Every degree and layout that the message names fits the model.
-    """
-    _check_divides(config, form["expert"])
-    if _cut(form["expert"], form, _orders(form)) is None:
-        raise LayoutError(_no_owner(form, config))
-
-
-def _check_divides(config: ModelConfig, degree: int) -> None:
+def check_num_experts(config: ModelConfig, degree: int) -> None:
+    """Raise LayoutError if the experts of `config` do not divide over `degree` devices."""
     num_experts = config.moe.num_experts if config.moe else 1
     if num_experts == 1 and degree > 1:
         raise LayoutError(f"{config.name} has no experts (E) for expert = {degree}; fits: expert in {{1}}")
@@ -187,39 +178,16 @@ def sums_as_matrices(config: ModelConfig) -> bool:
     return config.moe is not None and not config.moe.expert_bias
 
 
+def expert_cut(form: ShortForm, expert: int) -> tuple[str, int] | None:
+    """(data axis that gives the devices of `expert` shards, number of them); None if neither divides."""
+    return _cut(expert, form, _orders(form))
+
+
 def expert_owner(form: ShortForm) -> tuple[str, int]:
-    """(data axis that gives the experts' devices, number of them).
-
-    Raises LayoutError if no data axis divides over them.
-    """
-    cut = _cut(form["expert"], form, _orders(form))
-    if cut is None:
-        raise LayoutError(_no_owner(form))
+    """(data axis that gives the experts' devices, number of them)."""
+    cut = expert_cut(form, form["expert"])
+    assert cut is not None, "the short form refuses such degrees"
     return cut
-
-
-def _no_owner(form: ShortForm, config: ModelConfig | None = None) -> str:
-    """The message for experts over more devices than either data axis gives.
-
-    Raises LayoutError if the layout does not fit `config` even with more data ranks.
-    """
-    from meshwright.layout.axes import MULTIPLIED  # these modules import this one
-    from meshwright.layout.layout import Layout
-    from meshwright.layout.layout_checks import check_fits
-
-    expert, degrees = form["expert"], {axis: form[axis] for axis in MULTIPLIED}
-    most = config.moe.num_experts if config and config.moe else prod(degrees.values())
-    fits = [degree for degree in divisors(most) if _cut(degree, form, _orders(form))]
-    owner = "fsdp" if form["fsdp"] > 1 else "data"
-    degrees[owner] = lcm(degrees[owner], expert)
-    words = ",".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
-    if config:
-        check_fits(Layout.parse(f"{words},expert={expert}"), config, padded=True)
-    return (
-        f"layout: expert = {expert} divides neither data = {form['data']} nor fsdp = {form['fsdp']}; "
-        f"fits: expert in {{{', '.join(map(str, fits))}}}, or {words},expert={expert} on "
-        f"{prod(degrees.values()):,} devices"
-    )
 
 
 def experts_over(form: ShortForm) -> tuple[str, ...]:
