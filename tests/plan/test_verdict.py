@@ -78,6 +78,14 @@ def test_the_packaged_table_is_of_the_published_one():
 
 def test_a_chip_without_a_published_price_says_so() -> None:
     assert no_price(catalog.chip("gaudi2")) == (
-        "none is published for gaudi2; --price 2.5 sets the price of a chip-hour."
+        "none is known for gaudi2: no cloud's list price was found in November 2026; --price 2.5 sets the "
+        "price of a chip-hour."
     )
     assert no_price(catalog.chip("cpu")) is None
+
+
+def test_every_chip_has_a_price_or_the_reason_why_not() -> None:
+    chips = [catalog.chip(name) for name in catalog.names() if name != "cpu"]
+    assert [
+        chip.name for chip in chips if (chip.price_per_chip_hour is None) == (chip.no_price is None)
+    ] == []

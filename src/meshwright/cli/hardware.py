@@ -103,6 +103,7 @@ def chip_document(chip: Chip) -> dict:
         "power_watts": chip.power_watts,
         "power_limit_watts": chip.power_limit_watts,
         "price_per_chip_hour": chip.price_per_chip_hour,
+        "no_price": chip.no_price,
         "currency": chip.currency,
         "step": dict(vars(chip.step)),
         "inference": dict(vars(chip.inference)) if chip.inference else None,

@@ -195,7 +195,7 @@ def figures_table(chip: Chip) -> object:
 _FIGURES = (
     "name", "aliases", "kind", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "chips_per_host",
     "host_bytes", "host_link_bytes_per_second", "matrix_unit", "num_matrix_units", "compute_capability",
-    "power_watts", "power_limit_watts", "price_per_chip_hour", "gke_accelerator",
+    "power_watts", "power_limit_watts", "price_per_chip_hour", "no_price", "gke_accelerator",
 )  # fmt: skip
 
 

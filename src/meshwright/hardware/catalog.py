@@ -431,7 +431,7 @@ _HEAD = (
     "host_link_bytes_per_second", "matrix_unit", "num_matrix_units", "compute_capability", "gke_accelerator",
     "cores_in_cloud_names",
     "power_watts", "power_limit_watts",
-    "price_per_chip_hour",
+    "price_per_chip_hour", "no_price",
 )  # fmt: skip
 
 

@@ -156,7 +156,7 @@ class Chip:
     cores_in_cloud_names: cores of a chip that the number in a cloud's name counts (v5p-256 has 128 chips).
     compute_capability: of NVIDIA's GPUs, which decides their kernels; None: no GPU of NVIDIA's.
     power_watts: the power it is rated for (TDP). power_limit_watts: this machine's limit, if it is lower.
-    price_per_chip_hour: list price on demand, in `currency`; None: unknown.
+    price_per_chip_hour: list price on demand, in `currency`; None: unknown. no_price: the reason why.
     matmul_rates, memory_rates: as measured, by dtype: FLOPs a second by the FLOPs of a product, bytes a
     second by the bytes that an operation touches; empty if nothing was measured.
     step: the shares of the ratings that a training step reaches. inference: the same for prefill and
@@ -184,6 +184,7 @@ class Chip:
     power_watts: float | None = None
     power_limit_watts: float | None = None
     price_per_chip_hour: float | None = None
+    no_price: str | None = None
     currency: str = "USD"
     matmul_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)
     memory_rates: Mapping[str, Points] = field(default_factory=dict, hash=False)

@@ -49,7 +49,7 @@ _OPTIONAL_COUNTS = ("hbm_usable_bytes", "matrix_unit", "num_matrix_units", "core
 _OTHER = (
     "name", "aliases", "kind", "devices", "per_core", "flops_per_second", "matmul_rates", "memory_rates",
     "machines", "network", "step", "step_from", "inference", "currency", "sources", "compiler",
-    "gke_accelerator",
+    "gke_accelerator", "no_price",
 )  # fmt: skip
 _TORUS = ("one_way_bytes_per_second", "hop_seconds", "dcn_bytes_per_second", "dcn_hop_seconds")
 _WRAPAROUND = ("wraparound_multiple_of", "wraparound_exactly")
@@ -114,6 +114,7 @@ def read_chip(text: str, origin: str) -> Description:
         chips_per_host=counts["chips_per_host"],
         compiler=_compiler(file, data) if "compiler" in data else None,
         gke_accelerator=file.string(data, "gke_accelerator") if "gke_accelerator" in data else None,
+        no_price=file.string(data, "no_price") if "no_price" in data else None,
         network=_network(file, data),
         aliases=_aliases(file, data),
         machines=_machines(file, data),

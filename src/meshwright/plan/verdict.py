@@ -85,7 +85,8 @@ def no_price(chip: Chip) -> str | None:
     """The sentence for a catalog's chip without a price; None for a host and for a user's own chip."""
     if chip.platform.virtual or chip.name not in catalog.names():
         return None
-    return f"none is published for {chip.name}; --price 2.5 sets the price of a chip-hour."
+    reason = f": {chip.no_price}" if chip.no_price else ""
+    return f"none is known for {chip.name}{reason}; --price 2.5 sets the price of a chip-hour."
 
 
 def _price(best: Candidate) -> str | None:
