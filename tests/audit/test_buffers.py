@@ -9,7 +9,7 @@ import pytest
 from meshwright.audit.compile.compile import compile_plan, program_text
 from meshwright.audit.compile.planned_program import planned_step
 from meshwright.audit.compile.targets import choose_target
-from meshwright.audit.facts.buffers import buffer_peak, layer_saved_bytes
+from meshwright.audit.facts.buffers import buffer_peak, chip_memory, layer_saved_bytes
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
@@ -161,3 +161,17 @@ def test_layers_keep_in_fp8_what_is_planned_and_the_program_takes_less() -> None
         found.append((memory["temporaries"], planned.memory["activations"]))
     (wide, wide_planned), (narrow, narrow_planned), _ = found
     assert 0 < wide_planned - narrow_planned <= wide - narrow
+
+
+@pytest.mark.parametrize(("of_host", "is_of_chip"), [(None, True), (890 * MIB, False), (600 * MIB, True)])
+def test_a_peak_of_the_hosts_memory_is_not_the_chips(of_host: int | None, is_of_chip: bool) -> None:
+    """libtpu gives the larger of both; the chip's then follow from the text."""
+    program = parse_hlo(LOOP)
+    peak = buffer_peak(program)
+    assert peak is not None and peak.num_bytes != 890 * MIB
+    figures = {"arguments": 100 * MIB, "outputs": 0, "temporaries": 890 * MIB, "total": 990 * MIB}
+    figures |= {"host": of_host} if of_host else {}
+    memory = chip_memory(figures, program)
+    assert memory is not None
+    temporaries = 890 * MIB if is_of_chip else peak.num_bytes
+    assert (memory["temporaries"], memory["total"]) == (temporaries, 100 * MIB + temporaries)

@@ -69,7 +69,7 @@ def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:
     moe, sequences = config.moe, WORK.num_sequences // layout.schedule.microbatches
     shape = Shape(sequences, WORK.seq_len, WORK.seq_len)
     planned = SymbolicOps(
-        config, layout, shape, Lowering(flash_attention=False, static_blocks=CPU.share_blocks)
+        config, layout, shape, Lowering(flash_attention=False, static_blocks=CPU.expert_blocks)
     )
     mesh, run = device_mesh(layout), []
     lies = named_sharding(layout.activation("gates", "BTE"), mesh)

@@ -1,6 +1,7 @@
 """A tiny twin's numbers beside the formulas': what is made small, what agrees, and what does not."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ from meshwright.audit.numerics import cached_numerics, check_numerics, tiny_mode
 from meshwright.audit.numerics.comparison import numerics_report
 from meshwright.audit.numerics.twin import in_narrow_types, kernel_plan
 from meshwright.errors import AuditError
-from meshwright.layout import Layout
+from meshwright.layout import Layout, grouped
+from meshwright.layout.grouped import Blocks
 from meshwright.layout.workload import Workload
 from meshwright.models.config import Window
 from meshwright.models.count import count_params
 from meshwright.models.families import load_family
 from meshwright.models.presets import PRESETS, load_model
+from meshwright.nn.experts import dropless
 from meshwright.plan_file import Plan
 
 pytestmark = pytest.mark.sampled(3)
@@ -189,6 +192,25 @@ def test_generation_agrees_with_the_formulas(model: str, layout: str) -> None:
     assert ("tokens in narrow types" in names) == (narrow is not None)
     assert "rotations of far positions" in names
     assert len(names) == (4 if narrow else 3) + (2 if kernel_plan(plan) else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tensor=8", "data=4,expert=4", "tensor=4,weights_dtype=int8"])
+def test_generation_by_one_product_of_all_experts_agrees_with_the_formulas(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GPUs, whose loops over blocks copy the weights."""
+    seen: list[Blocks] = []
+
+    def blocks_of(*arguments: Any, **options: Any) -> Blocks:
+        seen.append(grouped.blocks_of(*arguments, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(dropless, "blocks_of", blocks_of)
+    hardware = f"h100:1x{Layout.parse(layout).mesh.num_devices}"
+    plan = Plan(load_model("mixtral-8x7b"), hardware, Workload(16, 2048, "generate"), Layout.parse(layout))
+    assert check_numerics(plan)["agrees"]
+    assert {1, 0} == {int(blocks.least) for blocks in seen}, "chunks of prompts have blocks, steps have none"
 
 
 def test_a_plan_whose_kernel_can_be_interpreted_has_a_twin_of_it() -> None:

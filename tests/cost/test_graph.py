@@ -38,7 +38,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import DraftHead
 from meshwright.models.count import count_params, train_flops_per_token
 from meshwright.models.presets import load_model
-from meshwright.platforms import CPU, GPU, TPU
+from meshwright.platforms import CPU, GPU, TPU, ExpertBlocks
 
 DEGREES = st.sampled_from([1, 2, 4])
 LAYOUTS = st.builds(
@@ -306,15 +306,15 @@ class TestRecomputation:
         # Of 8 x 4096 tokens each chooses 2 of 8 experts, of which a device has one: 8192 rows where all get
         # as much. Where shapes are static a round has room for twice that, of the 32768 tokens of a group.
         ("fsdp=8,expert=8", None, 8192),
-        ("fsdp=8,expert=8", GPU.share_blocks, 16_384),
+        ("fsdp=8,expert=8", GPU.expert_blocks, 16_384),
         # Without an axis of experts a device meets its own tokens alone: 8192 rows, and room for 8 experts'
         # last blocks, on CPUs of 256 rows: (8192 + 8 x 255) / 256 = 39, elsewhere of 512: 23.
-        ("fsdp=8", CPU.share_blocks, 39 * 256),
-        ("fsdp=8", TPU.share_blocks, 23 * 512),
+        ("fsdp=8", CPU.expert_blocks, 39 * 256),
+        ("fsdp=8", TPU.expert_blocks, 23 * 512),
     ],
 )
 def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
-    text: str, static_blocks: int | None, rows: int
+    text: str, static_blocks: ExpertBlocks | None, rows: int
 ) -> None:
     config, layout = load_model("mixtral-8x7b"), Layout.parse(text)
     graph = record_loss(config, layout, Shape(8, 4096, 4096), Lowering(static_blocks=static_blocks))
@@ -325,13 +325,13 @@ def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
     assert product.flops == 2 * 8192 * 4096 * 14_336
     if static_blocks:
         # A block of 512 rows (256) reads its expert's weight, and adds to a float32 sum that is cast at last.
-        num_blocks, num_weights = 8192 / (256 if static_blocks == CPU.share_blocks else 512), 4096 * 14_336
+        num_blocks, num_weights = 8192 / (256 if static_blocks == CPU.expert_blocks else 512), 4096 * 14_336
         once = num_weights * (8 if text == "fsdp=8" else 1)
         rows_moved = 2 * 8192 * (4096 + 14_336)
         (of_weight,) = nodes["expert_in", "matmul"].weight_gradient
         assert product.hbm_bytes == pytest.approx(rows_moved + 2 * num_blocks * num_weights, rel=1e-6)
         # Of four blocks of an expert the gradient is one product: of two, where there are two (fsdp=8).
-        num_sums = num_blocks / (2 if (text, static_blocks) == ("fsdp=8", TPU.share_blocks) else 4)
+        num_sums = num_blocks / (2 if (text, static_blocks) == ("fsdp=8", TPU.expert_blocks) else 4)
         moved = rows_moved + 8 * num_sums * num_weights + (4 + 4 + 2) * once
         assert of_weight.hbm_bytes == pytest.approx(moved, rel=1e-6)
     if "expert" in text:

@@ -6,7 +6,7 @@ import pytest
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.contractions import contraction_of
-from meshwright.layout.grouped import Crossing, blocks_of, crossing_of
+from meshwright.layout.grouped import Crossing, block_sizes, blocks_of, crossing_of
 from meshwright.layout.moves.experts import (
     from_experts,
     gathered_in_node,
@@ -26,7 +26,7 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
     num_tokens: int, num_experts: int, top_k: int, own: int
 ) -> None:
     moe, random = MoE(num_experts, top_k, 16), np.random.default_rng(num_tokens)
-    blocks = blocks_of(num_tokens, moe, own, CPU.share_blocks)
+    blocks = blocks_of(num_tokens, moe, own, CPU.expert_blocks)
     loads = []
     for skew in (0.0, 2.0, 20.0):
         scores = random.gumbel(size=(num_tokens, num_experts)) - skew * np.arange(num_experts)
@@ -37,7 +37,7 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
     assert blocks.even == min(sum(-(-load // blocks.rows) for load in even), blocks.most)
     assert blocks.capacity == min(2 * blocks.even, blocks.most)
     assert (blocks.passes - 1) * blocks.capacity < blocks.most <= blocks.passes * blocks.capacity
-    together = blocks_of(num_tokens, moe, own, CPU.share_blocks, one_pass=True)
+    together = blocks_of(num_tokens, moe, own, CPU.expert_blocks, one_pass=True)
     assert (together.passes, together._replace(capacity=blocks.capacity, together=blocks.together)) == (
         1,
         blocks,
@@ -46,9 +46,9 @@ def test_no_load_makes_more_blocks_than_there_is_room_for(
 
 def test_many_layouts_have_the_blocks_of_each() -> None:
     moe, tokens = MoE(64, 4, 16), np.array([8.0, 500.0, 4096.0, 1e6])
-    found = blocks_of(tokens, moe, np.array([64, 32, 16, 8]), GPU.share_blocks)
+    found = blocks_of(tokens, moe, np.array([64, 32, 16, 8]), GPU.expert_blocks)
     for place, (num, own) in enumerate(zip(tokens, (64, 32, 16, 8), strict=True)):
-        one = blocks_of(float(num), moe, own, GPU.share_blocks)
+        one = blocks_of(float(num), moe, own, GPU.expert_blocks)
         assert [figure[place] for figure in found] == list(one)
 
 
@@ -56,7 +56,7 @@ def test_few_rows_are_filled_up_where_experts_have_many() -> None:
     """At an even load of 64 rows and more each, at most an eighth of the blocks' rows is filled up."""
     moe = MoE(16, 2, 16)
     for num_tokens in range(512, 9000, 8):
-        blocks = blocks_of(num_tokens, moe, 16, CPU.share_blocks)
+        blocks = blocks_of(num_tokens, moe, 16, CPU.expert_blocks)
         assert 1 <= blocks.even * blocks.rows / (2 * num_tokens) <= 1.25
 
 
@@ -68,14 +68,38 @@ def test_accelerators_read_the_weights_of_an_expert_once_or_twice_where_its_rows
     moe = MoE(64, 4, 16)
     for num_tokens in (128, 200, 1000, 4096, 8191, 8192, 50_000):
         share = 4 * num_tokens / 64
-        blocks = blocks_of(num_tokens, moe, 16, platform.share_blocks)
+        blocks = blocks_of(num_tokens, moe, 16, platform.expert_blocks._replace(whole_tokens=0))
         assert blocks.rows <= share
         assert blocks.even / 16 <= 2 if share < 1024 else blocks.rows == 512
 
 
+def test_an_expert_has_one_block_for_all_tokens_if_they_are_few() -> None:
+    """Each block has a row for every token, so one pass takes any load, also that of no rows."""
+    moe, sizes = MoE(8, 2, 16), GPU.expert_blocks
+    for num_tokens in (4, 60, 128):
+        blocks = blocks_of(num_tokens, moe, 4, sizes)
+        assert blocks.rows >= num_tokens and (blocks.capacity, blocks.passes, blocks.least) == (4, 1, 1)
+        assert list(blocks.filled(np.array([0, 1, num_tokens]))) == [1, 1, 1]
+    # Three tokens choose six rows of eight experts, so that one product of all would read unused weights.
+    for num_tokens in (3, 129):
+        blocks = blocks_of(num_tokens, moe, 4, sizes)
+        assert blocks.least == 0 and list(blocks.filled(np.array([0, 1]))) == [0, 1]
+
+
+def test_experts_have_whole_blocks_in_generation_only() -> None:
+    layout, sizes = Layout.parse("tensor=8"), GPU.expert_blocks
+    assert block_sizes(sizes, layout.at("generate")) == sizes
+    for other in (
+        layout,
+        layout.at("prefill"),
+        Layout.parse("fsdp=8,expert=4,expert_nodes=2,dispatch=once").at("generate"),
+    ):
+        assert block_sizes(sizes, other).whole_tokens == 0
+
+
 def test_many_devices_of_experts_need_no_room_for_the_worst_load() -> None:
     """gpt-oss over 64 devices, two experts each: an even share is 1/32 of all rows that could come."""
-    blocks = blocks_of(64 * 8192, MoE(128, 4, 2880), 2, GPU.share_blocks)
+    blocks = blocks_of(64 * 8192, MoE(128, 4, 2880), 2, GPU.expert_blocks)
     assert blocks.most * blocks.rows >= 64 * 8192 * 2
     assert blocks.capacity * blocks.rows == 2 * 8192 * 4
     assert blocks.passes == 17

@@ -13,7 +13,7 @@ from meshwright.audit.compile.compile import STAGES_APART, CompiledProgram, comp
 from meshwright.audit.compile.planned_program import planned_step
 from meshwright.audit.compile.target import Target
 from meshwright.audit.compile.targets import choose_target
-from meshwright.audit.facts.buffers import constant_bytes
+from meshwright.audit.facts.buffers import chip_memory, constant_bytes
 from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.compiled_schedule import program_timeline
 from meshwright.audit.facts.emitted import on_mesh
@@ -132,7 +132,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     else:
         planned = planned_step(plan, load(plan.hardware), compared_on=PLATFORMS[target.name])
         program = parse_hlo(compiled.hlo)
-        document = against_plan(plan, target, planned, program, plan.layout.mesh, compiled.memory_bytes)
+        memory = chip_memory(compiled.memory_bytes, program)
+        document = against_plan(plan, target, planned, program, plan.layout.mesh, memory)
         constants = constant_bytes(program)
     warnings = compiler_warnings(compiled.compiler_log)
     bad = bool(document["findings"] or document["not_understood"]) or replicates(warnings)

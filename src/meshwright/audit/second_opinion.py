@@ -41,17 +41,22 @@ def compiled_figures(
 
     A refusal is a result too: its message is the reason.
     """
-    from meshwright.audit.plan_audit import scheduled_seconds  # reading programs is not needed to plan
+    # Reading programs is not needed to plan.
+    from meshwright.audit.facts.buffers import chip_memory
+    from meshwright.audit.hlo.read import parse_hlo
+    from meshwright.audit.plan_audit import scheduled_seconds
 
     try:
         compiled = compile_plan(plan, target, progress, use_cache=use_cache)
         program = hashlib.sha256(compiled.hlo.encode()).hexdigest()
+        memory = compiled.memory_bytes
+        if memory and memory.get("host"):
+            memory = chip_memory(memory, parse_hlo(compiled.hlo))
         scheduled = scheduled_seconds(plan, target, compiled)
     except OutOfMemoryError as error:
         return Figures(error.num_bytes, None, str(error))
     except MeshwrightError as error:
         return Figures(None, None, str(error), is_final=False)
-    memory = compiled.memory_bytes
     reason = "" if memory else f"{target.title} gives no figure"
     return Figures(memory["total"] if memory else None, scheduled, reason, program)
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.layout import Layout
-from meshwright.layout.grouped import Blocks, Crossing, blocks_of, crossing_of
+from meshwright.layout.grouped import Blocks, Crossing, block_sizes, blocks_of, crossing_of
 from meshwright.layout.moves.experts import expert_rows, has_fixed_rows, row_routing
 from meshwright.models.config import MoE
 from meshwright.notation.mesh import Degrees
+from meshwright.platforms import ExpertBlocks
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,12 @@ NO_EXPERTS = ExpertRows(0.0, 0.0, 0.0)
 
 
 def expert_rows_of(
-    moe: MoE, layout: Layout, mesh: Degrees, num_sequences: Any, query_len: int, static_blocks: int | None
+    moe: MoE,
+    layout: Layout,
+    mesh: Degrees,
+    num_sequences: Any,
+    query_len: int,
+    static_blocks: ExpertBlocks | None,
 ) -> ExpertRows:
     """The rows of an expert. static_blocks: see `Lowering`."""
     is_fixed, capacity = has_fixed_rows(layout), layout.schedule.capacity or 1
@@ -47,7 +53,7 @@ def expert_rows_of(
 
 
 def _of_one_pass(
-    rows: ExpertRows, moe: MoE, layout: Layout, mesh: Degrees, num_tokens: Any, share_blocks: int
+    rows: ExpertRows, moe: MoE, layout: Layout, mesh: Degrees, num_tokens: Any, sizes: ExpertBlocks
 ) -> ExpertRows:
     """The rows with the capacity of one pass."""
     routing = row_routing(layout)
@@ -55,7 +61,7 @@ def _of_one_pass(
         tuple(axis for axis in expert_rows(layout, "d").axes_of("C") if axis not in routing.rows)
     )
     local = moe.num_experts / mesh.size(layout.table.axes_of("E"))
-    blocks = blocks_of(num_tokens / over, moe, local, share_blocks, one_pass=layout.spmd_stages)
+    blocks = blocks_of(num_tokens / over, moe, local, block_sizes(sizes, layout), one_pass=layout.spmd_stages)
     return replace(
         rows,
         capacity=blocks.capacity * blocks.rows / local * over,

@@ -99,6 +99,8 @@ def peak(
     kept = smaller(saved, on_chip) if layout.schedule.offload else saved
     if layout.pipe > 1 or layout.schedule.offload:
         held = held._replace(ahead=0)
+    if layout.pipe == 1 and layout.schedule.offload:
+        held = held.with_layers_on_host(kept)
     buffers = held.buffers(gradients, microbatches, kept, layout.pipe == 1 or layout.schedule.is_spmd)
     over = smaller(buffers, 0)  # the logits' bytes, if these are freed before the peak
     return Memory(
@@ -129,6 +131,15 @@ class HeldBytes(NamedTuple):
     head_gradient: Any
     table: Any
     ahead: Any
+
+    def with_layers_on_host(self, kept: Any) -> "HeldBytes":
+        """These bytes if no layer's values are on the chip while the head runs.
+
+        The head's gradient is computed before the layers' backward passes, which frees its operands (XLA for
+        GPUs and TPUs, jax 0.10.2). kept: activations on the chip while the layers run.
+        """
+        of_layers = kept - self.once
+        return self._replace(head=self.head - of_layers, waits=self.head_gradient - self.once)
 
     def saved(self, alive: Iterable[Alive]) -> Any:
         """Bytes of saved activations at their maximum."""

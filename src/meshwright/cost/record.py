@@ -56,7 +56,7 @@ def record_training(
         scores_dtype=layout.precision.compute_dtype if platform.fused_softmax else "f32",
         wide_logits=platform.wide_logits and software.is_ours,
         head_tokens=platform.head_tokens,
-        static_blocks=platform.share_blocks if has_static_rows(hardware, layout) else None,
+        static_blocks=platform.expert_blocks if has_static_rows(hardware, layout) else None,
     )
     graph = replace(
         record_loss(config, layout, shape, lowering, many),

@@ -30,7 +30,7 @@ from meshwright.notation.einsum import Reshard
 from meshwright.notation.mesh import Degrees
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import WeightShard
-from meshwright.platforms.platform import Kernel
+from meshwright.platforms.platform import ExpertBlocks, Kernel
 from meshwright.units import whole
 
 
@@ -61,7 +61,7 @@ class Lowering:
     operations, whose scores cross memory block by block. kernel: by this kernel. head_tile: multiple to which
     heads are padded. scores_dtype: of scores in memory, without flash attention. wide_logits: logits that are
     capped or made of narrow operands are kept in float32, too. head_tokens: tokens of a device in a chunk of
-    the head; None: all at once. static_blocks: blocks of rows in an expert's even share, in a program of
+    the head; None: all at once. static_blocks: sizes of the blocks of experts' rows, in a program of
     static shapes (`blocks_of`); None: rows follow the load.
     """
 
@@ -72,7 +72,7 @@ class Lowering:
     scores_dtype: str = "f32"
     wide_logits: bool = False
     head_tokens: int | None = None
-    static_blocks: int | None = None
+    static_blocks: ExpertBlocks | None = None
 
 
 # Flash attention, and no other form that is particular to a platform.

@@ -58,7 +58,7 @@ from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard
-from meshwright.platforms.platform import PROMPT_ROWS, Kernel
+from meshwright.platforms.platform import PROMPT_ROWS, ExpertBlocks, Kernel
 from meshwright.platforms.tpu import LANES
 from meshwright.units import whole
 
@@ -146,7 +146,7 @@ class _CachedOps(SymbolicOps):
         form: AttentionForm = "kernel",
         kernel: Kernel | None = None,
         rows: int = PROMPT_ROWS,
-        static_blocks: int | None = None,
+        static_blocks: ExpertBlocks | None = None,
     ) -> None:
         lowering = Lowering(by_blocks=form == "blocks", kernel=kernel, static_blocks=static_blocks)
         super().__init__(config, layout, shape, lowering)
@@ -194,7 +194,8 @@ class _CachedOps(SymbolicOps):
     def read_share(self, plan: Contraction) -> Any:
         """The share of its experts' weights that the busiest device reads, with equally likely experts.
 
-        Some token chose an expert with probability p = 1 - (1 - k/E)^tokens; see `most_of_any`.
+        Some token chose an expert with probability p = 1 - (1 - k/E)^tokens; see `most_of_any`. A
+        product of all experts reads all weights.
         """
         moe = self.config.moe
         if "E" not in plan.einsum.lhs or moe is None:
@@ -204,7 +205,8 @@ class _CachedOps(SymbolicOps):
             chosen = 1 - (1 - moe.experts_per_token / moe.num_experts) ** tokens
             devices = self.mesh.size(self.layout.table.axes_of("E"))
             held = max(1, round(moe.num_experts / devices))
-            self._read_shares[moe] = most_of_any(held, devices, chosen) / held
+            share, blocks = most_of_any(held, devices, chosen) / held, self.expert_rows.blocks
+            self._read_shares[moe] = share + blocks.least * (1 - share) if blocks else share
         return self._read_shares[moe]
 
     def reads_of_weight(self, blocks: Blocks) -> Any:
@@ -430,7 +432,7 @@ def record_pass(
     *,
     kernel: Kernel | None = None,
     rows: int = PROMPT_ROWS,
-    static_blocks: int | None = None,
+    static_blocks: ExpertBlocks | None = None,
     verified: bool = False,
 ) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
@@ -485,9 +487,9 @@ def record_inference(
     )
 
 
-def _static_blocks(hardware: Hardware) -> int | None:
+def _static_blocks(hardware: Hardware) -> ExpertBlocks | None:
     """Blocks of experts' rows (`Lowering.static_blocks`); None for a roofline, which has no padding rows."""
-    return None if hardware.chip.step.is_roofline else hardware.chip.platform.share_blocks
+    return None if hardware.chip.step.is_roofline else hardware.chip.platform.expert_blocks
 
 
 def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:

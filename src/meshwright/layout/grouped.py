@@ -10,7 +10,10 @@ an extra pass over stages (jax 0.10.2: a loop whose end depends on the load, und
 
 from typing import Any, NamedTuple
 
+from meshwright.layout.layout import Layout
+from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import MoE
+from meshwright.platforms import ExpertBlocks
 
 # Numbers of rows that a block may have.
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -26,7 +29,8 @@ class Blocks(NamedTuple):
 
     rows: rows a block. most: maximum number of blocks. even: number of blocks under even load.
     capacity: blocks a pass. together: blocks of one expert that share one product for the weight's gradient.
-    sums: number of such products under even load. Fields are numbers, or arrays with one for each layout.
+    sums: number of such products under even load. least: blocks of an expert without rows: 1 if every expert
+    has one block, and all blocks are one product. Fields are numbers, or arrays with one for each layout.
     """
 
     rows: Any
@@ -35,6 +39,12 @@ class Blocks(NamedTuple):
     capacity: Any
     together: Any
     sums: Any
+    least: Any = 0
+
+    def filled(self, num_rows: Any) -> Any:
+        """The number of blocks that each expert's rows fill."""
+        used = -(-num_rows // self.rows)
+        return used + self.least * (used == 0)
 
     @property
     def passes(self) -> int:
@@ -43,21 +53,25 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(
-    num_tokens: Any, moe: MoE, own_experts: Any, share_blocks: int, *, one_pass: bool = False
+    num_tokens: Any, moe: MoE, own_experts: Any, sizes: ExpertBlocks, *, one_pass: bool = False
 ) -> Blocks:
     """The blocks of a device that has `own_experts` and gathers `num_tokens`.
 
     A block has 8 to 512 rows. Within these limits an expert's even share, k tokens / E, fills half of
-    `share_blocks` (`Platform.share_blocks`) to all of them. A token has a row for at most k experts.
-    one_pass: a pass takes all rows.
+    `sizes.share` blocks to all of them. A token has a row for at most k experts. With up to
+    `sizes.whole_tokens` tokens, every expert has one block with a row for each of them, provided that its
+    even share is a row or more. one_pass: a pass takes all rows.
 
-    >>> blocks_of(4096, MoE(8, 2, 64), own_experts=8, share_blocks=2)
-    Blocks(rows=512, most=23, even=16.0, capacity=23.0, together=2.0, sums=8.0)
-    >>> blocks_of(4096, MoE(64, 2, 64), own_experts=1, share_blocks=8)
-    Blocks(rows=32, most=128, even=4.0, capacity=8.0, together=4.0, sums=1.0)
+    >>> blocks_of(4096, MoE(8, 2, 64), own_experts=8, sizes=ExpertBlocks(share=2))
+    Blocks(rows=512, most=23, even=16.0, capacity=23.0, together=2.0, sums=8.0, least=0)
+    >>> blocks_of(4096, MoE(64, 2, 64), own_experts=1, sizes=ExpertBlocks(share=8))
+    Blocks(rows=32, most=128, even=4.0, capacity=8.0, together=4.0, sums=1.0, least=0)
+    >>> blocks_of(60, MoE(8, 2, 64), own_experts=8, sizes=ExpertBlocks(whole_tokens=128))
+    Blocks(rows=64, most=8, even=8, capacity=8, together=1, sums=8, least=1)
     """
     share = moe.experts_per_token * num_tokens / moe.num_experts
-    doublings = sum(share >= share_blocks * rows for rows in _SIZES[:-1])
+    is_whole = (num_tokens <= sizes.whole_tokens) * (share >= 1)
+    doublings = sum(share >= sizes.share * rows for rows in _SIZES[:-1])
     rows = _SIZES[0] * 2**doublings
     num_rows = num_tokens * _smaller(moe.experts_per_token, own_experts)
     # Only experts that have rows have part of a block more.
@@ -67,9 +81,22 @@ def blocks_of(
     sums = -(-of_expert // _SUMMED)
     capacity = most if one_pass else _smaller(_CAPACITY * even, most)
     together = -(-of_expert // sums)
-    return Blocks(
+    blocks = Blocks(
         rows, most, even, capacity, _smaller(together, capacity), _smaller(own_experts * sums, even)
     )
+    whole_rows = -(-num_tokens // _SIZES[0]) * _SIZES[0]
+    whole = Blocks(whole_rows, own_experts, own_experts, own_experts, 1, own_experts, 1)
+    return Blocks(*(_chosen(is_whole, *pair) for pair in zip(whole, blocks, strict=True)))
+
+
+def block_sizes(sizes: ExpertBlocks, layout: Layout) -> ExpertBlocks:
+    """The sizes of blocks in the phase of `layout`.
+
+    Experts have whole blocks in generation only, and only if no token crosses to another node, which would
+    make the tokens of a device depend on the load.
+    """
+    takes_whole = layout.phase == "generate" and not row_routing(layout).nodes
+    return sizes if takes_whole else sizes._replace(whole_tokens=0)
 
 
 class Crossing(NamedTuple):
@@ -122,6 +149,10 @@ def nodes_of_token(num_nodes: Any, num_rows: int, groups: int = 1, chosen: int =
     nodes_of_groups = num_nodes * chosen / groups
     reached = _smaller(num_nodes, nodes_of_groups + chosen - _smaller(nodes_of_groups, chosen))
     return reached * (1 - (1 - 1 / reached) ** num_rows)
+
+
+def _chosen(condition: Any, first: Any, other: Any) -> Any:
+    return other + condition * (first - other)
 
 
 def _smaller(first: Any, other: Any) -> Any:

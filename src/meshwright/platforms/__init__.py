@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.platforms.cpu import CPU
 from meshwright.platforms.gpu import GPU
-from meshwright.platforms.platform import Attention, Compiler, Kernel, Platform
+from meshwright.platforms.platform import Attention, Compiler, ExpertBlocks, Kernel, Platform
 from meshwright.platforms.tpu import TPU
 
 # By JAX's name of the backend, in the order that lists of chips have.
@@ -22,6 +22,7 @@ __all__ = [
     "TPU",
     "Attention",
     "Compiler",
+    "ExpertBlocks",
     "Kernel",
     "Platform",
     "platform_of",

@@ -1,6 +1,6 @@
 """Virtual devices on the host's processors. Figures: XLA for CPU of jax 0.10.2."""
 
-from meshwright.platforms.platform import Compiler, Platform
+from meshwright.platforms.platform import Compiler, ExpertBlocks, Platform
 
 CPU = Platform(
     name="cpu",
@@ -37,7 +37,7 @@ CPU = Platform(
     head_tokens=512,
     one_sampler=True,
     # A block reads its expert's weights in the time of 26 rows, and rows of padding cost more.
-    share_blocks=8,
+    expert_blocks=ExpertBlocks(share=8),
     ragged_exchange=False,  # XLA has none
     early_recompute=True,  # XLA drops the barriers of rematerialisation
     compiler=Compiler(

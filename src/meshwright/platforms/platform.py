@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshwright.dtypes import number_type
 
@@ -38,6 +39,22 @@ class Attention:
     ring: bool = False
     queries: int = 1
     capability: float | None = None
+
+
+class ExpertBlocks(NamedTuple):
+    """The sizes of blocks of experts' rows.
+
+    share: blocks in an expert's even share, at most, unless blocks have the fewest or the most rows. Each
+    block reads its expert's weights from memory: accelerators compute as fast with 160 rows (v5p) to 560
+    (v6e), so that blocks are as large as possible. whole_tokens: tokens of a device up to which every
+    expert has one block of that number of rows, in generation.
+    """
+
+    share: int = 2
+    whole_tokens: int = 0
+
+
+_TWO_BLOCKS = ExpertBlocks()
 
 
 @dataclass(frozen=True)
@@ -153,10 +170,7 @@ class Platform:
     joins_inputs: bool = False  # a step of the server takes its small arrays as one
 
     # Experts.
-    # Blocks of rows in an expert's even share, at most, unless blocks have the fewest or the most rows. Each
-    # block reads its expert's weights from memory: accelerators compute as fast with 160 rows (v5p) to 560
-    # (v6e), so that blocks are as large as may be.
-    share_blocks: int = 2
+    expert_blocks: ExpertBlocks = _TWO_BLOCKS
     ragged_exchange: bool = True  # only rows that exist are exchanged
 
     # Steps.

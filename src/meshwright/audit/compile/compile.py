@@ -273,7 +273,10 @@ def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
 
 
 def memory_by_cause(compiled: object, compiler: Compiler) -> dict[str, int] | None:
-    """Bytes of one device by cause; outputs that reuse a donated argument are not counted again."""
+    """Bytes of one device by cause; outputs that reuse a donated argument are not counted again.
+
+    `host` has the temporaries in the host's memory, if there are any.
+    """
     analysis = compiled.memory_analysis()  # pyright: ignore[reportAttributeAccessIssue]
     if analysis is None:
         return None
@@ -287,6 +290,7 @@ def memory_by_cause(compiled: object, compiler: Compiler) -> dict[str, int] | No
         "outputs": fresh_outputs,
         "temporaries": temporaries,
         "total": arguments + fresh_outputs + temporaries,
+        **({"host": host} if (host := analysis.host_temp_size_in_bytes) else {}),
     }
 
 

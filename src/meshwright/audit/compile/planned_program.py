@@ -128,7 +128,7 @@ def planned_step(
         shape = Shape(workload.num_sequences, queries, workload.seq_len)
         at = layout.at(phase)
         if stand_in:
-            rows, blocks = stand_in.prompt_rows, stand_in.share_blocks
+            rows, blocks = stand_in.prompt_rows, stand_in.expert_blocks
             graph = record_pass(plan.model, at, shape, form_by_pages(at), rows=rows, static_blocks=blocks)
         else:
             graph = record_inference(plan.model, hardware, at, shape)

@@ -79,6 +79,27 @@ def buffer_peak(program: Program) -> Peak | None:
     return Peak(num_bytes, tuple(buffers))
 
 
+# Ratio up to which a peak is that of the host's temporaries: the compiler rounds.
+_SAME_PEAK = 1.01
+
+
+def chip_memory(memory: Mapping[str, int] | None, program: Program) -> Mapping[str, int] | None:
+    """A compiler's figures by cause, with the chip's temporaries.
+
+    libtpu's peak is that of the chip or of the host, whichever has more temporaries. With libtpu 0.0.42 and
+    LLaMA-3.2-1B with `offload=true` on 8 v5p, it has the chip's 2.12 GB for 4 layers (the host has 1.39),
+    and the host's 5.58 for 16.
+    If the host has more, the chip's are those of `buffer_peak`.
+    """
+    if memory is None or memory["temporaries"] > _SAME_PEAK * memory.get("host", 0):
+        return memory
+    peak = buffer_peak(program)
+    if peak is None:
+        return memory
+    others = memory["total"] - memory["temporaries"]
+    return {**memory, "temporaries": peak.num_bytes, "total": others + peak.num_bytes}
+
+
 def input_bytes(program: Program) -> int:
     """Bytes of the program's integer inputs: tokens, positions, counters, random keys."""
     inputs = (each for each in program.main.parameters if each.attributes.get(RUNS) != "0")

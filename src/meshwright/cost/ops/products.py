@@ -145,7 +145,8 @@ class ProductOps(Recorder):
         of_weight = replace(product, shape=(inner, rows, columns))
         if routed and self.expert_rows.blocks is not None:
             reads = self.reads_of_weight(self.expert_rows.blocks)
-            product = replace(product, hbm_bytes=rows_moved + weight_bytes * reads)
+            kernels -= self.expert_rows.blocks.least * (kernels - 1)
+            product = replace(product, hbm_bytes=rows_moved + weight_bytes * reads, kernels=kernels)
             of_weight = self._of_weight(of_weight, w, rows_moved, self.expert_rows.blocks)
         self.add(
             Node(

@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, get_abstract_mesh
 
 from meshwright.layout import Layout
-from meshwright.layout.grouped import Blocks, Crossing, blocks_of
+from meshwright.layout.grouped import Blocks, Crossing, block_sizes, blocks_of
 from meshwright.layout.moves.experts import RowRouting, row_routing
 from meshwright.models.config import MoE
 from meshwright.models.transformer import in_extra_passes, rows_by_even_load
@@ -198,7 +198,11 @@ def choices_of(
             crossing.num_nodes * crossing.rows,
         )
     sizes_of_blocks = blocks_of(
-        num_even * travelled, moe, num_local, platform().share_blocks, one_pass=layout.spmd_stages
+        num_even * travelled,
+        moe,
+        num_local,
+        block_sizes(platform().expert_blocks, layout),
+        one_pass=layout.spmd_stages,
     )
     blocks = Blocks(*map(int, sizes_of_blocks))
 
@@ -213,14 +217,14 @@ def choices_of(
 
     def num_passes(totals: Array) -> Array:
         """i32[1]: of this device."""
-        num_blocks = jnp.sum(-(-totals // blocks.rows))
+        num_blocks = jnp.sum(blocks.filled(totals))
         return jnp.maximum(-(-num_blocks // blocks.capacity), 1)[None]
 
     def in_blocks(gates: Array) -> tuple[Array, ...]:
         chosen = gates[0] > 0
         totals = jnp.sum(chosen, axis=0, dtype=jnp.int32)
         num_rows = blocks.passes * blocks.capacity * blocks.rows
-        tokens, owners = sorted_rows(chosen, _first_rows(totals, blocks.rows), num_rows)
+        tokens, owners = sorted_rows(chosen, _first_rows(totals, blocks), num_rows)
         return num_passes(totals), tokens[None], owners[None], totals[None]
 
     def to_travel(gates: Array) -> tuple[Array, ...]:
@@ -246,7 +250,7 @@ def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int
     number = jnp.asarray(number, jnp.int32)
 
     def blocks_to_run(totals: Array, number: Array) -> tuple[Array, Array]:
-        ends, first = jnp.cumsum(-(-totals[0] // blocks.rows)), blocks.capacity * number
+        ends, first = jnp.cumsum(blocks.filled(totals[0])), blocks.capacity * number
         numbers = first + jnp.arange(blocks.capacity, dtype=jnp.int32)
         experts = jnp.sum(numbers[:, None] >= ends[None, :], axis=1)
         experts = jnp.minimum(experts, len(ends) - 1).astype(jnp.int32)
@@ -261,7 +265,7 @@ def routes_of(choices: Choices, gates: Array, number: Array | int, num_even: int
         num_experts, num_local = counts.shape[-1], totals.shape[-1]
         by_source = jnp.reshape(counts, (-1, num_experts))
         of_devices = jnp.reshape(jnp.sum(by_source, axis=0), (-1, num_local))
-        begins = jnp.reshape(_first_rows(of_devices, blocks.rows), -1)
+        begins = jnp.reshape(_first_rows(of_devices, blocks), -1)
         begins = begins[None] + jnp.cumsum(by_source, axis=0) - by_source
         start = blocks.capacity * blocks.rows * number
         before, until = (
@@ -443,7 +447,7 @@ def _ways_of_rows(
     num_between = min(num_peers * most, num_in_blocks) if routing.rows else num_in_blocks
 
     def ways(counts: Array, at: Array) -> _Ways:
-        return _ways(counts[0], at[0], routing, num_local, blocks.rows, num_between)
+        return _ways(counts[0], at[0], routing, num_local, blocks, num_between)
 
     def travel(rows: Array, way: Pieces, num_rows: int) -> Array:
         with jax.named_scope(rows_by_even_load("all_to_all", routes.num_even)):
@@ -487,7 +491,7 @@ class _Ways(NamedTuple):
 
 
 def _ways(
-    counts: Array, at: Array, routing: RowRouting, num_local: int, block: int, num_between: int
+    counts: Array, at: Array, routing: RowRouting, num_local: int, blocks: Blocks, num_between: int
 ) -> _Ways:
     """All pieces of one pass. counts[s, p, E]: its rows; at: their first indices on the senders."""
     here = lax.axis_index(routing.exchanged)
@@ -496,7 +500,7 @@ def _ways(
     experts = _experts_of(routing, num_local, counts.shape[1])  # [p, e] of each device
     # Rows of each device's experts, by the device that they come from: [from, p, e].
     pieces = mine[:, experts]
-    starts = _first_rows(jnp.sum(pieces, axis=0), 1 if routing.rows else block)
+    starts = _first_rows(jnp.sum(pieces, axis=0), None if routing.rows else blocks)
     lands = starts[None] + jnp.cumsum(pieces, axis=0) - pieces
     at_home = at[copy][:, experts]
     out = Pieces(at_home[here], pieces[here], lands[here], lands[:, here], pieces[:, here])
@@ -504,7 +508,7 @@ def _ways(
     # Rows of this device's experts, by the copy of it that has them: [s, e].
     of_copies = jnp.sum(_of_own_experts(counts, routing, num_local), axis=1)
     between = _first_rows(of_copies)
-    together = _first_rows(jnp.sum(of_copies, axis=0), block)[None]
+    together = _first_rows(jnp.sum(of_copies, axis=0), blocks)[None]
     together = together + jnp.cumsum(of_copies, axis=0) - of_copies
     alike = partial(jnp.broadcast_to, shape=of_copies.shape)
     copies = Pieces(alike(between[copy]), alike(of_copies[copy]), alike(together[copy]), together, of_copies)
@@ -535,9 +539,9 @@ def _of_own_experts(counts: Array, routing: RowRouting, num_local: int) -> Array
     return lax.dynamic_slice_in_dim(counts, num_local * lax.axis_index(routing.experts), num_local, axis=2)
 
 
-def _first_rows(counts: Array, block: int = 1) -> Array:
-    """The index of each expert's first row, along the last dimension, each padded to whole blocks."""
-    filled = -(-counts // block) * block
+def _first_rows(counts: Array, blocks: Blocks | None = None) -> Array:
+    """The index of each expert's first row, along the last dimension; in whole blocks, if given."""
+    filled = counts if blocks is None else blocks.filled(counts) * blocks.rows
     return jnp.cumsum(filled, axis=-1) - filled
 
 

@@ -5,7 +5,8 @@
 The loops over blocks end after the blocks in use (layout/grouped.py). A block is one product on every
 platform: `lax.ragged_dot` multiplies all rows with all of a device's experts on CPUs and GPUs, and on TPUs
 for the weights' gradients (jax 0.10.2). Elementwise operations after a product run in such a loop as well, so
-that unused capacity costs only memory.
+that unused capacity costs only memory. If every expert has one block (`Blocks.least`), the forward pass has
+no loop: all blocks are one product.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ def grouped_product(
     trips = by_even_load(blocks.even)
 
     def local(x: Array, w: Array, experts: Array, count: Array) -> Array:
-        y = _forward(x, w[0], experts, count, scope=trips, multiply=multiply)
+        y = _forward(x, w[0], experts, count, blocks, scope=trips, multiply=multiply)
         return lax.psum(y, over_d) if over_d and not is_second else y
 
     def local_backward(x: Array, w: Array, experts: Array, count: Array, d_y: Array) -> tuple[Array, Array]:
@@ -91,8 +92,11 @@ def read_product(
         def block_of(i: Array) -> Array:
             return multiply(blocks[i], jax.tree.map(lambda leaf: leaf[owners[i]], weight))
 
-        read = x, jax.tree.leaves(weight)[0]
-        y = _looped(block_of, read, count[0], len(owners), by_even_load(routes.blocks.even))
+        if routes.blocks.least:
+            y = jax.vmap(multiply)(blocks, weight)
+        else:
+            read = x, jax.tree.leaves(weight)[0]
+            y = _looped(block_of, read, count[0], len(owners), by_even_load(routes.blocks.even))
         y = jnp.reshape(y, (1, -1, y.shape[-1]))
         return lax.psum(y, over_d) if over_d else y
 
@@ -123,6 +127,8 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
         return [jnp.reshape(one, (num_blocks, -1, one.shape[-1])) for one in rows]
 
     def local(count: Array, *rows: Array) -> Array:
+        if routes.blocks.least:
+            return compute(*rows)
         blocks = in_blocks(rows)
         y = _looped(lambda i: compute(*(one[i] for one in blocks)), rows, count[0], num_blocks, scope)
         return jnp.reshape(y, rows[0].shape)
@@ -172,14 +178,20 @@ def _looped(
         return lax.fori_loop(0, count, step, nothing)
 
 
-def _forward(x: Array, w: Array, experts: Array, count: Array, *, scope: str, multiply: Multiply) -> Array:
+def _forward(
+    x: Array, w: Array, experts: Array, count: Array, sizes: Blocks, *, scope: str, multiply: Multiply
+) -> Array:
     """y[1, C, O] of one device's blocks."""
     blocks, owners = _blocks(x, experts), experts[0]
 
-    def block_of(i: Array) -> Array:
-        return multiply(FORWARD, blocks[i], w[owners[i]].astype(x.dtype), True).astype(x.dtype)
+    def product(block: Array, weight: Array) -> Array:
+        return multiply(FORWARD, block, weight.astype(x.dtype), True).astype(x.dtype)
 
-    return jnp.reshape(_looped(block_of, (x, w), count[0], len(owners), scope), (1, -1, w.shape[-1]))
+    if sizes.least:
+        y = jax.vmap(product)(blocks, w)
+    else:
+        y = _looped(lambda i: product(blocks[i], w[owners[i]]), (x, w), count[0], len(owners), scope)
+    return jnp.reshape(y, (1, -1, w.shape[-1]))
 
 
 def _of_rows(w: Array, experts: Array, count: Array, d_y: Array, *, scope: str, multiply: Multiply) -> Array:
