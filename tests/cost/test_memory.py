@@ -407,7 +407,6 @@ _FURTHER_OFF = {
         "v5p:2x2x2",
         "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full",
     ): _WITH_TENSOR,
-    ("llama-3.2-1b", "v5p:2x2x2", "fsdp=8,offload=true"): "more than its schedule has alive, not traced",
 }
 
 
