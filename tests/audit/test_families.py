@@ -144,6 +144,23 @@ def test_states_of_pieces(config: ModelConfig, text: str) -> None:
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.11)
 
 
+@pytest.mark.parametrize(
+    ("text", "seq_len"),
+    [
+        # A norm over split heads saves its sums.
+        ("fsdp=4,tensor=2", 256),
+        # Four chunks a piece: XLA unrolls a loop of one, and merges products that are computed again.
+        ("context=2,tensor=2,fsdp=2,remat=full", 1024),
+    ],
+)
+def test_lightning_attention(text: str, seq_len: int) -> None:
+    layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+    config = replace(LIGHTNING, max_seq_len=seq_len)
+    audit = audit_plan(Plan(config, "cpu:8", Workload(16, seq_len), layout), "cpu", use_cache=False)
+    assert audit["verdict"] == "match"
+    assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.01)
+
+
 def test_a_piece_shorter_than_a_chunk_is_a_chunk() -> None:
     """Eight pieces of 32 positions: products within a chunk are of 32 keys, not of 64."""
     layout = Layout.parse("context=4,fsdp=2").replace(weights_dtype="f32", compute_dtype="f32")

@@ -354,6 +354,7 @@ def test_what_is_not_understood_is_listed() -> None:
     entry = """  %x = f32[4] parameter(0)
   %s = (f32[4], u32[], token[]) send(%x, %x), channel_id=1
   %k = f32[4] custom-call(%x), custom_call_target="my_kernel", metadata={op_name="jit(f)/attn"}
+  %i = f32[4] custom-call(%x), custom_call_target="InvertDiagBlocksLowerTriangular"
   ROOT %t = (f32[1], s32[1]) custom-call(%x), custom_call_target="TopK\""""
     assert not_understood(parse_hlo(program(entry))) == [
         "s: send communicates; its bytes are not counted",

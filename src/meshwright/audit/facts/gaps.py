@@ -22,6 +22,8 @@ _HARMLESS = frozenset({
     "GatherScatterIndicesBitpacked",
     "PartialReduce", "SliceToDynamic", "PadToStatic", "xla_python_cpu_callback", "PrintPrimitive",
     "SliceId", "ZeroCrop", "PrepareAsyncCallStart", "PrepareAsyncCallDone",
+    # Of a triangular solve on TPUs, which then multiplies by the inverse in products that are counted.
+    "InvertDiagBlocksLowerTriangular",
 })  # fmt: skip
 
 # Opcodes of XLA's HloOpcode, without the endings of asynchronous pairs.

@@ -10,6 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+
+from meshwright.nn.remat import OPERATION
 
 # Of the squares' sum of queries and keys, as in the kernels of flash-linear-attention.
 _UNIT_EPS = 1e-6
@@ -34,7 +37,10 @@ def _step(x: Array, bias: Array, *, least: float | None, axes: Sequence[int]) ->
 
 
 def _inverse_size(wide: Array, axes: Sequence[int], eps: float) -> Array:
-    return lax.rsqrt(jnp.mean(wide * wide, axis=tuple(axes), keepdims=True) + eps)
+    mean = jnp.mean(wide * wide, axis=tuple(axes), keepdims=True)
+    if any(jax.typeof(wide).sharding.spec.partitions[axis] for axis in axes):
+        mean = checkpoint_name(mean, OPERATION)  # to recompute it would take another all-reduce
+    return lax.rsqrt(mean + eps)
 
 
 def _rms(x: Array, *scale: Array, eps: float, axes: Sequence[int]) -> Array:
