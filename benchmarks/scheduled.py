@@ -29,7 +29,10 @@ from meshwright.validate.reproduce import reproduce
 ROOT = Path(__file__).parents[1]
 RESULTS, DOCUMENT = ROOT / "benchmarks/results/scheduled.json", ROOT / "docs/how-to/read-an-audit.md"
 START, END = "<!-- scheduled -->", "<!-- end of scheduled -->"
-ROWS = {"tpu": ("T0467", "T0469", "T0533"), "gpu": ("T0464", "T0513", "T0515", "T0517", "T0460")}
+ROWS = {
+    "tpu": ("T0467", "T0469", "T0533"),
+    "gpu": ("T0464", "T0513", "T0515", "T0517", "T0460", "T0466", "T0454", "T0456"),
+}
 PACKAGES = ("jax", "libtpu", "jax-cuda12-plugin")
 # Our remat policies for a row that states none, and for one with `selective`.
 _REMAT = {"": "none", "selective": "matmuls"}
