@@ -7,9 +7,9 @@
     prefill    prompt tokens per second of a prompt of 512
 
 The model has 134M parameters, random, written by transformers. Each peer is a process that lives throughout
-and has all cores in its turn: bf16 beside bf16, int8 beside 8-bit weights; ours computes in float32 where
-`mw serve` does so by default. A peer that cannot be had is skipped, with the reason. PYTHON is the
-interpreter of an environment with the peers:
+and has all cores in its turn: bf16 beside bf16, int8 and int4 beside weights of 8 and 4 bits; ours computes
+in float32 where `mw serve` does so by default. A peer that cannot be had is skipped, with the reason.
+PYTHON is the interpreter of an environment with the peers:
 
     python -m venv peers && peers/bin/pip install torch transformers gguf llama-cpp-python \
         openvino-genai optimum-intel
@@ -68,7 +68,7 @@ def ours(folder: Path, dtype: str) -> Answer:
     layout = Layout.of(weights_dtype=weights, compute_dtype=computed)
     mesh = device_mesh(layout, jax.devices()[:1])
     params = load_hf(folder, config, layout, mesh)
-    layout = layout.replace(**INT8) if dtype == "int8" else layout
+    layout = layout.replace(**{"bf16": {}, "int8": INT8, "int4": {"weights_dtype": "int4"}}[dtype])
     runner = JaxRunner(params, config, layout, mesh, num_slots=STREAMS, context=CONTEXT)
     runner.warm_up()
 
@@ -91,7 +91,7 @@ def with_transformers(folder: Path, dtype: str) -> Answer:
     import torch
     from transformers import AutoModelForCausalLM
 
-    assert dtype == "bf16", "transformers has no 8-bit products for CPUs"
+    assert dtype == "bf16", "transformers has no narrow products for CPUs"
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def answer(prompts: Sequence[Sequence[int]], num_tokens: int) -> None:
@@ -156,7 +156,7 @@ def with_llama_cpp(folder: Path, dtype: str) -> Answer:
 
 
 def write_gguf(folder: Path, file: Path, dtype: str) -> None:
-    """The checkpoint in llama.cpp's format: in bf16, or 8-bit blocks of 32 (q8_0). Norms stay f32."""
+    """The checkpoint in llama.cpp's format: bf16, or blocks of 32 in q8_0 or q4_0. Norms stay f32."""
     import torch
     from safetensors.torch import load_file
 
@@ -180,7 +180,7 @@ def write_gguf(folder: Path, file: Path, dtype: str) -> None:
         x = tensor.to(torch.float32).numpy()
         if name.endswith(("q_proj.weight", "k_proj.weight")):  # rotated in pairs there, here in halves
             x = x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
-        stored = kind.F32 if x.ndim == 1 else kind.BF16 if dtype == "bf16" else kind.Q8_0
+        stored = kind.F32 if x.ndim == 1 else {"bf16": kind.BF16, "int8": kind.Q8_0, "int4": kind.Q4_0}[dtype]
         there = names.get_name(name, try_suffixes=(".weight",))
         writer.add_tensor(there, gguf.quants.quantize(np.ascontiguousarray(x), stored), raw_dtype=stored)
     writer.write_header_to_file()
@@ -190,14 +190,15 @@ def write_gguf(folder: Path, file: Path, dtype: str) -> None:
 
 
 def with_openvino(folder: Path, dtype: str) -> Answer:
-    """OpenVINO GenAI's continuous batching of the model as optimum exports it; in 8 bits its weights."""
+    """OpenVINO GenAI's continuous batching of the model as optimum exports it; weights may be narrow."""
     ov, genai = import_module("openvino"), import_module("openvino_genai")
 
     there = folder / f"openvino-{dtype}"
     if not there.exists():
         intel = import_module("optimum.intel")
 
-        narrow = intel.OVWeightQuantizationConfig(bits=8) if dtype == "int8" else None
+        bits = {"bf16": {}, "int8": {"bits": 8}, "int4": {"bits": 4, "sym": True, "group_size": 32}}[dtype]
+        narrow = intel.OVWeightQuantizationConfig(**bits) if bits else None
         model = intel.OVModelForCausalLM.from_pretrained(
             folder, export=True, compile=False, load_in_8bit=False, quantization_config=narrow
         )
@@ -274,7 +275,7 @@ def measured(python: str, names: Sequence[str], rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "llama-134m")
         subprocess.run([python, "-c", WRITE, str(folder)], check=True)
-        for dtype in ("bf16", "int8"):
+        for dtype in ("bf16", "int8", "int4"):
             with ExitStack() as stack:
                 workers: dict[str, subprocess.Popen[str]] = {}
                 for name in names:

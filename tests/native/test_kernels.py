@@ -63,6 +63,26 @@ def test_a_product_is_that_of_float32(
 
 
 @settings(max_examples=30)
+@given(
+    st.integers(1, 40),
+    st.one_of(st.integers(1, 9), st.just(130)),
+    st.sampled_from([8, 16, 32]),
+    WIDTHS,
+    st.sampled_from(["bfloat16", "float32"]),
+)
+def test_a_product_with_int4_multiplies_the_sum_of_each_group(
+    rows: int, groups: int, group: int, width: int, kind: str
+) -> None:
+    needs_native()
+    x, w = _operands(rows, groups * group, width, kind)
+    with jax.set_mesh(device_mesh(Layout.parse(""))):
+        made = quantise(w.astype(jnp.float32), "int4", 1, group)
+        y = kernels.grouped_product(x, kernels.in_panels(made.values), kernels.in_panels(made.scales))
+        expected = np.asarray(x, np.float64) @ np.asarray(widened(made, jnp.float32), np.float64).T
+    np.testing.assert_allclose(y, expected, atol=1e-5 * np.sqrt(groups * group), rtol=1e-5)
+
+
+@settings(max_examples=30)
 @given(st.integers(1, 40), SIZES, WIDTHS, st.sampled_from(["bfloat16", "float32"]))
 def test_a_product_with_int8_is_exact_but_for_the_scale(rows: int, size: int, width: int, kind: str) -> None:
     needs_native()
@@ -228,6 +248,8 @@ LAYOUTS = {
     "data": ("bf16", "bf16", "data=2"),
     "f32": ("f32", "f32", ""),
     "bf16 widened": ("bf16", "f32", ""),
+    "int4": ("int4", "f32", ""),
+    "int4, tensor": ("int4", "f32", "tensor=2"),
 }
 
 
@@ -315,7 +337,7 @@ def test_a_step_gives_the_logits_of_xlas(case: str) -> None:
         _logits(dtype, computed, text, with_native=here) for here in (True, False)
     )
     assert program.count("meshwright_attention") >= TINY.num_layers
-    assert "meshwright_product" in program
+    assert ("meshwright_grouped_product" if dtype == "int4" else "meshwright_product") in program
     assert "meshwright" not in plain.replace("meshwright/", "")
     size = np.abs(expected).max()
     np.testing.assert_allclose(own, expected, atol=(1e-5 if computed == "f32" else 0.03) * size)

@@ -18,4 +18,5 @@ TYPE = NumberType(
     trained_as=frozenset({"frozen weights"}),
     planned_as=frozenset({"cache"}),
     tables="int8",
+    native_operands=frozenset({"bf16", "f32"}),
 )

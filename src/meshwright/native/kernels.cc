@@ -1,4 +1,4 @@
-// Products of rows with weights in float32, bf16 and int8, and attention over a cache of pages, for x86 with AVX2 and
+// Products of rows with weights in float32, bf16, int8 and int4, and attention over a cache of pages, for x86 with AVX2 and
 // FMA or with AVX-512, and with the instructions for products of bf16 and int8 that the compiler may use.
 //
 // Called by XLA through its foreign function interface, and run on its threads; see kernels.py. Weights w[O, I]
@@ -239,11 +239,18 @@ Lanes First(int64_t count) {
   return static_cast<Lanes>(count >= kLanes ? (1u << kLanes) - 1 : count > 0 ? (1u << count) - 1 : 0);
 }
 
+// Bits of each lane, moved down and up again with their sign.
+using Signed = int32_t __attribute__((vector_size(4 * kLanes)));
+Ints Down(Ints x, int bits) { return reinterpret_cast<Ints>(reinterpret_cast<Signed>(x) >> bits); }
+Ints Up(Ints x, int bits) { return reinterpret_cast<Ints>(reinterpret_cast<Signed>(x) << bits); }
+
 // Kinds of products. A step is 32 bits of a row of weights: kTogether numbers. As an instruction multiplies them they
-// are kWords words of 32 bits, each of which it sums into one of a vector's lanes.
+// are kWords words of 32 bits, each of which it sums into one of a vector's lanes. kHasGroups: a sum over a group of
+// steps is multiplied by a scale of its own before it is added to the others.
 
 // What is multiplied and summed in float32.
 struct Wider {
+  static constexpr bool kHasGroups = false;
   struct Row {};  // what a row of x has beside its numbers
 
   static Floats Dot(Floats sum, Ints w, Ints x) { return Fma(AsFloats(w), AsFloats(x), sum); }
@@ -275,6 +282,7 @@ struct Widened : Wider {  // of bf16
 
 #ifdef __AVX512BF16__
 struct Bf16 {
+  static constexpr bool kHasGroups = false;
   static constexpr int64_t kTogether = 2, kOften = 5;
   static constexpr int kWords = 1;
   struct Row {};
@@ -297,6 +305,7 @@ using Bf16 = Widened;
 
 // int8 by what is made int8 with a scale for each row, summed in int32.
 struct Int8 {
+  static constexpr bool kHasGroups = false;
   static constexpr int64_t kTogether = 4, kOften = 5;
 
   struct Row {
@@ -355,6 +364,39 @@ struct Int8 {
   }
 };
 
+// int4, two in a byte and the first in its lower half, multiplied and summed in float32.
+struct Int4 : Wider {
+  static constexpr bool kHasGroups = true;
+  static constexpr int64_t kTogether = 8, kOften = 3;
+  static constexpr int kWords = 8;
+  static int32_t Word(const int32_t* row, int64_t step, int i) { return row[8 * step + i]; }
+  static Ints Weight(Ints w, int i) { return AsInts(ToFloats(Down(Up(w, 28 - 4 * i), 28))); }
+};
+
+// The same by bf16, which has all of these numbers. A word is the numbers i and i + 4 of a step.
+#ifdef __AVX512BF16__
+struct Int4ByBf16 : Bf16 {
+  static constexpr bool kHasGroups = true;
+  static constexpr int64_t kTogether = 8, kOften = 3;
+  static constexpr int kWords = 4;
+
+  static int32_t Word(const int32_t* row, int64_t step, int i) {
+    const auto* const numbers = reinterpret_cast<const uint16_t*>(row) + 8 * step + i;
+    return static_cast<int32_t>(numbers[0] | static_cast<uint32_t>(numbers[4]) << 16);
+  }
+  // 0 to 7 and -8 to -1 in bf16, by their four bits.
+  static Ints Weight(Ints w, int i) {
+    alignas(64) static constexpr uint16_t kNumbers[32] = {
+        0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0,
+        0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0,
+        0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80};
+    return _mm512_permutexvar_epi16(And(Down(w, 4 * i), All(0x000F000F)), _mm512_load_si512(kNumbers));
+  }
+};
+#else
+using Int4ByBf16 = Int4;
+#endif
+
 // A panel is the next 16 rows of w, the last one fewer; its steps follow each other, each with its rows side by side:
 // a vector or two, which all rows of x meet. So weights are read in their order, once for each kRows rows of x, from
 // memory for the first of them and from a core's cache for the others.
@@ -370,6 +412,16 @@ constexpr int64_t kGroups = 32;  // of rows, whose words of a block stay in the 
 #endif
 constexpr int64_t kAhead = 32;  // steps that weights are fetched before they are read
 
+// Sums of groups are in registers beside the sums of all.
+template <typename Kind>
+constexpr int64_t kRowsOf = Kind::kHasGroups ? kRows / 2 : kRows;
+
+// The scales of a panel: f32[groups, columns], each of a group of so many steps.
+struct Scales {
+  const float* at;
+  int64_t steps, columns;
+};
+
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What is fetched from memory while a tile is computed, so many bytes with each word or step: else the memory waits.
@@ -382,7 +434,8 @@ struct Ahead {
 // these places. kIsMade: the panel is of words, not of steps.
 template <typename Kind, int R, bool kIsMade>
 void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind::Row* rows, const int64_t* places,
-          int64_t num_rows, float* y, int64_t width, const Lanes* lanes, bool is_first, bool is_last, Ahead ahead) {
+          int64_t num_rows, float* y, int64_t width, const Lanes* lanes, bool is_first, bool is_last, Ahead ahead,
+          Scales scales) {
   Floats sums[R][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -391,23 +444,54 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
       sums[r][v] = is_first || r >= num_rows ? All(0.0f) : Wide(y + places[r] * width + v * kLanes, lanes[v]);
     }
   }
-  constexpr int kWords = kIsMade ? 1 : Kind::kWords;
-  for (int64_t k = 0; k < steps * Kind::kWords / kWords; ++k) {
-    _mm_prefetch(ahead.at, _MM_HINT_T0);
-    ahead.at += ahead.bytes;
+  // Words of one round. Those of a group are summed in turns in two registers, since each sum waits for the one before.
+  constexpr int kWords = kIsMade ? (Kind::kHasGroups ? 2 : 1) : Kind::kWords;
+  constexpr int kTurns = Kind::kHasGroups && kVectors == 1 ? 2 : 1;
+  const auto add = [&](Floats(*to)[R][kVectors], int64_t from, int64_t until) {
+    for (int64_t k = from; k < until; ++k) {
+      _mm_prefetch(ahead.at, _MM_HINT_T0);
+      ahead.at += ahead.bytes;
+#pragma GCC unroll 8
+      for (int i = 0; i < kWords; ++i) {
+        Ints ws[kVectors];
 #pragma GCC unroll 2
-    for (int i = 0; i < kWords; ++i) {
-      Ints ws[kVectors];
+        for (int v = 0; v < kVectors; ++v) {
+          ws[v] = Load(w + (kIsMade ? k * kWords + i : k) * kPanel + v * kLanes);
+          if (!kIsMade) ws[v] = Kind::Weight(ws[v], i);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const Ints xs = All(x[(k * kWords + i) * R + r]);
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) to[i % kTurns][r][v] = Kind::Dot(to[i % kTurns][r][v], ws[v], xs);
+        }
+      }
+    }
+  };
+  const int64_t count = steps * Kind::kWords / kWords;
+  if constexpr (!Kind::kHasGroups) {
+    add(&sums, 0, count);
+  } else {
+    const int64_t of_group = scales.steps * Kind::kWords / kWords;
+    for (int64_t k = 0; k < count; k += of_group, scales.at += scales.columns) {
+      Floats turns[kTurns][R][kVectors];
+#pragma GCC unroll 2
+      for (int t = 0; t < kTurns; ++t) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+          for (int v = 0; v < kVectors; ++v) turns[t][r][v] = All(0.0f);
+        }
+      }
+      add(turns, k, k + of_group);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
-        ws[v] = Load(w + k * kPanel + v * kLanes);
-        if (!kIsMade) ws[v] = Kind::Weight(ws[v], i);
-      }
+        const Floats scale = Wide(scales.at + v * kLanes, lanes[v]);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const Ints xs = All(x[(k * kWords + i) * R + r]);
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = Kind::Dot(sums[r][v], ws[v], xs);
+        for (int r = 0; r < R; ++r) {
+          const Floats sum = kTurns == 2 ? turns[0][r][v] + turns[kTurns - 1][r][v] : turns[0][r][v];
+          sums[r][v] = Fma(sum, scale, sums[r][v]);
+        }
       }
     }
   }
@@ -430,8 +514,8 @@ struct Tiles {
   // The smallest of at least so many rows.
   template <int R = 1>
   static Tiles For(int64_t rows) {
-    if constexpr (R < kRows) {
-      if (rows > R) return For<std::min<int>(2 * R, kRows)>(rows);
+    if constexpr (R < kRowsOf<Kind>) {
+      if (rows > R) return For<std::min<int>(2 * R, kRowsOf<Kind>)>(rows);
     }
     return {R, Tile<Kind, R, false>, Tile<Kind, R, (Kind::kWords > 1)>};
   }
@@ -449,7 +533,7 @@ struct Rows {
   template <typename X>
   Rows(ffi::ThreadPool& pool, const X* x, int64_t num_rows, int64_t size)
       : places(Places(x, num_rows, size)), count(places.size()), steps(Ceil(size, Kind::kTogether)) {
-    tiles = Tiles<Kind>::For(Ceil(count, std::max<int64_t>(1, Ceil(count, kRows))));
+    tiles = Tiles<Kind>::For(Ceil(count, std::max<int64_t>(1, Ceil(count, kRowsOf<Kind>))));
     num_groups = Ceil(count, tiles.num_rows);
     last = Tiles<Kind>::For(count - (num_groups - 1) * tiles.num_rows);
     numbers.reset(new int32_t[num_groups * tiles.num_rows * steps * Kind::kWords]);
@@ -507,8 +591,8 @@ const int32_t* Made(const int32_t* w, int64_t steps, int64_t columns) {
 
 // A block of a panel, of which `first` is the first column, for groups of rows; meanwhile the next one is fetched.
 template <typename Kind>
-void Block(const Rows<Kind>& rows, const int32_t* panel, const int32_t* next, float* y, int64_t width, int64_t first,
-           int64_t from, int64_t steps, int64_t begin, int64_t end) {
+void Block(const Rows<Kind>& rows, const int32_t* panel, const int32_t* next, Scales scales, float* y, int64_t width,
+           int64_t first, int64_t from, int64_t steps, int64_t begin, int64_t end) {
   const int64_t columns = std::min(kPanel, width - first), groups = end - begin, words = steps * Kind::kWords;
   const int64_t step_bytes = kPanel * sizeof(int32_t), bytes = steps * step_bytes;
   const auto* const beyond = reinterpret_cast<const char*>(panel) + kAhead * step_bytes;
@@ -524,17 +608,25 @@ void Block(const Rows<Kind>& rows, const int32_t* panel, const int32_t* next, fl
     const Ahead part{reinterpret_cast<const char*>(next) + (group - begin) * bytes / groups, bytes / (groups * words)};
     (makes ? tiles.of_words : tiles.of_steps)(x, panel, steps, rows.others.data() + row, rows.places.data() + row,
                                               rows.count - row, y + first, width, lanes, from == 0,
-                                              from + steps == rows.steps, makes ? part : Ahead{beyond, step_bytes});
+                                              from + steps == rows.steps, makes ? part : Ahead{beyond, step_bytes},
+                                              scales);
   }
 }
 
 // Panels `begin` to `end` for all rows. Weights are read in their order, unless the words of all rows are too many for
 // the second cache: then a block of each panel, and of that for some groups of rows at a time.
 template <typename Kind>
-void Panels(const Rows<Kind>& rows, const int32_t* w, float* y, int64_t width, int64_t begin, int64_t end) {
+void Panels(const Rows<Kind>& rows, const int32_t* w, Scales scales, float* y, int64_t width, int64_t begin,
+            int64_t end) {
   constexpr int64_t kSteps = kBlock / Kind::kWords;
   const auto block = [&](int64_t panel, int64_t from) {
     return w + panel * kPanel * rows.steps + from * std::min(kPanel, width - panel * kPanel);
+  };
+  const auto scales_of = [&](int64_t panel, int64_t from) -> Scales {
+    if (!Kind::kHasGroups) return scales;
+    const int64_t columns = std::min(kPanel, width - panel * kPanel);
+    const float* const of_panel = scales.at + panel * kPanel * (rows.steps / scales.steps);
+    return {of_panel + from / scales.steps * columns, scales.steps, columns};
   };
   const bool are_few = rows.num_groups * rows.steps <= kGroups * kSteps;
   const int64_t span = are_few ? rows.steps : kSteps, groups = are_few ? rows.num_groups : kGroups;
@@ -544,8 +636,8 @@ void Panels(const Rows<Kind>& rows, const int32_t* w, float* y, int64_t width, i
       for (int64_t panel = begin; panel < end; ++panel) {
         for (int64_t from = start; from < stop; from += kSteps) {
           const int32_t *here = block(panel, from), *next = here + (are_few ? kSteps : rows.steps) * kPanel;
-          Block<Kind>(rows, here, next, y, width, panel * kPanel, from, std::min(kSteps, stop - from), some,
-                      std::min(some + groups, rows.num_groups));
+          Block<Kind>(rows, here, next, scales_of(panel, from), y, width, panel * kPanel, from,
+                      std::min(kSteps, stop - from), some, std::min(some + groups, rows.num_groups));
         }
       }
     }
@@ -554,14 +646,14 @@ void Panels(const Rows<Kind>& rows, const int32_t* w, float* y, int64_t width, i
 
 template <typename Kind, typename X>
 void Multiply(ffi::ThreadPool& pool, const X* x, const int32_t* w, float* y, int64_t num_rows, int64_t size,
-              int64_t width) {
+              int64_t width, Scales scales = {}) {
   const Rows<Kind> rows(pool, x, num_rows, size);
   if (rows.count < num_rows) std::fill_n(y, num_rows * width, 0.0f);
   if (!rows.count) return;
   // Eight parts for each thread, since some begin late.
   const int64_t panels = Ceil(width, kPanel), part = Ceil(panels, 8 * std::max<int64_t>(1, pool.num_threads()));
   InParallel(pool, Ceil(panels, part), [=, &rows](int64_t i) {
-    Panels<Kind>(rows, w, y, width, i * part, std::min(panels, (i + 1) * part));
+    Panels<Kind>(rows, w, scales, y, width, i * part, std::min(panels, (i + 1) * part));
   });
 }
 
@@ -591,6 +683,26 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
   if (of_weights == ffi::BF16 && of_x == ffi::BF16) return multiply(Bf16(), uint16_t());
   if (of_weights == ffi::S8 && of_x == ffi::BF16) return multiply(Int8(), uint16_t());
   if (of_weights == ffi::S8 && of_x == ffi::F32) return multiply(Int8(), float());
+  return ffi::Error::InvalidArgument("of these types there is no product");
+}
+
+// y f32[R, O] of x[R, I] in f32 or bf16, and int4 w[O, I / 2] and its scales f32[O, G] in panels.
+ffi::Error GroupedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Buffer<ffi::F32> scales,
+                          ffi::ResultBuffer<ffi::F32> y) {
+  const auto sizes = x.dimensions(), of_w = w.dimensions(), of_scales = scales.dimensions();
+  const int64_t steps = StepsOf(w), groups = of_scales.size() == 2 ? of_scales[1] : 0;
+  const bool fit = steps && w.element_type() == ffi::S8 && sizes.size() == 2 && sizes[1] == 2 * of_w[1] && groups && of_scales[0] == of_w[0];
+  if (!fit || steps % groups || kBlock / Int4::kWords % (steps / groups)) {
+    return ffi::Error::InvalidArgument("x[R, I], w[O, I / 2] and scales[O, G] of groups of whole steps are needed");
+  }
+  const auto multiply = [&](auto kind, auto number) {
+    Multiply<decltype(kind)>(pool, static_cast<const decltype(number)*>(x.untyped_data()),
+                             static_cast<const int32_t*>(w.untyped_data()), y->typed_data(), sizes[0], sizes[1],
+                             of_w[0], Scales{scales.typed_data(), steps / groups, kPanel});
+    return ffi::Error::Success();
+  };
+  if (x.element_type() == ffi::F32) return multiply(Int4(), float());
+  if (x.element_type() == ffi::BF16) return multiply(Int4ByBf16(), uint16_t());
   return ffi::Error::InvalidArgument("of these types there is no product");
 }
 
@@ -975,6 +1087,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(product, Product,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(grouped_product, GroupedProduct,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(in_panels, InPanels,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());

@@ -37,7 +37,7 @@ _SOURCE = Path(__file__).with_name("kernels.cc")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl"), ("avx512_bf16", "avx512_vnni")
 _AVX2 = ("avx2", "fma"), ("avx_vnni",)
 _FLAGS = "-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC"
-_OPERATIONS = "product", "in_panels", "rows_of_panels", "once", "attention"
+_OPERATIONS = "product", "grouped_product", "in_panels", "rows_of_panels", "once", "attention"
 _COMPILERS = "c++", "g++", "clang++"
 _TIMEOUT_SECONDS = 300  # 15 s at rest
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -89,6 +89,11 @@ def has_whole_steps(size: int, dtype: Any) -> bool:
     return size * jnp.dtype(dtype).itemsize % _STEP_BYTES == 0
 
 
+def has_whole_groups(group: int) -> bool:
+    """Whether int4 weights with a scale for each `group` inputs can be in panels: two share a byte."""
+    return group % (2 * _STEP_BYTES) == 0
+
+
 def in_panels(w: Array) -> Array:
     """The numbers of w[O, I], on one device, in the order that `product` reads."""
     return jax.ffi.ffi_call(_target("in_panels"), jax.ShapeDtypeStruct(w.shape, w.dtype))(w)
@@ -104,6 +109,16 @@ def product(x: Array, w: Array) -> Array:
     """
     y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
     return jax.ffi.ffi_call(_target("product"), y)(x, w)
+
+
+def grouped_product(x: Array, w: Array, scales: Array) -> Array:
+    """y f32[R, O] of x[R, I] in f32 or bf16, int4 w i8[O, I / 2] and scales f32[O, G], both in panels.
+
+    On one device. I / G is 8, 16 or 32. Each group's products are summed before they are multiplied by its
+    scale. A row of the result depends on its own row of x only.
+    """
+    y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(_target("grouped_product"), y)(x, w, scales)
 
 
 def rows_of_panels(w: Array, ids: Array) -> Array:

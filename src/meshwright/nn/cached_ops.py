@@ -114,19 +114,28 @@ class InferenceOps(JaxOps):
         spec = f"{einsum.lhs},{_letters_there(plan)}->{einsum.out}"
         with jax.named_scope(name):
             if isinstance(weight, Panels):
-                w: Array | Panels = weight
+                w: Array | Panels | Quantised = weight
             elif self._routes:
                 return read_product(plan, x, self._of_experts(plan, weight), self._routes, self._of_one)
             elif isinstance(weight, Quantised) and not weight.is_grouped:
                 return self._scaled_product(plan, spec, x, weight)
+            elif isinstance(weight, Quantised) and isinstance(weight.values, Panels):
+                w = weight
             else:
                 w = self._read_weight(plan, weight)
             y = self._product(plan, spec, x, w).astype(self.dtype)
             return apply_reshard(plan.out_reshard, y)
 
-    def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels) -> Array:
-        """The product in the operands' types; x is cast to the type of weights in int8 and fp8."""
+    def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels | Quantised) -> Array:
+        """The product in the operands' types; x is cast to the type of weights in int8 and fp8.
+
+        A Quantised has groups, in panels.
+        """
         spec_of_product = partition_spec(plan.product)
+        if isinstance(w, Quantised):
+            parts = w.values.numbers, w.scales.numbers
+            multiply = lambda x, parts: kernels.grouped_product(x, *parts)  # noqa: E731 - of a tree
+            return einsum_of_rows(multiply, spec, x, parts, spec_of_product)
         if isinstance(w, Panels):
             return einsum_of_rows(kernels.product, spec, x, w.numbers, spec_of_product)
         if is_narrow(w.dtype):
@@ -535,7 +544,9 @@ def _cut(param: Param, dtype: str, types: Any, whole: Array, row: Array | None) 
         return in_panels(made, num_summed) if isinstance(types, Panels) else made
     made = quantise(turned, dtype, num_summed, types.group)
     if isinstance(types.values, Panels):
-        return replace(made, values=in_panels(made.values, num_summed))
+        made = replace(made, values=in_panels(made.values, num_summed))
+    if isinstance(types.scales, Panels):
+        made = replace(made, scales=in_panels(made.scales, num_summed))
     return made
 
 
@@ -606,8 +617,11 @@ def _type(
         num_shards = layout.mesh.size(array.axes_of(last))
         groups = sizes[last] // group_size(sizes[last] // num_shards, record.group)
         in_pair, stored = (2, jnp.int8) if platform_of(mesh).packs_int4 else (1, jax_dtype(dtype))
-        values = array_type(array, mesh, {**sizes, last: sizes[last] // in_pair}, stored)
-        return Quantised(values, array_type(array, mesh, {**sizes, last: groups}, jnp.float32))
+        parts = (
+            array_type(array, mesh, {**sizes, last: sizes[last] // in_pair}, stored),
+            array_type(array, mesh, {**sizes, last: groups}, jnp.float32),
+        )
+        return Quantised(*(map(Panels, parts) if lies_in_panels else parts))
     values: Any = array_type(array, mesh, sizes, jax_dtype(dtype))
     values = Panels(values) if lies_in_panels else values
     kept = tuple(letter for letter in array.dims if letter not in param.fan_in)
@@ -642,12 +656,16 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
         return False
     record = number_type(dtype)
     precision = layout.precision
-    read_in = precision.matmul_dtype if record.scales else precision.compute_dtype
+    is_rounded = record.scales and not record.group
+    read_in = precision.matmul_dtype if is_rounded else precision.compute_dtype
     if read_in not in record.native_operands:
         return False
     sizes = dimensions(config)
-    inner = prod(sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in)
-    return kernels.has_whole_steps(inner, jax_dtype(dtype))
+    summed = [sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in]
+    if record.group:
+        # Tables are looked up, and rows of panels have no groups.
+        return name != "embed" and kernels.has_whole_groups(group_size(summed[-1], record.group))
+    return kernels.has_whole_steps(prod(summed), jax_dtype(dtype))
 
 
 def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> Params:

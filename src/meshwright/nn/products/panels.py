@@ -27,6 +27,14 @@ class Panels:
     def ndim(self) -> int:
         return self.numbers.ndim
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numbers.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.numbers.dtype
+
 
 def in_panels(w: Array, num_summed: int) -> Panels:
     """w[O..., I...] in panels. num_summed: number of last dimensions that products sum over."""

@@ -56,8 +56,8 @@ class Quantised:
         """Inputs that share a scale; 1 if each output has one."""
         if not self.is_grouped:
             return 1
-        in_values = 2 if self.values.dtype == jnp.int8 else 1
-        return in_values * self.values.shape[-1] // self.scales.shape[-1]
+        in_value = 2 if self.values.dtype == jnp.int8 else 1
+        return in_value * self.values.shape[-1] // self.scales.shape[-1]
 
 
 def is_narrow(dtype: Any) -> bool:

@@ -28,19 +28,23 @@ def is_of_rows(spec: str) -> bool:
 
 
 def einsum_of_rows(
-    product: Callable[[Array, Array], Array], spec: str, x: Array, w: Array, out_sharding: PartitionSpec
+    product: Callable[[Array, Any], Array], spec: str, x: Array, w: Any, out_sharding: PartitionSpec
 ) -> Array:
-    """y[B, T, O...] of x[B, T, I...] by w[O..., I...], by `product` of each device's rows."""
+    """y[B, T, O...] of x[B, T, I...] by w[O..., I...], by `product` of each device's rows.
+
+    w: an array, or a tree of arrays that make up the weight, each of that many dimensions.
+    """
     assert is_of_rows(spec), spec
     num_summed = len(spec.partition(",")[0]) - 2
 
-    def local(x: Array, w: Array) -> Array:
-        kept = w.shape[: w.ndim - num_summed]
+    def local(x: Array, w: Any) -> Array:
+        first = jax.tree.leaves(w)[0]
+        kept = first.shape[: first.ndim - num_summed]
         rows = jnp.reshape(x, (x.shape[0] * x.shape[1], -1))
-        y = product(rows, jnp.reshape(w, (prod(kept), -1)))
+        y = product(rows, jax.tree.map(lambda part: jnp.reshape(part, (prod(kept), -1)), w))
         return jnp.reshape(y, (*x.shape[:2], *kept))
 
-    return each_device(local, (spec_of(x), spec_of(w)), out_sharding)(x, w)
+    return each_device(local, (spec_of(x), jax.tree.map(spec_of, w)), out_sharding)(x, w)
 
 
 def in_tiles(compute: Callable[[Any], Any], rows: Any) -> Any:
