@@ -58,6 +58,18 @@ class Case:
         return Plan(model, self.hardware, workload, Layout.parse(self.layout))
 
 
+# A model of each mixer, and so many of its layers that each of their kinds is among them.
+MIXERS = {
+    "qwen3.5-27b": 4,
+    "kimi-linear-48b-a3b": 4,
+    "codestral-mamba-7b": 2,
+    "falcon-mamba-7b": 2,
+    "minimax-text-01": 2,
+    "lfm2-1.2b": 4,
+    "falcon-h1-7b": 2,
+    "deepseek-v3.2": 4,
+}
+
 CASES = [
     Case("llama-3.2-1b", "v5e:4x4", "data=16,zero=1", 32, 2048),
     Case("llama-3.2-1b", "v5e:4x4", "data=16,zero=2,microbatches=2", 32, 2048),
@@ -178,6 +190,15 @@ CASES = [
     Case("llama-3.2-1b", "v5p:2x2x2", "fsdp=8,offload=true", 16, 2048),
     Case("llama-3.2-1b", "v5p:2x2x2", "fsdp=4,context=2,context_method=ulysses", 16, 2048),
     Case("qwen3-0.6b", "v5e:2x4", "fsdp=8", 16, 2048),
+    *(
+        Case(model, hardware, layout, num_sequences, seq_len, phase, num_layers)
+        for hardware in ("v5p:2x2x2", "h100:1x8")
+        for model, num_layers in MIXERS.items()
+        for layout, num_sequences, seq_len, phase in (
+            ("fsdp=8,remat=full", 16, 4096, "train"),
+            ("tensor=8", 64, 4096, "generate"),
+        )
+    ),
 ]
 
 
