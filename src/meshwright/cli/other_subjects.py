@@ -31,6 +31,11 @@ _MEANINGS: dict[str, str] = {
     "--given microbatches=8": (
         "accumulation accumulate microbatches micro; gradient gradients grad batches steps"
     ),
+    "--given remat=attention": (
+        "selective; checkpointing activation recompute recomputation remat granularity"
+    ),
+    "--given master_weights=true": "master; weights params fp32",
+    "--set num_heads=32": "heads; attention query",
     "--given remat=full": (
         "recompute recomputation remat rematerialization checkpointing; activation activations gradient "
         "method "
@@ -66,7 +71,7 @@ _MEANINGS: dict[str, str] = {
     "--slots": "seqs slots concurrency concurrent; batch requests running sequences",
     "--phase generate --batch": "seqs sequences batch bs; requests running",
     "--batch-tokens, the sequences times --seq-len,": (
-        "batch bs batchsize; training device train global tokens local"
+        "batch bs batchsize; sequences training device train global tokens local"
     ),
     "--lengths sharegpt": "dataset workload distribution; length",
     "--given 'memory<=70GB'": "mem memory vram hbm; limit gpu",
@@ -87,6 +92,7 @@ _MEANINGS: dict[str, str] = {
     "--judge": "reward scorer; model",
     "--samples 8": "generations samples rollouts group; prompt",
     "--prompts": "batch bs queries; rollout train global prompts",
+    "--hardware h100:4x8, 4 hosts of 8,": "node nodes hosts machine machines",
     "--hardware h100:8": (
         "machine machines processes gpu cluster topology slice tpu gpus node nodes device devices chips "
         "cards accelerators "
@@ -135,7 +141,8 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "options are typed one by one; -o plan.toml keeps them with the plan": "yaml config-file cfg",
         _OF_DATA: "dataset dataloader corpus text mmap shuffle blend split fim data-path",
         _OF_START: (
-            "rdzv standalone master nodelist exclude constraint time walltime local-rank machine-rank "
+            "rdzv standalone master-addr master-port nodelist exclusive coordinator restart exclude "
+            "constraint time walltime local-rank machine-rank "
             "port host ip hostfile partition account qos "
             "namespace pod image "
             "container "
@@ -192,7 +199,8 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         _IN_FILE: (
             "layer layers hidden heads head embedding embeddings position rope rotary yarn vocab "
             "vocabulary norm "
-            "rmsnorm layernorm swiglu geglu gelu relu bias kv query qk mla mlp ffn intermediate tie untie"
+            "rmsnorm layernorm swiglu geglu gelu relu bias kv query qk mla mlp ffn intermediate tie "
+            "untied untie"
             " tied "
             "window vision sliding mamba depth width dim gqa group"
         ),
@@ -218,7 +226,8 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "--rate 20 finds the fewest replicas that hold it": "autoscale autoscaling scale scaling replicas",
         "weights and cache stay on the chips; leave it out": "offload cpu host",
         "with --rate 20 pools apart are tried too": (
-            "pd disaggregation disaggregated disagg kv-transfer transfer prefill-workers decode-workers"
+            "decode prefill pd disaggregation disaggregated disagg kv-transfer transfer "
+            "prefill-workers decode-workers"
         ),
         "experts and attention of one layout are --layout tensor=8,expert=8 or data=8,expert=8": (
             "dp-attention moe ep expert experts eplb"
@@ -339,6 +348,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "trust device enforce eager cuda graph backend attention compile"
         ),
         "prompts are cut in chunks of --chunk tokens; leave it out": "chunked batched",
+        "a proxy in front of the server speaks TLS; leave it out": "ssl tls keyfile certfile cert",
         "requests are logged with --log-json": "log logging loglevel stats",
     },
     "mw bench serve": {

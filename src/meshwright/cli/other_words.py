@@ -158,7 +158,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--drafts": ("--num-speculative-tokens", "--speculative", "--speculative-tokens", "--spec-tokens"),
     "--mode": ("--disaggregated", "--disaggregation", "--chunked-prefill"),
     "--prefix-hit 0.5, the share of prompts in the cache,": ("--enable-prefix-caching", "--prefix-caching"),
-    "--chunk": ("--chunked-prefill", "--chunked-prefill-size", "--max-num-batched-tokens", "--prefill-chunk"),
+    "--chunk": (
+        "--chunked-prefill", "--chunked-prefill-size", "--max-num-batched-tokens", "--prefill-chunk",
+        "--max-num-tokens",
+    ),
     "--no-prefix-cache": (
         "--disable-radix-cache", "--no-enable-prefix-caching", "--disable-prefix-caching",
     ),
@@ -268,6 +271,9 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "a run ends after --steps batches; it goes on with --resume": (
             "--hours", "--minutes", "--time", "--max-time",
         ),
+    },
+    "mw generate": {
+        "tokens are sampled with --temperature and --top-p; leave it out": ("--top-k", "--topk", "--min-p"),
     },
     "mw compare": {
         "name both: mw compare a.toml b.toml": ("--vs", "--versus", "--with", "--against", "--baseline"),

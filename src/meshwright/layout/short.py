@@ -7,6 +7,7 @@ from functools import lru_cache
 from math import lcm, prod
 from typing import Any
 
+from meshwright.dtypes import KNOWN, named
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes import (
     AXES,
@@ -178,6 +179,8 @@ def value_here(word: str, value: str) -> str:
         name = next((name for name in OPTIMIZERS if plain.find(name.removesuffix("w")) >= 0), "")
         narrow = ",optimizer_dtype=int8" if "8bit" in plain else ""
         return f"optimizer={name}{narrow}" if name else ""
+    elif word.endswith("_dtype"):
+        return f"{word}={named(value)}" if named(value) in KNOWN else ""
     else:
         number = re.sub(r"\D", "", value)
         return f"{word}={number}" if word == "zero" and len(number) == 1 else ""
