@@ -816,8 +816,8 @@ class _OneSent32(_Sent32):
 class _WithoutGradients(JaxOps):
     """The backward pass leaves out the first products of the feed-forward."""
 
-    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
-        return lax.stop_gradient(super().activation(name, gate, up, kind))
+    def activation(self, name: str, gate: Array, up: Array | None, kind: str, *more: Any) -> Array:
+        return lax.stop_gradient(super().activation(name, gate, up, kind, *more))
 
 
 class _HeadTwice(JaxOps):
@@ -1032,7 +1032,7 @@ class _WithoutResidual(JaxOps):
 class _WithoutGate(JaxOps):
     """The gate goes by no function."""
 
-    def activation(self, name: str, gate: Array, up: Array | None, kind: str) -> Array:
+    def activation(self, name: str, gate: Array, up: Array | None, kind: str, *more: Any) -> Array:
         with jax.named_scope(name):
             return gate if up is None else gate * up
 

@@ -248,8 +248,8 @@ def _without_softcap() -> Patches:
     plain: Any = attention.blockwise
 
     def uncapped(*given: Any) -> Any:
-        *arrays, how, windows = given
-        return plain(*arrays, how._replace(softcap=None), windows)
+        before, how, after = given[:8], given[8], given[9:]
+        return plain(*before, how._replace(softcap=None), *after)
 
     return [_object(attention, "blockwise", uncapped)]
 
