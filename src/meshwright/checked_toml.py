@@ -162,7 +162,7 @@ class CheckedToml:
                 raise self.error(prefix + key, f"is unknown; {nearest(key, list(known))}")
 
 
-def _missing(data: Any, key: str, above: str = "") -> str | None:
+def _missing(data: object, key: str, above: str = "") -> str | None:
     """The first missing part of `table.key`; None if all of it exists."""
     first, _, rest = key.partition(".")
     if not isinstance(data, Mapping):

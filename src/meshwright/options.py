@@ -166,7 +166,7 @@ def option(
     return cast(T, field(default=default, repr=repr, metadata={"option": declared}))
 
 
-def as_option(declared: object, name: str, kind: Any) -> Option | None:
+def as_option(declared: object, name: str, kind: object) -> Option | None:
     """The option that a field declares, with its name and type; None for other fields and values."""
     if not (isinstance(declared, Field) and "option" in declared.metadata):
         return None

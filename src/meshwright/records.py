@@ -124,7 +124,7 @@ def _value(
     data: Mapping[str, Any],
     key: str,
     prefix: str,
-    hint: Any,
+    hint: object,
     *,
     keys: Collection[str] = (),
     words: Collection[str] = (),

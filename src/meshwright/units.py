@@ -3,9 +3,15 @@
 import re
 from decimal import Decimal
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshwright.errors import MeshwrightError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# A number, or an array with one for each of many layouts or batches. A string, as planning imports no numpy.
+Figure: TypeAlias = "float | NDArray[Any]"
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _IN_WORDS = {"thousand": "k", "million": "m", "billion": "b", "trillion": "t"}
@@ -175,7 +181,7 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * _SIZES[match[2]])
 
 
-def whole(figure: Any) -> Any:
+def whole(figure: Figure) -> Any:
     """The nearest whole number, or an array of them.
 
     >>> whole(2.6)

@@ -242,10 +242,10 @@ def _total(seconds: Iterable[float | None]) -> float | None:
 
 def audit(
     jitted: Callable[..., Any],
-    *args: Any,
+    *args: object,
     hardware: str | None = None,
     ahead_of_time: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> dict:
     """The audit of `jitted(*args, **kwargs)`, which is compiled and not run.
 
@@ -271,7 +271,7 @@ def audit(
     return document
 
 
-def _has_abstract_mesh(arguments: Any) -> bool:
+def _has_abstract_mesh(arguments: object) -> bool:
     import jax
 
     shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments))
@@ -279,7 +279,9 @@ def _has_abstract_mesh(arguments: Any) -> bool:
     return any(isinstance(mesh, jax.sharding.AbstractMesh) and not mesh.empty for mesh in meshes)
 
 
-def compiled_program(jitted: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Program, Mesh | None]:
+def compiled_program(
+    jitted: Callable[..., Any], *args: object, **kwargs: object
+) -> tuple[Program, Mesh | None]:
     """The optimised program and its mesh.
 
     The mesh is that of the first argument with one, otherwise that of jax.set_mesh.
@@ -366,7 +368,7 @@ def _on_chips(mesh: "jax.sharding.Mesh | jax.sharding.AbstractMesh", target: Tar
     return jax.sharding.Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 
-def _mesh_of(arguments: Any) -> "jax.sharding.Mesh | jax.sharding.AbstractMesh | None":
+def _mesh_of(arguments: object) -> "jax.sharding.Mesh | jax.sharding.AbstractMesh | None":
     import jax
 
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)]

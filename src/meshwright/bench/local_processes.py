@@ -65,7 +65,7 @@ def sweep_in_processes(
     return json.loads(_in_processes(spec, task, num_processes, budget, "give --max-seconds more"))
 
 
-def calibrate_in_processes(spec: str, num_processes: int, sizes: Any = None) -> Hardware:
+def calibrate_in_processes(spec: str, num_processes: int, sizes: object = None) -> Hardware:
     """The hardware of `calibrate` measured in the same way, with collectives over gloo.
 
     Matmuls, memory and the training step are also timed in all processes at once.

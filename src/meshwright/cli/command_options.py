@@ -75,7 +75,7 @@ def _with_options(function: Callable[..., object]) -> Callable[..., object]:
         at = [parameter.name for parameter in shown].index(name) + 1
         shown[at:at] = group
 
-    def run(**values: Any) -> object:
+    def run(**values: object) -> object:
         for name, (of, is_instance) in owners.items():
             fields = values_of(of, values)
             values[name] = of.owner(**fields) if is_instance else fields
@@ -132,7 +132,7 @@ def _parameter(option: Option, *, optional: bool) -> Parameter:
     return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def _collection(kind: Any) -> Callable[[Sequence[str]], object] | None:
+def _collection(kind: object) -> Callable[[Sequence[str]], object] | None:
     """The constructor of the values of a repeatable option, a tuple or frozenset; None for other options."""
     if get_origin(kind) in (tuple, frozenset):
         return get_origin(kind)

@@ -173,7 +173,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     return document | ({"notes": notes} if notes else {})
 
 
-def shortened(value: Any) -> Any:
+def shortened(value: object) -> Any:
     """A document with the first items of each list, and the number that is left out."""
     if isinstance(value, dict):
         return {key: shortened(inner) for key, inner in value.items() if key not in ("environment", "search")}
@@ -186,7 +186,7 @@ def shortened(value: Any) -> Any:
     return value
 
 
-def _without_parts(item: Any) -> Any:
+def _without_parts(item: object) -> Any:
     """An item of a list without the parts of its step, which `best` has."""
     if not isinstance(item, dict):
         return item

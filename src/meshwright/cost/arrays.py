@@ -5,8 +5,10 @@ from functools import reduce
 from math import ceil
 from typing import Any
 
+from meshwright.units import Figure
 
-def larger(first: Any, other: Any) -> Any:
+
+def larger(first: Figure, other: Figure) -> Any:
     """The larger of two figures.
 
     >>> larger(2.0, 3.0)
@@ -17,7 +19,7 @@ def larger(first: Any, other: Any) -> Any:
     return _numpy().maximum(first, other)
 
 
-def smaller(first: Any, other: Any) -> Any:
+def smaller(first: Figure, other: Figure) -> Any:
     """The smaller of two figures.
 
     >>> smaller(2.0, 3.0)
@@ -37,7 +39,7 @@ def largest(figures: Iterable[Any]) -> Any:
     return reduce(larger, figures, 0)
 
 
-def ceiling(figure: Any) -> Any:
+def ceiling(figure: Figure) -> Any:
     """A figure rounded up.
 
     >>> ceiling(2.1)
@@ -46,7 +48,7 @@ def ceiling(figure: Any) -> Any:
     return ceil(figure) if isinstance(figure, float | int) else _numpy().ceil(figure)
 
 
-def each(function: Callable[[float], float], figure: Any) -> Any:
+def each(function: Callable[[float], float], figure: Figure) -> Any:
     """`function` of a number, or of each number of an array.
 
     >>> each(abs, -2.0)

@@ -36,6 +36,7 @@ from meshwright.layout.rules import Rules, is_matrix
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
 from meshwright.notation.mesh import Mesh
+from meshwright.units import Figure
 
 
 class Member(NamedTuple):
@@ -203,7 +204,7 @@ class Family:
             self._segments[saving, joined] = SegmentSeconds(*map(self._all, seconds))
         return self._segments[saving, joined]
 
-    def _all(self, figures: Any) -> Any:
+    def _all(self, figures: Figure) -> Any:
         """An array of figures, or of lists of figures; its last dimension is the members."""
         if isinstance(figures, list):
             return np.array([self._all(figure) for figure in figures])

@@ -45,7 +45,7 @@ from meshwright.cost.graph import (
 from meshwright.cost.pipeline.stages import SegmentRuns
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
-from meshwright.units import whole
+from meshwright.units import Figure, whole
 
 # Layers with activations on the chip while those of other layers are on the host.
 _LAYERS_NOT_OFFLOADED = 2
@@ -89,7 +89,7 @@ def peak(
     states: tuple[Any, Any, Any],
     held: "HeldBytes",
     alive: Sequence[Alive],
-    microbatches: Any,
+    microbatches: Figure,
     layout: Layout,
 ) -> Memory:
     """Peak memory of one stage with `alive` microbatches; arguments may be arrays by layout."""
@@ -146,7 +146,7 @@ class HeldBytes(NamedTuple):
         totals = (each.saved * self.a_microbatch + each.left * self.left for each in alive)
         return largest(totals) + self.once
 
-    def buffers(self, gradients: Any, microbatches: Any, kept: Any, apart: bool) -> Any:
+    def buffers(self, gradients: Figure, microbatches: Figure, kept: Figure, apart: bool) -> Any:
         """Bytes of the largest phase beyond states, gradients and the saved activations `kept`.
 
         apart: the gradients of a microbatch are separate arrays until they are added to the sum. They do not
@@ -296,7 +296,7 @@ class _Alive:
         self.of: dict[int, Any] = {}
         self.total: Any = 0
 
-    def add(self, value: Value, num_bytes: Any) -> None:
+    def add(self, value: Value, num_bytes: Figure) -> None:
         self.of[id(value)] = self.of.get(id(value), 0) + num_bytes
         self.total = self.total + num_bytes
 

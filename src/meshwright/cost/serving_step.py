@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from math import comb
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.cost.arrays import largest
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
@@ -60,7 +60,10 @@ from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.platforms.platform import PROMPT_ROWS, ExpertBlocks, Kernel
 from meshwright.platforms.tpu import LANES
-from meshwright.units import whole
+from meshwright.units import Figure, whole
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -341,7 +344,7 @@ class _CachedOps(SymbolicOps):
         return pages_read(self.sizes["T"], self.sizes["S"], self._row, self._page, window)
 
     def _softmax(
-        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Any, window: Window | None
+        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Figure, window: Window | None
     ) -> tuple[Value, ...]:
         """The scores in memory: of one row and some pages at a time, or of all rows and a block of tables.
 
@@ -397,7 +400,7 @@ class _CachedOps(SymbolicOps):
         return arrays
 
 
-def most_of_any(held: int, devices: int, chosen: Any) -> Any:
+def most_of_any(held: int, devices: int, chosen: Figure) -> Any:
     """The expected number of chosen experts on the device with the most.
 
     Each of `devices` has `held` experts, each chosen with probability `chosen`:
@@ -577,7 +580,7 @@ class Passes:
         self,
         config: ModelConfig,
         layout: Layout,
-        batches: Any,
+        batches: "NDArray[Any]",
         queries: int,
         context: int,
         hardware: Hardware,

@@ -440,6 +440,6 @@ def _table(name: str, values: dict[str, Any]) -> str:
     return "\n".join([*title, *(f"{key} = {_value(value)}" for key, value in values.items())]) + "\n"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     # JSON writes strings, integers, lists and finite floats as TOML does.
     return json.dumps(list(value) if isinstance(value, tuple) else value)

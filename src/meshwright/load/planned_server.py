@@ -21,6 +21,7 @@ from meshwright.load.settings import LatencyTargets, SimulatedServers
 from meshwright.load.simulator import Planned, StepPrices, Used, collector_paused, simulate_server
 from meshwright.load.traffic import Load, num_cut, within
 from meshwright.plan_file import Plan, load_plan
+from meshwright.progress import Progress
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.policy import DISAGGREGATED, Mode, mode_of
 from meshwright.units import format_number_of, format_seconds
@@ -42,7 +43,7 @@ def simulated(
     servers: SimulatedServers,
     load: Load,
     targets: LatencyTargets,
-    report: Any,
+    report: Progress,
     factor: float = 1.0,
 ) -> dict[str, Any]:
     """The document of `mw bench serve` for the plan at `path`, with the key `simulated`.
@@ -83,7 +84,7 @@ def simulated(
 
 
 def simulated_modes(
-    path: Path, servers: SimulatedServers, load: Load, targets: LatencyTargets, report: Any
+    path: Path, servers: SimulatedServers, load: Load, targets: LatencyTargets, report: Progress
 ) -> dict[str, dict[str, Any]]:
     """The documents of `simulated` by mode."""
     return {mode: simulated(path, replace(servers, mode=mode), load, targets, report) for mode in MODES}
@@ -182,7 +183,7 @@ def _used(used: Used, seconds: float, server: Planned) -> dict[str, Any]:
 
 
 def _fewest(
-    server: Planned, load: Load, targets: LatencyTargets, report: Any
+    server: Planned, load: Load, targets: LatencyTargets, report: Progress
 ) -> tuple[Planned, dict[str, Any]]:
     """The smallest number of replicas that meets the targets, by doubling and bisection."""
 

@@ -79,7 +79,7 @@ class ChatTemplate:
         """Raise CheckpointError if the template does not parse."""
         _ = self._template, self._tool_template
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **context: object) -> str:
         """The prompt that asks for the next assistant message; RequestError if the template refuses.
 
         context: further names that the template may read, such as tools. Raises CheckpointError if the
@@ -114,7 +114,7 @@ def _refuse(message: str) -> None:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

@@ -76,7 +76,7 @@ def explain(config: Mapping[str, Any], name: str) -> Explanation:
     return Explanation(family, (*lines, *_defaults(family, given, model)), error)
 
 
-def _line(key: str, value: Any, rule: Rule | Part | None, model: ModelConfig | None) -> ExplainedKey:
+def _line(key: str, value: object, rule: Rule | Part | None, model: ModelConfig | None) -> ExplainedKey:
     match rule:
         case None if is_harmless(key, value):
             return ExplainedKey(key, value, "ignored", "off, a factor of 1, or of training: changes nothing")
@@ -103,7 +103,7 @@ def _fields(paths: tuple[str, ...], model: ModelConfig | None) -> str:
     return ", ".join(f"{path} = {_shown(field_of(model, path))}" if model else path for path in paths)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """The value; of a table, the fields that have no default value."""
     if not is_dataclass(value):
         return repr(value)

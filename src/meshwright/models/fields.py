@@ -27,7 +27,7 @@ def check_fields(config: Any, where: str) -> None:
         check_field(each.type, each.name, getattr(config, each.name), where)
 
 
-def check_field(annotation: Any, name: str, value: Any, where: str) -> None:
+def check_field(annotation: object, name: str, value: object, where: str) -> None:
     """ModelError if a field of this type cannot have this value."""
     if get_origin(annotation) is tuple and is_dataclass(get_args(annotation)[0]):
         if not isinstance(value, tuple) or not all(isinstance(one, get_args(annotation)[0]) for one in value):
@@ -71,6 +71,6 @@ def _fault(kind: Any, value: Any, least: int, most: int) -> str | None:
     return None
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether it is a finite number and not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= abs(value) < float("inf")

@@ -207,7 +207,7 @@ def _renamed(config: Mapping[str, Any], name: str) -> tuple[dict[str, Any], list
     return renamed, changed
 
 
-def _set_size(config: dict[str, Any], key: str, value: Any, given: str) -> None:
+def _set_size(config: dict[str, Any], key: str, value: object, given: str) -> None:
     """Set a size of weights. Lengths and padded vocabularies may have a second value: the first stays."""
     if config.get(key) is None:
         config[key] = value
@@ -244,7 +244,7 @@ def _nearest(config: Mapping[str, Any], fewest: _Odd | None) -> tuple[Family | N
     return (best[1] if best else None), fewest
 
 
-def is_harmless(key: str, value: Any) -> bool:
+def is_harmless(key: str, value: object) -> bool:
     """Whether an unknown key is assumed to change nothing: it is off, a factor of 1, or of training."""
     is_factor = key.endswith(("multiplier", "scale", "factor"))
     return (
@@ -286,7 +286,7 @@ def value_of(given: Mapping[str, Any], key: str, rule: Key) -> Any:
     return None if rule.null_is_none and key in given else rule.default
 
 
-def refusal(family: Family, key: str, value: Any, rule: Rule | Part | None) -> str | None:
+def refusal(family: Family, key: str, value: object, rule: Rule | Part | None) -> str | None:
     """Why a key with this value cannot be read; None if it can."""
     if isinstance(rule, Part) and value is not None and rule.kinds and not isinstance(value, rule.kinds):
         return f"{key} = {value!r} must be {_words(rule.kinds)}"
@@ -304,6 +304,6 @@ def _words(kinds: tuple[type, ...]) -> str:
     return "a number" if float in kinds else f"a {kinds[0].__name__}"
 
 
-def _check_kind(name: str, key: str, value: Any, kinds: tuple[type, ...]) -> None:
+def _check_kind(name: str, key: str, value: object, kinds: tuple[type, ...]) -> None:
     if value is not None and not isinstance(value, kinds):
         raise ModelError(f"{name}: {key} = {value!r} must be {_words(kinds)}")

@@ -285,7 +285,7 @@ def _any_tower(t: Table) -> int:
     return patch * width + places * width + t.layers() + 2 * width
 
 
-def _sizes(width: int, inner: int, layers: int, patch: int, **more: Any) -> dict[str, Any]:
+def _sizes(width: int, inner: int, layers: int, patch: int, **more: object) -> dict[str, Any]:
     """Defaults of a class."""
     named = {
         "hidden_size": width,

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from meshwright.files import cache_folder
 from meshwright.native.processor import features
@@ -84,7 +85,7 @@ def _loaded() -> str | None:
     return None
 
 
-def has_whole_steps(size: int, dtype: Any) -> bool:
+def has_whole_steps(size: int, dtype: DTypeLike) -> bool:
     """Whether weights w[O..., I...] can be in panels. size: numbers I of a device."""
     return size * jnp.dtype(dtype).itemsize % _STEP_BYTES == 0
 

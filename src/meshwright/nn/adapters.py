@@ -22,7 +22,7 @@ def merged(config: ModelConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
         return params
     flat, letters = flatten(params), parameters(config)
 
-    def leaf(path: str, _: Any) -> jax.Array:
+    def leaf(path: str, _: object) -> jax.Array:
         weight = flat[path]
         if isinstance(weight, Frozen):
             with jax.set_mesh(weight.values.sharding.mesh):

@@ -443,7 +443,7 @@ def _entries(x: Array, num_first: int) -> tuple[Any, Any]:
     return first[0], last[0]
 
 
-def _spec_like(x: Array, *parts: Any) -> PartitionSpec:
+def _spec_like(x: Array, *parts: object) -> PartitionSpec:
     return PartitionSpec(*parts, reduced=jax.typeof(x).sharding.spec.reduced)
 
 

@@ -17,6 +17,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec, get_abstract_mesh, reshard
+from jax.typing import DTypeLike
 
 from meshwright.layout.rules import STAGES
 from meshwright.notation.array import Axes
@@ -32,7 +33,7 @@ def each_device(local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Cal
     """
     given: list[PartitionSpec] = jax.tree.leaves(in_specs)
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: object) -> Any:
         arrays, structure = jax.tree.flatten(arguments)
 
         def of_blocks(*blocks: Array) -> Any:
@@ -173,7 +174,7 @@ def own_copies(x: Array, axes: Collection[str] | None = None) -> Array:
     return copies(x)
 
 
-def zeros_after(read: Sequence[Array], shape: Sequence[int], dtype: Any, number: int = 0) -> Array:
+def zeros_after(read: Sequence[Array], shape: Sequence[int], dtype: DTypeLike, number: int = 0) -> Array:
     """Zeros in an array of their own, allocated only once the arrays `read` exist.
 
     XLA merges equal zeros into a single array, which stays allocated until its last use, and each loop that

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from meshwright.dtypes import number_type
 from meshwright.errors import LayoutError
@@ -59,7 +60,7 @@ def frozen_type(wide: jax.ShapeDtypeStruct, dtype: str, path: str, param: Param)
     spec += [None] * (len(shape) - len(spec))
     axis = param.letters.index(param.fan_in[-1])
 
-    def typed(sizes: list[int], kind: Any, split: list[Any]) -> jax.ShapeDtypeStruct:
+    def typed(sizes: list[int], kind: object, split: list[Any]) -> jax.ShapeDtypeStruct:
         where = NamedSharding(wide.sharding.mesh, PartitionSpec(*split))
         return jax.ShapeDtypeStruct(tuple(sizes), kind, sharding=where)
 
@@ -106,7 +107,7 @@ def frozen(weight: Array, types: Frozen) -> Frozen:
     return Frozen(values, jnp.squeeze(scales, axis + 1), types.dtype, types.axis)
 
 
-def widened(weight: Frozen, dtype: Any) -> Array:
+def widened(weight: Frozen, dtype: DTypeLike) -> Array:
     """The weight as one array of a JAX type."""
     record, values = number_type(weight.dtype), weight.values
     if not record.group:

@@ -9,7 +9,7 @@ The same holds for gradients of another type than weights (`gradients_dtype`): t
 gradients are summed and accumulated in it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
+from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
@@ -72,7 +73,7 @@ def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
     return sharded.replace(unreduced=tuple(axis for axis in partial if axis not in sharded.sharded_axes))
 
 
-def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
+def differentiated(config: ModelConfig, layout: Layout, params: Mapping[str, Any]) -> Any:
     """The arrays to differentiate: trained weights, or their shards if gradients are scattered."""
 
     def leaf(path: str, letters: str, weight: Array) -> Array:
@@ -83,7 +84,7 @@ def differentiated(config: ModelConfig, layout: Layout, params: Any) -> Any:
     return _mapped(config, leaf, params)
 
 
-def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> Any:
+def as_used(config: ModelConfig, layout: Layout, params: Mapping[str, Any], leaves: Mapping[str, Any]) -> Any:
     """The weights as the model reads them, with gradients typed as `leaves`, from `differentiated`.
 
     Weights that are not trained have no leaves: they are read as they are.
@@ -98,7 +99,7 @@ def as_used(config: ModelConfig, layout: Layout, params: Any, leaves: Any) -> An
     return joined(config, params, used)
 
 
-def read(layout: Layout, dtype: Any, name: str, weight: Scattered) -> Array:
+def read(layout: Layout, dtype: DTypeLike, name: str, weight: Scattered) -> Array:
     """The weight in `dtype`, with its shard's gradient; a scattered gradient travels as `sent_types` says."""
     shard_dtype = weight.shard.dtype
     if not _is_scattered(layout, name, weight.letters):
@@ -142,7 +143,7 @@ def _retyped(weight: Scattered) -> Array:
     return whole(weight.weight, weight.shard)
 
 
-def sent_types(layout: Layout, dtype: Any) -> SentIn | None:
+def sent_types(layout: Layout, dtype: DTypeLike) -> SentIn | None:
     """Types in which weights in `dtype` and gradients travel in training; None if both are `dtype`."""
     name = layout.precision.gradients_dtype if layout.phase == "train" else None
     return None if name is None or jax_dtype(name) == dtype else SentIn(dtype, jax_dtype(name))
@@ -153,7 +154,7 @@ def _added_in(layout: Layout) -> str:
     return layout.precision.gradients_dtype or layout.precision.trained_dtype
 
 
-def zeros(config: ModelConfig, layout: Layout, leaves: Any) -> Any:
+def zeros(config: ModelConfig, layout: Layout, leaves: Mapping[str, Any]) -> Any:
     """Gradients of no microbatch yet."""
 
     def leaf(path: str, letters: str, like: Array) -> Array:
@@ -163,7 +164,7 @@ def zeros(config: ModelConfig, layout: Layout, leaves: Any) -> Any:
     return _mapped(config, leaf, leaves)
 
 
-def summed(config: ModelConfig, layout: Layout, gradients: Any) -> Any:
+def summed(config: ModelConfig, layout: Layout, gradients: Mapping[str, Any]) -> Any:
     """The gradients of all microbatches, summed over devices and sharded as the moments."""
 
     def leaf(path: str, letters: str, gradient: Array) -> Array:
@@ -187,7 +188,7 @@ def added(total: Any, more: Any) -> Any:
         return jax.tree.map_with_path(leaf, total, more)
 
 
-def shards(config: ModelConfig, layout: Layout, params: Any) -> Any:
+def shards(config: ModelConfig, layout: Layout, params: Mapping[str, Any]) -> Any:
     """The part of every trained weight that a device updates."""
 
     def leaf(path: str, letters: str, weight: Array) -> Array:
@@ -197,7 +198,7 @@ def shards(config: ModelConfig, layout: Layout, params: Any) -> Any:
     return _mapped(config, leaf, params)
 
 
-def gathered(config: ModelConfig, layout: Layout, updated: Any) -> Any:
+def gathered(config: ModelConfig, layout: Layout, updated: Mapping[str, Any]) -> Any:
     """The trained weights of their updated shards."""
 
     def leaf(path: str, letters: str, shard: Array) -> Array:

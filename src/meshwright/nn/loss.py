@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
+from jax.typing import DTypeLike
 
 from meshwright.layout.contractions import InputGroup
 from meshwright.models.transformer import BACKWARD
@@ -64,7 +65,14 @@ def num_slices(head: InputGroup, shape: Sequence[int], num_batch_shards: int) ->
 
 
 def loss_by_slices(
-    plan: Contraction, dtype: Any, x: Array, w: Array, targets: Any, nats: Nats, count: int, names: Names
+    plan: Contraction,
+    dtype: DTypeLike,
+    x: Array,
+    w: Array,
+    targets: Array,
+    nats: Nats,
+    count: int,
+    names: Names,
 ) -> Array:
     """The mean of the losses of targets[B, T] by the product `plan` of x[B, T, D] and w, by slices of T.
 
@@ -74,7 +82,7 @@ def loss_by_slices(
 
     slices = jax.tree.map(lambda array: _cut(array, count), targets)
 
-    def of_slice(x: Array, targets: Any, w: Array) -> tuple[Array, Any]:
+    def of_slice(x: Array, targets: Array, w: Array) -> tuple[Array, Any]:
         with jax.named_scope(names.product):
             logits = local_einsum(plan, x, w.astype(dtype), jnp.float32)
         with jax.named_scope(names.loss):

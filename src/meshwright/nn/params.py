@@ -97,7 +97,7 @@ def _start(
     dtype: np.dtype,
     seed: int,
     stored: tuple[jax.ShapeDtypeStruct, ...],
-    tree: Any,
+    tree: object,
     part: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Callable[[np.uint32], Any]:
     """The program of a parameter's first values. It takes the parameter's number.

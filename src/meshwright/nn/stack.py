@@ -98,7 +98,7 @@ def run_stage(
 
 
 def _in_order(
-    run: RunLayer, x: Array, total: Any, layers: Iterable[tuple[Any, KindInLoop]]
+    run: RunLayer, x: Array, total: Mapping[str, Any], layers: Iterable[tuple[Any, KindInLoop]]
 ) -> tuple[Array, Any]:
     """x and the total after layers given as (weights, kind); the first has keys and values of its own."""
     shared, kinds = None, list(layers)
@@ -137,7 +137,7 @@ def _scan(
     run: RunLayer,
     weights: Mapping[str, Any],
     x: Array,
-    total: Any,
+    total: Mapping[str, Any],
     of_stages: Sequence[_Loop],
     stage: Array | None = None,
 ) -> tuple[Array, Any]:

@@ -11,6 +11,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import OF_STACKS, Param, dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Degrees
+from meshwright.units import Figure
 
 # Types of a state in 8 bits, whose blocks have float32 scales (nn/moments.py).
 PACKED_DTYPES = tuple(name for name in types_for("optimizer state") if number_type(name).scales)
@@ -21,7 +22,7 @@ BLOCK = 128
 ADAMW_OPERATIONS = 19
 
 
-def num_blocks(numbers: Any) -> Any:
+def num_blocks(numbers: Figure) -> Any:
     """Blocks of a device's share of a row in 8 bits.
 
     >>> num_blocks(128), num_blocks(192)
@@ -30,7 +31,7 @@ def num_blocks(numbers: Any) -> Any:
     return -(-numbers // BLOCK)
 
 
-def state_bytes(dtype: str, elements: Any, blocks: Any) -> Any:
+def state_bytes(dtype: str, elements: Figure, blocks: Figure) -> Any:
     """Bytes of an optimizer's state, with the scales of its blocks."""
     scales = blocks * dtype_bytes("f32") if dtype in PACKED_DTYPES else 0
     return elements * dtype_bytes(dtype) + scales

@@ -8,7 +8,6 @@ after it are indented.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from meshwright.units import format_bytes, format_count, format_number_of, format_seconds
 
@@ -29,12 +28,12 @@ class Section:
         return "\n".join((self.title, *(f"- {paragraph}" for paragraph in self.paragraphs)))
 
 
-def sentence(template: str, name: str, **figures: Any) -> str:
+def sentence(template: str, name: str, **figures: object) -> str:
     """A text of a template in one line."""
     return " ".join(getattr(_module(template), name)(**figures).split())
 
 
-def sections(template: str, name: str, **figures: Any) -> tuple[Section, ...]:
+def sections(template: str, name: str, **figures: object) -> tuple[Section, ...]:
     """A text of a template by its headings, without headings that have no points."""
     groups: list[tuple[str, list[str]]] = []
     for line in getattr(_module(template), name)(**figures).splitlines():

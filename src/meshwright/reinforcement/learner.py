@@ -43,7 +43,7 @@ class _Figures(NamedTuple):
 
 
 @jax.jit
-def _copied(params: Any) -> Any:
+def _copied(params: Mapping[str, Any]) -> Any:
     return jax.tree.map(jnp.copy, params)
 
 
@@ -94,7 +94,7 @@ class RlStep:
     def placed(self, saved: RlState) -> RlState:
         return saved
 
-    def _kept(self, params: Any) -> Any:
+    def _kept(self, params: Mapping[str, Any]) -> Any:
         """A copy of the parameters for the next step, since an update overwrites them."""
         if not self.settings.staleness:
             return None
@@ -107,7 +107,7 @@ class RlStep:
         """(next state, metrics); see docs/reference/json.md for the metrics of a line."""
         began, seconds = time.perf_counter(), dict[str, float]()
 
-        def timed(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        def timed(name: str, work: Callable[..., Any], *arguments: object) -> Any:
             started = time.perf_counter()
             result = jax.block_until_ready(work(*arguments))
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -13,7 +12,7 @@ from meshwright.report import palette
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
 
-def render(template: str, **context: Any) -> str:
+def render(template: str, **context: object) -> str:
     """The text of a template. Text is escaped, and an unknown name is an error."""
     return _environment().get_template(template).render(**context)
 

@@ -28,7 +28,7 @@ class Profiler:
         self._folder, self._steps = folder, steps
         self._running, self.num_traced = False, 0
 
-    def before(self, step: int, state: Any) -> None:
+    def before(self, step: int, state: object) -> None:
         if self._steps is None or self._running or not self._steps[0] <= step <= self._steps[1]:
             return
         jax.block_until_ready(state)
@@ -38,7 +38,7 @@ class Profiler:
         jax.profiler.start_trace(str(self._folder), profiler_options=options)
         self._running = True
 
-    def after(self, step: int, state: Any) -> None:
+    def after(self, step: int, state: object) -> None:
         if not self._running:
             return
         self.num_traced += 1
@@ -82,7 +82,7 @@ class ProgramTexts:
             )
         return self._made[key]
 
-    def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any:
+    def send(self, tree: object, mesh: jax.sharding.Mesh, what: str) -> Any:
         def on_mesh(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, x.sharding.spec))
 

@@ -123,7 +123,7 @@ class StagedStep:
             owner = self._owner(depth)
 
             def run(
-                state: TrainState, grads: Any, norm: Array, of_stacks: dict[str, Array] | None
+                state: TrainState, grads: Mapping[str, Any], norm: Array, of_stacks: dict[str, Array] | None
             ) -> TrainState:
                 given = {} if of_stacks is None else {"whole": partial(_with_stacks, of_stacks)}
                 return owner.updated(state, grads, norm, **given)
@@ -137,7 +137,7 @@ class StagedStep:
         return [program(depth, where) for depth, where in enumerate(places)]
 
     def _mean_squares(
-        self, stage: CompiledStep, state: TrainState, grads: Any, norm: Array
+        self, stage: CompiledStep, state: TrainState, grads: Mapping[str, Any], norm: Array
     ) -> dict[str, Array]:
         """The mean squares [n, 2] of the n weights of every stack with rows in the state."""
         squares = stage.mean_squares(state, grads, norm)
@@ -308,7 +308,9 @@ class StagedStep:
             for depth, mesh in enumerate(meshes)
         )
 
-    def whole_gradients(self, params: Any, tokens: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+    def whole_gradients(
+        self, params: Mapping[str, Any], tokens: np.ndarray
+    ) -> tuple[float, dict[str, np.ndarray]]:
         """(loss, gradients by path) for a whole model's parameters, all in the host's memory."""
         depths = range(len(self.chunks))
         placed = [_placed(self.chunks[depth], params, self._abstract_params(depth)) for depth in depths]
@@ -399,14 +401,14 @@ def _with_stacks(of_stacks: dict[str, Array], squares: Any) -> Any:
     return squares | stacks
 
 
-def _placed(chunk: Chunk, whole: Any, abstract: Any) -> Any:
+def _placed(chunk: Chunk, whole: object, abstract: object) -> Any:
     """The chunk's part of a whole pytree, with the names and shardings of `abstract`."""
     arrays = by_name(whole)
     parts = {name: _put(chunk, name, arrays[name], leaf) for name, leaf in by_name(abstract).items()}
     return like(abstract, parts)
 
 
-def _put(chunk: Chunk, name: str, whole: Any, abstract: jax.ShapeDtypeStruct) -> Array:
+def _put(chunk: Chunk, name: str, whole: object, abstract: jax.ShapeDtypeStruct) -> Array:
     """The chunk's part of a whole array with this name, with the sharding of `abstract`."""
     return jax.device_put(np.asarray(chunk.part(name, whole)), abstract.sharding)
 

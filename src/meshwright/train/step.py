@@ -1,5 +1,6 @@
 """The training step of a plan: loss, gradients, clipping and AdamW, compiled for its layout."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -146,11 +147,11 @@ class CompiledStep(BatchRows):
         fresh = init_params(self.config, self.layout, self.mesh, seed, only=added)
         return joined(self.config, params, fresh)
 
-    def first_state(self, params: Any) -> TrainState:
+    def first_state(self, params: Mapping[str, Any]) -> TrainState:
         state = self.with_moments(params)
         return replace(state, opt_state=self._waiting(state.opt_state))
 
-    def with_moments(self, params: Any) -> TrainState:
+    def with_moments(self, params: Mapping[str, Any]) -> TrainState:
         mine = shards(self.config, self.layout, params)
         start = jnp.zeros((), jnp.int32)
         if not self.layout.precision.master_weights:
@@ -176,7 +177,7 @@ class CompiledStep(BatchRows):
         spec = leaf.sharding.spec if leaf.sharding is not None else PartitionSpec()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec))
 
-    def _waiting(self, opt_state: Any) -> Any:
+    def _waiting(self, opt_state: object) -> Any:
         """The optimizer's state between updates; its counters stay on the device."""
         return (
             _moved(opt_state, jax.memory.Space.Host) if self.layout.schedule.offload_optimizer else opt_state
@@ -206,7 +207,7 @@ class CompiledStep(BatchRows):
         with jax.set_mesh(self.mesh):
             return self._run(self._jitted_loss, state.params, self.put(tokens))
 
-    def log_probs(self, params: Any, rows: np.ndarray) -> np.ndarray:
+    def log_probs(self, params: Mapping[str, Any], rows: np.ndarray) -> np.ndarray:
         """f32[B, T]: the log-probability of each target of rows[B, T+1] in nats; 0 for uncounted ones."""
         with jax.set_mesh(self.mesh):
             nats = np.asarray(self._run(self._jitted_nats, params, self.put(rows)))
@@ -219,7 +220,7 @@ class CompiledStep(BatchRows):
     def _jitted_nats(self) -> Any:
         return jax.jit(self._nats, compiler_options=compiler_options(self.mesh, self.options))
 
-    def _nats(self, params: Any, rows: Array) -> Array:
+    def _nats(self, params: Mapping[str, Any], rows: Array) -> Array:
         """The nats of each target of rows[B, T+1], by microbatches; positions as `dealt`."""
         ops, microbatches = self.ops.of_validation(), self.microbatches(rows)
 
@@ -268,7 +269,7 @@ class CompiledStep(BatchRows):
     def _jitted_loss(self) -> Any:
         return jax.jit(self.loss)
 
-    def loss(self, params: Any, rows: Array) -> Array:
+    def loss(self, params: Mapping[str, Any], rows: Array) -> Array:
         """Mean nats per counted token of rows[B, T+1]."""
         if self.layout.pipe > 1:
             return self._pipeline(params, params, rows, self.ops.of_validation()).loss()
@@ -284,7 +285,9 @@ class CompiledStep(BatchRows):
         ahead = self.dealt_ahead(rows) if self.config.draft_head else None
         return transformer.losses(self.config, ops, ops.reads(params), tokens, targets, places, ahead)
 
-    def _pipeline(self, params: Any, leaves: Any, rows: Array, ops: JaxOps) -> SpmdPipeline:
+    def _pipeline(
+        self, params: Mapping[str, Any], leaves: Mapping[str, Any], rows: Array, ops: JaxOps
+    ) -> SpmdPipeline:
         microbatches = jnp.moveaxis(self.microbatches(rows), 1, 0)
         weights = self.router_weights if ops.router_losses else None
         share = self.share(rows)
@@ -310,13 +313,17 @@ class CompiledStep(BatchRows):
         return metrics
 
     @jax.named_scope("update")
-    def updated(self, state: TrainState, grads: Any, norm: Array, **given: Any) -> TrainState:
+    def updated(
+        self, state: TrainState, grads: Mapping[str, Any], norm: Array, **given: object
+    ) -> TrainState:
         """The state after an update. norm: of the gradients. given: other arguments of the optimizer."""
         mine, opt_state = self._updated_shards(state, grads, norm, **given)
         params = joined(self.config, state.params, gathered(self.config, self.layout, mine))
         return TrainState(params, self._waiting(opt_state), state.num_updates + 1)
 
-    def _updated_shards(self, state: TrainState, grads: Any, norm: Array, **given: Any) -> tuple[Any, Any]:
+    def _updated_shards(
+        self, state: TrainState, grads: Mapping[str, Any], norm: Array, **given: object
+    ) -> tuple[Any, Any]:
         """The shards of the weights after an update, and the optimizer's state."""
         before, moments = self._to_update(state)
         updates, moments = self.optimizer.update(grads, moments, before, norm=norm, **given)
@@ -327,7 +334,7 @@ class CompiledStep(BatchRows):
         return jax.tree.map(lambda weight: weight.astype(dtype), after), Mastered(after, moments)
 
     @jax.named_scope("update")
-    def mean_squares(self, state: TrainState, grads: Any, norm: Array) -> MeanSquares:
+    def mean_squares(self, state: TrainState, grads: Mapping[str, Any], norm: Array) -> MeanSquares:
         """Adafactor's mean squares of a part of the model, from which a pipeline gets those of stacks."""
         weights, moments = self._to_update(state)
         return mean_squares(self.optimizer, grads, moments, weights, norm)
@@ -341,12 +348,14 @@ class CompiledStep(BatchRows):
             return opt_state
         return shards(self.config, self.layout, state.params), opt_state
 
-    def loss_and_gradients(self, params: Any, rows: Array) -> tuple[Array, Any]:
+    def loss_and_gradients(self, params: Mapping[str, Any], rows: Array) -> tuple[Array, Any]:
         """The mean loss of the batch, without the routers' losses, and the gradients of the whole loss."""
         (loss, _), gradients = self._losses_and_gradients(params, rows)
         return loss, gradients
 
-    def whole_gradients(self, params: Any, tokens: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+    def whole_gradients(
+        self, params: Mapping[str, Any], tokens: np.ndarray
+    ) -> tuple[float, dict[str, np.ndarray]]:
         """(loss, gradients by path) for a whole model's parameters, all in the host's memory."""
         where = shardings(self.config, self.layout, self.mesh)
         with jax.set_mesh(self.mesh):
@@ -361,7 +370,7 @@ class CompiledStep(BatchRows):
 
         share = self.share(rows)
 
-        def of_microbatch(leaves: Any, rows: Any) -> tuple[Array, tuple[Array, Any]]:
+        def of_microbatch(leaves: Mapping[str, Any], rows: Any) -> tuple[Array, tuple[Array, Any]]:
             loss, others = self._over_all(as_used(config, layout, params, leaves), rows, self.ops)
             loss = loss * share
             if self._other_weights is None:
@@ -392,7 +401,7 @@ class CompiledStep(BatchRows):
         return losses, summed(config, layout, grads)
 
 
-def _moved(tree: Any, space: Any) -> Any:
+def _moved(tree: object, space: Any) -> Any:
     """The pytree with its arrays in another memory, except single numbers."""
     return jax.tree.map(lambda x: jax.device_put(x, space) if x.ndim else x, tree)
 

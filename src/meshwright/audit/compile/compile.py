@@ -248,7 +248,7 @@ def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
     step = training_step(plan, target_mesh(target, plan.layout))
     seconds = 0.0
 
-    def compiled(traced: Any) -> "jax.stages.Compiled":
+    def compiled(traced: object) -> "jax.stages.Compiled":
         nonlocal seconds
         program, more = _compiled(traced, target)
         seconds += more

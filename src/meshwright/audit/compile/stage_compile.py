@@ -83,7 +83,7 @@ class Compiling:
         ]
         return jax.tree.unflatten(structure, made)
 
-    def send(self, tree: Any, mesh: Mesh, what: str) -> Any:
+    def send(self, tree: object, mesh: Mesh, what: str) -> Any:
         def abstract(x: Array) -> Array:
             destination = NamedSharding(mesh, x.sharding.spec)
             if destination == x.sharding:

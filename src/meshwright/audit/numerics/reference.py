@@ -78,7 +78,7 @@ def mean_loss(
     return loss + DRAFT_WEIGHT * (of_draft - lax.stop_gradient(of_draft))
 
 
-def _nats(config: ModelConfig, w: Weights, hidden: Array, targets: Any, z: float) -> Array:
+def _nats(config: ModelConfig, w: Weights, hidden: Array, targets: Array, z: float) -> Array:
     """-log softmax(logits)[target] of targets[B, T], plus z log(sum exp(logits))^2."""
     of_tokens = _logits_of(config, w, hidden)
     log_shares = jax.nn.log_softmax(of_tokens, axis=-1)
@@ -86,12 +86,12 @@ def _nats(config: ModelConfig, w: Weights, hidden: Array, targets: Any, z: float
     return nats + z * jax.nn.logsumexp(of_tokens, axis=-1) ** 2
 
 
-def logits(config: ModelConfig, w: Weights, tokens: Any, capacity: Capacity | None = None) -> Array:
+def logits(config: ModelConfig, w: Weights, tokens: Array, capacity: Capacity | None = None) -> Array:
     """logits[B, T, V] after each of tokens[B, T]."""
     return _logits_of(config, w, _last_hidden(config, w, tokens, _within(capacity)))
 
 
-def _embedded(config: ModelConfig, w: Weights, tokens: Any) -> Array:
+def _embedded(config: ModelConfig, w: Weights, tokens: Array) -> Array:
     """The embeddings of tokens[B, T], scaled and normed."""
     x = w["embed"][tokens]
     x *= config.d_model**0.5 if config.scale_embedding else 1.0
@@ -99,7 +99,7 @@ def _embedded(config: ModelConfig, w: Weights, tokens: Any) -> Array:
     return _norm(config, w, "embed_norm", x) if config.embedding_norm else x
 
 
-def _last_hidden(config: ModelConfig, w: Weights, tokens: Any, route: Route) -> Array:
+def _last_hidden(config: ModelConfig, w: Weights, tokens: Array, route: Route) -> Array:
     """x[B, T, D] after the final norm."""
     x = _embedded(config, w, tokens)
     if config.positions == "learned":

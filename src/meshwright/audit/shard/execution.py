@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from meshwright.audit.compare.unnamed import Derived, Pair, derived, match
 from meshwright.audit.facts.communication import collectives
@@ -76,7 +77,7 @@ def _gradients(
     }
 
 
-def run_job(job: ShardJob, dtype: Any, *operands: Array) -> Array:
+def run_job(job: ShardJob, dtype: DTypeLike, *operands: Array) -> Array:
     """The result of `job` on placed operands, as JAX traces it."""
     if job.plan is None:
         return run_steps(operands[0], job.then)

@@ -11,12 +11,13 @@ Source: Wang et al., "Overlap Communication with Dependent Computation via Decom
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import reshard
+from jax.typing import DTypeLike
 
 from meshwright.nn.products.contract import local_einsum
 from meshwright.nn.products.execute import contract, run_steps, run_to
@@ -29,7 +30,9 @@ OperandSide = Literal["lhs", "rhs"]
 _Pair = tuple[Array, Array]
 
 
-def windowed_contract(plan: Contraction, window: EinsumSide, dtype: Any, lhs: Array, rhs: Array) -> Array:
+def windowed_contract(
+    plan: Contraction, window: EinsumSide, dtype: DTypeLike, lhs: Array, rhs: Array
+) -> Array:
     """`plan.out`, with a windowed gather of an operand or scatter of the product.
 
     The last gather of an operand, or the first scatter of the product, runs in steps. Call under
@@ -74,7 +77,7 @@ def windowed_step(plan: Contraction, window: EinsumSide) -> Collective:
 
 
 def _gradients_of_gathered(
-    plan: Contraction, window: OperandSide, dtype: Any, saved: _Pair, d_out: Array
+    plan: Contraction, window: OperandSide, dtype: DTypeLike, saved: _Pair, d_out: Array
 ) -> _Pair:
     """Gradients if `window` is an operand, saved as it is before its gather."""
     d_product, step = run_steps(d_out, plan.out_reshard.backward), windowed_step(plan, window)
@@ -87,7 +90,7 @@ def _gradients_of_gathered(
     return run_to(d_lhs, plan.lhs_gradient.out_steps, plan.lhs_gradient.out, plan.lhs.unreduced), d_rhs
 
 
-def _gradients_of_scattered(plan: Contraction, dtype: Any, saved: _Pair, d_out: Array) -> _Pair:
+def _gradients_of_scattered(plan: Contraction, dtype: DTypeLike, saved: _Pair, d_out: Array) -> _Pair:
     """Gradients if the product is scattered in steps. saved: operands after their gathers."""
     steps, (lhs, rhs) = plan.out_reshard.backward, saved
     if steps and steps[-1].op == "all_gather":
@@ -111,7 +114,7 @@ class _Use(NamedTuple):
     stays: Array
 
 
-def _gathered(step: Collective, dtype: Any, travels: Array, uses: Sequence[_Use]) -> list[Array]:
+def _gathered(step: Collective, dtype: DTypeLike, travels: Array, uses: Sequence[_Use]) -> list[Array]:
     """The product of each use, while `travels` goes once round the ring."""
 
     def local(block: Array, *stays: Array) -> list[Array]:
@@ -126,7 +129,7 @@ def _gathered(step: Collective, dtype: Any, travels: Array, uses: Sequence[_Use]
     return ring(travels, *[use.stays for use in uses])
 
 
-def _finished(plan: Contraction, dtype: Any, computed: _Pair, reduced: Axes) -> Array:
+def _finished(plan: Contraction, dtype: DTypeLike, computed: _Pair, reduced: Axes) -> Array:
     """`plan.out` of gathered operands; a scatter of the product runs in steps."""
     steps = plan.out_steps
     if not steps or steps[0].op != "reduce_scatter":
@@ -147,7 +150,7 @@ class _Ring:
     Used inside `shard_map`.
     """
 
-    def __init__(self, step: Collective, dtype: Any) -> None:
+    def __init__(self, step: Collective, dtype: DTypeLike) -> None:
         self.dtype = dtype
         # ppermute numbers devices in the mesh's order, whatever the order of its axes (jax 0.10).
         self.axes = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in step.axes)

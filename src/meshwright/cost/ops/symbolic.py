@@ -181,7 +181,7 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         ]
         return x
 
-    def undifferentiated(self, block: Callable[..., Any], *inputs: Any) -> Any:
+    def undifferentiated(self, block: Callable[..., Any], *inputs: object) -> Any:
         """The result of block(*inputs), whose nodes have no backward pass."""
         start = len(self.nodes)
         made = block(*inputs)

@@ -10,7 +10,7 @@ Linear", https://arxiv.org/abs/2510.26692.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from meshwright.errors import ModelError
 from meshwright.models.fields import check_fields
@@ -129,7 +129,7 @@ class GatedDelta(StateMixer):
         ops: StateOps[V],
         w: Mapping[str, V],
         h: V,
-        places: Any,
+        places: object,
         cache: Cache,
         kind: Kind,
         *,

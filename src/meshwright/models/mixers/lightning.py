@@ -7,7 +7,7 @@ Source: MiniMax, "MiniMax-01", https://arxiv.org/abs/2501.08313.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import CHUNK, Cache, Kind, State, StateMixer, StateOps, V
@@ -67,7 +67,7 @@ class Lightning(StateMixer):
         ops: StateOps[V],
         w: Mapping[str, V],
         h: V,
-        places: Any,
+        places: object,
         cache: Cache,
         kind: Kind,
         *,

@@ -8,7 +8,7 @@ https://arxiv.org/abs/2312.00752.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import (
@@ -108,7 +108,7 @@ class Selective(StateMixer):
         ops: StateOps[V],
         w: Mapping[str, V],
         h: V,
-        places: Any,
+        places: object,
         cache: Cache,
         kind: Kind,
         *,

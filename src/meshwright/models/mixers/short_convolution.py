@@ -5,7 +5,7 @@ Source: Liquid AI, "LFM2 technical report", https://arxiv.org/abs/2511.23404.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import (
@@ -62,7 +62,7 @@ class ShortConvolution(StateMixer):
         ops: StateOps[V],
         w: Mapping[str, V],
         h: V,
-        places: Any,
+        places: object,
         cache: Cache,
         kind: Kind,
         *,

@@ -9,7 +9,7 @@ Source: Dao and Gu, "Transformers are SSMs", https://arxiv.org/abs/2405.21060.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from meshwright.errors import ModelError
 from meshwright.models.fields import check_fields
@@ -128,7 +128,7 @@ class StateSpace(StateMixer):
         ops: StateOps[V],
         w: Mapping[str, V],
         h: V,
-        places: Any,
+        places: object,
         cache: Cache,
         kind: Kind,
         *,

@@ -12,7 +12,7 @@ the block received replaces it: a device holds its own keys, the visiting keys, 
 loop: XLA would start the transfers of unrolled turns together, and a device would then hold all keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -238,7 +238,7 @@ def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -
         products = out.astype(jnp.float32) * d_out.astype(jnp.float32)
         return _by_group(jnp.sum(products, axis=-1), home[0].shape[2])
 
-    def of_block(number: Array, state: Any) -> Any:
+    def of_block(number: Array, state: object) -> Any:
         came, sums = _from_the_one_before(cut(home, number), ring), summed(*cut((out, d_out), number))
         return put(state, (came, sums), number, ((1, 1), 3))
 
@@ -371,7 +371,7 @@ def _gradients(
 ) -> tuple[Array, tuple[Array, ...]]:
     """d_q plus this block's part, and the block's own d_k and d_v."""
 
-    def of_queries(number: Array, gradients: Any) -> Any:
+    def of_queries(number: Array, gradients: Mapping[str, Any]) -> Any:
         d_q, d_kv = gradients
         block, d_block = (_grouped(x, k.shape[2]) for x in cut((q, d_out), number))
         of_sums = cut((log_sum, delta), number, 3)

@@ -169,7 +169,7 @@ def _looped(
         [zeros_after(read, (most, *made.shape), made.dtype, at) for at, made in enumerate(leaves)],
     )
 
-    def step(i: Array, state: Any) -> Any:
+    def step(i: Array, state: object) -> Any:
         return jax.tree.map(
             lambda x, made: lax.dynamic_update_index_in_dim(x, made, i, 0), state, block_of(i)
         )

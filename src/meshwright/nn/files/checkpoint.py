@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Saver:
         if jax.process_index() == 0:
             shutil.rmtree(self._directory / files.SAVING, ignore_errors=True)
 
-    def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
+    def save(self, step: int, state: object, position: dict[str, Any]) -> None:
         """Begins to save `state` and `position` as checkpoint `step`, once the save before is done."""
         self.wait()
         partial = self._directory / files.SAVING / str(step)
@@ -137,7 +137,9 @@ def _quiet_failures() -> None:
         sys.unraisablehook = hook
 
 
-def restore(directory: Path, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any], int]:
+def restore(
+    directory: Path, abstract_state: object, step: int | None = None
+) -> tuple[Any, dict[str, Any], int]:
     """(state, position, step) of the checkpoint `step`, or of the last that is sound.
 
     abstract_state: the state as jax.ShapeDtypeStruct with the shardings to restore onto (an array
@@ -177,7 +179,7 @@ def _in_stored_blocks(abstract_state: Any, stored: dict[str, Any]) -> Any:
     return jax.tree_util.tree_map_with_path(leaf, abstract_state, is_leaf=_has_blocks)
 
 
-def _has_blocks(node: Any) -> bool:
+def _has_blocks(node: object) -> bool:
     return is_packed(node) or isinstance(node, Frozen)
 
 
@@ -194,7 +196,7 @@ def _in_own_blocks(restored: Any, abstract: Any) -> Any:
     return jax.tree.map(leaf, restored, abstract, is_leaf=_has_blocks)
 
 
-def restore_params(directory: Path, abstract_params: Any, step: int | None = None) -> Any:
+def restore_params(directory: Path, abstract_params: Mapping[str, Any], step: int | None = None) -> Any:
     """Only the parameters of the checkpoint `step` or the last sound one, for serving.
 
     They are the arrays that the saved state held under the name `params`. Warnings and errors as for
@@ -241,7 +243,7 @@ def _path(directory: Path, step: int) -> Path:
     return directory.absolute() / str(step) / files.STATE
 
 
-def by_name(tree: Any) -> dict[str, Any]:
+def by_name(tree: object) -> dict[str, Any]:
     """The leaves of a tree of any containers by their dotted paths."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
@@ -249,7 +251,7 @@ def by_name(tree: Any) -> dict[str, Any]:
     return named
 
 
-def like(tree: Any, named: dict[str, Any]) -> Any:
+def like(tree: object, named: dict[str, Any]) -> Any:
     """`named` put back into the containers of `tree`."""
     return jax.tree.unflatten(jax.tree.structure(tree), [named[name] for name in by_name(tree)])
 
@@ -320,7 +322,7 @@ def _check(
     return stored
 
 
-def _of_other_dtype(path: Path, name: str, stored: Any, here: Any) -> CheckpointError:
+def _of_other_dtype(path: Path, name: str, stored: object, here: object) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {path}: {name} is {stored} there and {here} in this run; train on in {stored}"
     )

@@ -48,7 +48,7 @@ class _Weight:
     def get_dtype(self) -> str:
         return "F32"
 
-    def __getitem__(self, index: Any) -> np.ndarray:
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         return self.read(index)
 
 
@@ -67,7 +67,7 @@ class _EightBitSlice:
     def get_dtype(self) -> str:
         return self.dtype
 
-    def __getitem__(self, index: Any) -> np.ndarray:
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         with self.file.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             begin, _ = json.loads(file.read(length))[self.name]["data_offsets"]
@@ -156,7 +156,7 @@ class _Reader:
         num_in, num_out = packed[0] * 32 // bits, packed[1]
         plus = 0 if self._config.get("checkpoint_format") == "gptq_v2" else 1
 
-        def read(index: Any) -> np.ndarray:
+        def read(index: tuple[slice, ...]) -> np.ndarray:
             q = _unpacked(self._read(f"{layer}.qweight"), bits, axis=0)
             zeros = _unpacked(self._read(f"{layer}.qzeros"), bits, axis=1)[:, :num_out] + plus
             groups = self._groups(layer, "g_idx", num_in, scales[0])
@@ -171,7 +171,7 @@ class _Reader:
         packed, scales = self._shape(f"{layer}.qweight"), self._shape(f"{layer}.scales")
         num_in, num_out = packed[0], packed[1] * 32 // bits
 
-        def read(index: Any) -> np.ndarray:
+        def read(index: tuple[slice, ...]) -> np.ndarray:
             q, zeros = (_awq(self._read(f"{layer}.{part}")) for part in ("qweight", "qzeros"))
             groups = np.arange(num_in) // (num_in // scales[0])
             scale = self._read(f"{layer}.scales").astype(np.float32)
@@ -186,7 +186,7 @@ class _Reader:
         scale = f"{layer}.weight_scale_inv" if f"{layer}.weight_scale_inv" in self._stored else None
         shape = self._shape(f"{layer}.weight")
 
-        def read(index: Any) -> np.ndarray:
+        def read(index: tuple[slice, ...]) -> np.ndarray:
             q = self._read(f"{layer}.weight").astype(np.float32)
             zero = f"{layer}.weight_zero_point"
             if zero in self._stored:
@@ -202,7 +202,7 @@ class _Reader:
         num_out, num_in = (int(size) for size in self._read(f"{layer}.weight_shape"))
         half = 1 << (bits - 1)
 
-        def read(index: Any) -> np.ndarray:
+        def read(index: tuple[slice, ...]) -> np.ndarray:
             q = _unpacked(self._read(f"{layer}.weight_packed"), bits, axis=1)[:, :num_in] - half
             scales = self._read(f"{layer}.weight_scale").astype(np.float32)
             groups = self._groups(layer, "weight_g_idx", num_in, scales.shape[1])

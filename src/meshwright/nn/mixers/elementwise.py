@@ -5,7 +5,6 @@ Exponents and norms are float32. axes: the dimensions over which a function norm
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +82,6 @@ def _times(x: Array, wide: Array) -> Array:
     return (x.astype(jnp.float32) * wide).astype(x.dtype)
 
 
-def apply(function: str, *arrays: Array, **constants: Any) -> Array:
+def apply(function: str, *arrays: Array, **constants: object) -> Array:
     """The function of this name; `axes` and its own constants are passed on."""
     return FUNCTIONS[function](*arrays, **constants)

@@ -105,7 +105,9 @@ class ExpertOps(ProductOps):
                 gates = within_capacity(gates, moe, layout.schedule.capacity)
             crossings = crossings_of(gates, layout, moe, MATMUL)
 
-        def of_pass(crossings: Crossings, number: Array | int, x: Array, gates: Array, w: Any) -> Array:
+        def of_pass(
+            crossings: Crossings, number: Array | int, x: Array, gates: Array, w: Mapping[str, Any]
+        ) -> Array:
             with jax.named_scope("gates"):
                 gates, route = gates_at_nodes(gates, crossings, number, layout)
                 gates = checkpoint_name(gates, MATMUL)
@@ -136,7 +138,9 @@ class ExpertOps(ProductOps):
         num_even = self.config.moe.experts_per_token * (crossing.num_tokens if crossing else m.shape[1])
         start = self._num_products
 
-        def of_pass(choices: Choices, number: Array | int, m: Array, gates: Array, w: Any) -> Array:
+        def of_pass(
+            choices: Choices, number: Array | int, m: Array, gates: Array, w: Mapping[str, Any]
+        ) -> Array:
             ops = copy(self)
             ops._num_products = start
             ops._routes = routes_of(choices, gates, number, num_even)

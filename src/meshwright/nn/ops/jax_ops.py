@@ -149,8 +149,12 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
     ) -> tuple[Array, Any]:
         """The layers in loops, rematerialised by the Layout's policy."""
 
-        def plain(x: Array, w: Any, lost: Any, kind: KindInLoop, shared: Any) -> tuple[Array, Any, Any]:
-            def layer(x: Array, w: Any, which: Array | None, shared: Any) -> tuple[Array, Any, Any]:
+        def plain(
+            x: Array, w: Mapping[str, Any], lost: Any, kind: KindInLoop, shared: Any
+        ) -> tuple[Array, Any, Any]:
+            def layer(
+                x: Array, w: Mapping[str, Any], which: Array | None, shared: Any
+            ) -> tuple[Array, Any, Any]:
                 self._num_products, self._of_routers = 0, []
                 x = checkpoint_name(x, INPUT) if self.layout.schedule.offload else x
                 kind_here = kind._replace(which=which)
@@ -177,7 +181,7 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
     def detached(self, x: Array) -> Array:
         return lax.stop_gradient(x)
 
-    def undifferentiated(self, block: Callable[..., Any], *inputs: Any) -> Any:
+    def undifferentiated(self, block: Callable[..., Any], *inputs: object) -> Any:
         return block(*lax.stop_gradient(inputs))
 
     def with_draft_loss(self, handed_on: Any, loss: Array) -> Array:
@@ -194,7 +198,7 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         name: str,
         x: Array | Kept,
         weights: Mapping[str, Array],
-        targets: Any,
+        targets: Array,
         cap: float | None = None,
         *,
         has_last: bool = True,
@@ -207,7 +211,7 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         masked = self.masked or not has_last
         objective = self._objective or partial(nats_of, masked=masked, z_loss=self.z_loss)
 
-        def nats(logits: Array, targets: Any) -> Array:
+        def nats(logits: Array, targets: Array) -> Array:
             return objective(softcap(logits, cap) if cap else logits, targets)
 
         shape = jax.tree.leaves(targets)[0].shape

@@ -28,7 +28,7 @@ class MixerOps(ProductOps):
     """The operations of `models/mixers/`. Call under `jax.set_mesh`."""
 
     def apply(
-        self, name: str, function: str, spec: str, *operands: Array, normed: str = "", **constants: Any
+        self, name: str, function: str, spec: str, *operands: Array, normed: str = "", **constants: object
     ) -> Array:
         given, _, letters = spec.partition("->")
         axes = tuple(letters.index(letter) for letter in normed)

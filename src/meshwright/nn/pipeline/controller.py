@@ -27,7 +27,7 @@ class Executor(Protocol):
     """
 
     def run(self, mesh: jax.sharding.Mesh, program: Any, *arguments: Any) -> Any: ...
-    def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any: ...
+    def send(self, tree: object, mesh: jax.sharding.Mesh, what: str) -> Any: ...
 
 
 class OnDevices:
@@ -38,7 +38,7 @@ class OnDevices:
             results = program(*arguments)
         return jax.block_until_ready(results) if platform_of(mesh).in_turn else results
 
-    def send(self, tree: Any, mesh: jax.sharding.Mesh, what: str) -> Any:
+    def send(self, tree: object, mesh: jax.sharding.Mesh, what: str) -> Any:
         """The arrays on another stage with the same sharding; arrays already on it are not copied."""
         return jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, x.sharding.spec)), tree)
 
@@ -104,7 +104,7 @@ class Dispatch:
         """Most versions of a program that JAX compiled."""
         return max(program._cache_size() for program in self.programs.values())
 
-    def _run(self, on: Executor, place: Place, name: str, *arguments: Any) -> Any:
+    def _run(self, on: Executor, place: Place, name: str, *arguments: object) -> Any:
         key = ((place, name),)
         if key not in self.programs:
             method = named(getattr(self.chunks[place], name), _name(key))

@@ -80,8 +80,8 @@ class SpmdPipeline:
         self,
         config: ModelConfig,
         layout: Layout,
-        params: Any,
-        leaves: Any,
+        params: Mapping[str, Any],
+        leaves: Mapping[str, Any],
         rows: Array,
         deal: Deal,
         share: Any,
@@ -201,7 +201,13 @@ class SpmdPipeline:
         return y, of_routers, jax.tree.map(_on_stages, saved)
 
     def _stage_forward(
-        self, weights: Any, arrived: Array, entering: Array, places: Places, number: Array, t: Array
+        self,
+        weights: Mapping[str, Any],
+        arrived: Array,
+        entering: Array,
+        places: Places,
+        number: Array,
+        t: Array,
     ) -> tuple[Array, Any, list[Array], dict[int, Array]]:
         with jax.named_scope(FORWARD), jax.named_scope("x"):
             x = jnp.where(number == 0, entering, arrived)
@@ -263,7 +269,7 @@ class SpmdPipeline:
 
     def _stage_backward(
         self,
-        weights: Any,
+        weights: Mapping[str, Any],
         saved: list[Array],
         arrived: Array,
         leaving: Array,
@@ -330,7 +336,7 @@ class SpmdPipeline:
         ends, stacks = _parts(self.zeros)
         return _Backward(jnp.zeros_like(like), ends, jax.tree.map(self._dealt, stacks), jnp.zeros(()))
 
-    def _kept(self, ring: Any, saved: Any, t: Array) -> Any:
+    def _kept(self, ring: Any, saved: object, t: Array) -> Any:
         def put(ring: Array, leaf: Array) -> Array:
             return lax.dynamic_update_index_in_dim(ring, self._waiting(leaf), t % (2 * self.stages - 1), 0)
 
@@ -345,12 +351,12 @@ class SpmdPipeline:
 
     # Weights: some are differentiated by their shards (nn/gradients.py), some are not trained
 
-    def _trained(self, weights: Any) -> Any:
+    def _trained(self, weights: Mapping[str, Any]) -> Any:
         """The weights that training changes."""
         flat = flatten(weights)
         return build(self.config, lambda path, _: flat[path], only=trained(self.config) & flat.keys())
 
-    def _differentiated(self, weights: Any) -> Any:
+    def _differentiated(self, weights: Mapping[str, Any]) -> Any:
         """The arrays that gradients are taken of: weights, or shards of scattered weights."""
         return jax.tree.map(
             lambda w: w.shard if _is_scattered(w) else w, self._trained(weights), is_leaf=_is_scattered

@@ -128,7 +128,7 @@ class Recipe:
     places: tuple[int, ...]
 
     @classmethod
-    def of(cls, tree: Any, known: Any) -> tuple["Recipe", list[Array]]:
+    def of(cls, tree: object, known: object) -> tuple["Recipe", list[Array]]:
         """The recipe of a pytree, and the arrays to keep: each once, without the known arrays."""
         leaves, structure = jax.tree.flatten(tree)
         ids = list(map(id, jax.tree.leaves(known)))
@@ -136,7 +136,7 @@ class Recipe:
         numbers = {own: number for number, own in enumerate((*ids, *kept))}
         return cls(structure, tuple(numbers[id(leaf)] for leaf in leaves)), list(kept.values())
 
-    def made(self, known: Any, kept: Sequence[Array]) -> Any:
+    def made(self, known: object, kept: Sequence[Array]) -> Any:
         """The pytree."""
         leaves = [*jax.tree.leaves(known), *kept]
         return jax.tree.unflatten(self.structure, [leaves[place] for place in self.places])
@@ -170,7 +170,7 @@ class ChunkPrograms:
         self._left: Recipe | None = None
         self._read_later: tuple[int, ...] = ()
 
-    def nothing_yet(self, weights: Any) -> Totals:
+    def nothing_yet(self, weights: Mapping[str, Any]) -> Totals:
         """The totals of no microbatch."""
         gradients = zeros(self.config, self.layout, differentiated(self.config, self.layout, weights))
         losses = {LOSS: jnp.zeros(())} | ({ROUTERS: jnp.zeros(2)} if self.ops.router_losses else {})
@@ -200,14 +200,20 @@ class ChunkPrograms:
     # Programs
 
     def forward(
-        self, totals: Totals, weights: Any, x: Array | None, rows: Rows, index: Array, token: Array | None
+        self,
+        totals: Totals,
+        weights: Mapping[str, Any],
+        x: Array | None,
+        rows: Rows,
+        index: Array,
+        token: Array | None,
     ) -> tuple[Totals, Array, list[Array]]:
         """(totals, y or, for the last chunk, its cotangent, residuals)."""
         _, targets, places = self.batch(rows, index)
         stacks, leaves = self._parts(weights, STACKS)
         x = self._entered(self.ops, self._ends(weights)[0], x, rows, index)
 
-        def run(leaves: Any, x: Array) -> tuple[Array, Any]:
+        def run(leaves: Mapping[str, Any], x: Array) -> tuple[Array, Any]:
             ops, used = self.ops.parting(token), as_used(self.config, self.layout, stacks, leaves)
             with jax.named_scope(FORWARD):
                 return transformer.through(self.config, ops, used, x, places, None, self.layers)
@@ -220,7 +226,7 @@ class ChunkPrograms:
         if not self.is_last:
             return totals, y, saved
 
-        def head(leaves: Any, y: Array) -> Array:
+        def head(leaves: Mapping[str, Any], y: Array) -> Array:
             ends = self._ends(weights, leaves)[0]
             return self._left_with_loss(self.ops, ends, y, targets, rows)
 
@@ -232,7 +238,7 @@ class ChunkPrograms:
     def backward(
         self,
         totals: Totals,
-        weights: Any,
+        weights: Mapping[str, Any],
         saved: Sequence[Array],
         d_y: Array,
         rows: Rows,
@@ -246,7 +252,7 @@ class ChunkPrograms:
     def input_gradient(
         self,
         totals: Totals,
-        weights: Any,
+        weights: Mapping[str, Any],
         saved: Sequence[Array],
         d_y: Array,
         rows: Rows,
@@ -276,7 +282,7 @@ class ChunkPrograms:
         assert self._left is not None, "input_gradient is traced first"
         return (added(totals, self._left.made(left, ())(jnp.ones_like(TOKEN))),)
 
-    def loss(self, weights: Any, x: Array | None, rows: Rows, index: Array) -> Array:
+    def loss(self, weights: Mapping[str, Any], x: Array | None, rows: Rows, index: Array) -> Array:
         """y, or for the last chunk the microbatch's share of the loss, as in validation."""
         _, targets, places = self.batch(rows, index)
         ops = self.ops.of_validation()
@@ -291,7 +297,13 @@ class ChunkPrograms:
     # Shared by the programs
 
     def _pulled_back(
-        self, weights: Any, saved: Sequence[Array], d_y: Array, rows: Rows, index: Array, token: Array | None
+        self,
+        weights: Mapping[str, Any],
+        saved: Sequence[Array],
+        d_y: Array,
+        rows: Rows,
+        index: Array,
+        token: Array | None,
     ) -> tuple[Any, Array]:
         """(gradients of the layers' weights, dx)."""
         assert self._saved is not None, "forward is traced first"
@@ -302,7 +314,9 @@ class ChunkPrograms:
             d_routers = jnp.asarray(d_routers) / self.layout.schedule.microbatches
         return vjp((d_y, d_routers))
 
-    def _entered(self, ops: JaxOps, ends: Any, x: Array | None, rows: Rows, index: Array) -> Array:
+    def _entered(
+        self, ops: JaxOps, ends: Mapping[str, Any], x: Array | None, rows: Rows, index: Array
+    ) -> Array:
         if not self.is_first:
             assert x is not None, "the chunk before sends its result"
             return x
@@ -310,18 +324,20 @@ class ChunkPrograms:
         with jax.named_scope(FORWARD):
             return transformer.enter(self.config, ops, ops.reads(ends), tokens, places)
 
-    def _d_entered(self, weights: Any, d_x: Array, rows: Rows, index: Array) -> Totals:
+    def _d_entered(self, weights: Mapping[str, Any], d_x: Array, rows: Rows, index: Array) -> Totals:
         """The gradients of the embedding's weights on the first chunk; no gradients on others."""
         if not self.is_first:
             return {}
 
-        def enter(leaves: Any) -> Any:
+        def enter(leaves: Mapping[str, Any]) -> Any:
             return self._entered(self.ops, self._ends(weights, leaves)[0], None, rows, index)
 
         (d_ends,) = jax.vjp(enter, self._ends(weights)[1])[1](d_x)
         return flatten(d_ends)
 
-    def _left_with_loss(self, ops: JaxOps, ends: Any, y: Array, targets: Array, rows: Rows) -> Array:
+    def _left_with_loss(
+        self, ops: JaxOps, ends: Mapping[str, Any], y: Array, targets: Array, rows: Rows
+    ) -> Array:
         """The microbatch's share of the loss."""
         assert rows is not None, "the last chunk reads targets"
         return transformer.leave_with_loss(self.config, ops, ops.reads(ends), y, targets) * self.share(rows)
@@ -332,7 +348,7 @@ class ChunkPrograms:
         leaves = fresh if leaves is None else leaves
         return as_used(self.config, self.layout, shared, leaves), leaves
 
-    def _parts(self, weights: Any, names: Sequence[str]) -> tuple[Any, Any]:
+    def _parts(self, weights: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, Any]:
         """The weights of some names, and the arrays to differentiate for them."""
         parts = {name: weights[name] for name in names if name in weights}
         return parts, differentiated(self.config, self.layout, parts)

@@ -6,7 +6,7 @@ CPU in jax 0.10.2). So both are computed in tiles of one number of rows. The pro
 each row by itself, and are left as they are. Attention over pages has `PagedCache.batch_invariant`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -108,7 +108,7 @@ class BatchInvariantOps(InferenceOps):
 def _by_token(compute: Callable[..., Array], *arrays: Any, weights: Sequence[Any] = ()) -> Array:
     """`compute` of arrays by token and of whole weights, in tiles; the result is split as the first array."""
 
-    def local(arrays: Any, weights: Any) -> Array:
+    def local(arrays: Any, weights: Mapping[str, Any]) -> Array:
         return in_tiles(lambda tile: compute(*tile, *weights), arrays)
 
     specs = jax.tree.map(spec_of, (arrays, tuple(weights)))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 
 from meshwright.nn.start.device_mesh import partition_spec, platform
 from meshwright.notation.einsum import Contraction
@@ -44,7 +45,7 @@ def local_product(plan: Contraction, dtype: Any, x: Array, w: Array, token: Arra
     return product(x, w, token)
 
 
-def local_einsum(plan: Contraction, lhs: Array, rhs: Array, dtype: Any) -> Array:
+def local_einsum(plan: Contraction, lhs: Array, rhs: Array, dtype: DTypeLike) -> Array:
     """`plan.product` of operands as computed on, for JAX to differentiate by its own rules."""
     product = jnp.einsum(
         str(plan.einsum),
@@ -56,7 +57,7 @@ def local_einsum(plan: Contraction, lhs: Array, rhs: Array, dtype: Any) -> Array
     return product.astype(dtype)
 
 
-def _computed_in(plan: Contraction, dtype: Any) -> Any:
+def _computed_in(plan: Contraction, dtype: DTypeLike) -> Any:
     """The type for computing a product that is rounded to `dtype`.
 
     Partial sums are computed in bf16, as planned: XLA would otherwise add f32.

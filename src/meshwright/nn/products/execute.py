@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import reshard
+from jax.typing import DTypeLike
 
 from meshwright.nn.products.contract import local_product
 from meshwright.nn.products.exchange import exchange, is_exchange
@@ -25,7 +26,7 @@ from meshwright.notation.collective import reshard as reshard_steps
 from meshwright.notation.einsum import Contraction, Reshard, cotangent
 
 
-def contract(plan: Contraction, dtype: Any, lhs: Array, rhs: Array) -> Array:
+def contract(plan: Contraction, dtype: DTypeLike, lhs: Array, rhs: Array) -> Array:
     """`plan.out` of operands sharded as `plan.lhs` and `plan.rhs`. Call under `jax.set_mesh`."""
     lhs, rhs = apply_reshard(plan.lhs_reshard, lhs), apply_reshard(plan.rhs_reshard, rhs)
     return apply_reshard(plan.out_reshard, local_product(plan, dtype, lhs, rhs))

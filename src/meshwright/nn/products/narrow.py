@@ -38,6 +38,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from meshwright.dtypes import EMULATED, TILE, NumberType, Scales, number_type
 from meshwright.nn.array_types import jax_dtype
@@ -111,7 +112,7 @@ def _in_lines(x: Array, narrow: str, scales: str) -> Rounded:
     return Rounded(jnp.reshape(values, filled.shape)[..., :length], scale[..., 0])
 
 
-def _widened(rounded: Rounded, dtype: Any) -> Array:
+def _widened(rounded: Rounded, dtype: DTypeLike) -> Array:
     """The numbers of a rounded block in `dtype`."""
     values, scales = rounded
     if scales.shape[-1] > 1:
@@ -120,7 +121,7 @@ def _widened(rounded: Rounded, dtype: Any) -> Array:
 
 
 def narrow_product(
-    plan: Contraction, dtype: Any, narrow: str, x: Array | Kept, w: Array, scales: str = "rows"
+    plan: Contraction, dtype: DTypeLike, narrow: str, x: Array | Kept, w: Array, scales: str = "rows"
 ) -> Array:
     """`local_product` of operands in the type `narrow`, in `dtype`; cotangents have the operands' types.
 
@@ -160,7 +161,7 @@ def narrow_product(
     return product(wide(x), read, w)
 
 
-def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[..., Array]:
+def narrow_multiply(dtype: DTypeLike, narrow: str, scales: str = "rows") -> Callable[..., Array]:
     """The product in float32 of two blocks, by the letters of an einsum, as in `narrow_product`.
 
     The first may be Rounded, along the summed dimension.
@@ -183,7 +184,7 @@ def narrow_multiply(dtype: Any, narrow: str, scales: str = "rows") -> Callable[.
     return multiply if record.scales else cast
 
 
-def as_multiplied(values: Array, narrow: str, dtype: Any) -> Array:
+def as_multiplied(values: Array, narrow: str, dtype: DTypeLike) -> Array:
     """Values of the type `narrow` as operands of a product: in the wider `dtype` if they are emulated."""
     if not platform().emulates(narrow):
         return values
@@ -191,7 +192,7 @@ def as_multiplied(values: Array, narrow: str, dtype: Any) -> Array:
         return values.astype(dtype)
 
 
-def _product(einsum: Einsum, lhs: Array | Rounded, rhs: Array, narrow: str, dtype: Any) -> Array:
+def _product(einsum: Einsum, lhs: Array | Rounded, rhs: Array, narrow: str, dtype: DTypeLike) -> Array:
     """The product in float32 of two blocks, each scaled along its summed dimensions."""
     values, scales = zip(
         _scaled(lhs, einsum.lhs, einsum, narrow), _scaled(rhs, einsum.rhs, einsum, narrow), strict=True
@@ -245,7 +246,7 @@ def _tiled_product(
 
 
 def _blocked_product(
-    einsum: Einsum, lhs: Array, rhs: Array, record: NumberType, dtype: Any, *, is_weight: bool
+    einsum: Einsum, lhs: Array, rhs: Array, record: NumberType, dtype: DTypeLike, *, is_weight: bool
 ) -> Array:
     """`_product` with scales of blocks. is_weight: `other` is a weight, whose blocks may be square."""
     assert record.scales is not None and record.scales.block is not None, "the type has blocks"
@@ -260,7 +261,7 @@ def _blocked_product(
     return _as_product(y * (scale * of_other), einsum, lhs.shape, rhs.shape)
 
 
-def _scaled_up(blocks: Rounded, dtype: Any) -> Array:
+def _scaled_up(blocks: Rounded, dtype: DTypeLike) -> Array:
     """Each number times the scale of its block, in `dtype`, which holds that exactly."""
     with jax.named_scope(EMULATED):
         size = blocks.values.shape[-1] // blocks.scales.shape[-1]
@@ -339,7 +340,7 @@ def _tiles(
     return values, of_rows[..., 0]
 
 
-def _of_matrices(x: Array, w: Array, sum_type: Any) -> Array:
+def _of_matrices(x: Array, w: Array, sum_type: DTypeLike) -> Array:
     """y[e, r, s] of x[e, r, k] and w[e, s, k]."""
     # XLA drops the name of a product with a batch dimension of 1 (jax 0.10.2).
     if len(x) == 1:

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from meshwright.dtypes import NUMBER_TYPES, number_type
 from meshwright.layout import Layout
@@ -60,7 +61,7 @@ class Quantised:
         return in_value * self.values.shape[-1] // self.scales.shape[-1]
 
 
-def is_narrow(dtype: Any) -> bool:
+def is_narrow(dtype: DTypeLike) -> bool:
     """Whether arrays of a JAX type are values of a Quantised with a scale for each line."""
     return dtype in _NAMES
 
@@ -102,7 +103,7 @@ def quantise(w: Array, dtype: str, num_summed: int, group: int) -> Quantised:
     return Quantised(values, jnp.squeeze(scales, axes))
 
 
-def widened(weight: Array | Quantised, dtype: Any) -> Array:
+def widened(weight: Array | Quantised, dtype: DTypeLike) -> Array:
     """The weight as one array."""
     if not isinstance(weight, Quantised):
         return weight.astype(dtype)

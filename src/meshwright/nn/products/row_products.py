@@ -4,7 +4,7 @@ In tiles: compilers loop differently over other numbers of rows, and so may add 
 product has equally many rows, in one program, a row's result does not depend on the number of other rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -66,7 +66,7 @@ def in_tiles(compute: Callable[[Any], Any], rows: Any) -> Any:
     def product_of(number: Array) -> Any:
         return compute(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), tiles))
 
-    def put(number: Array, total: Any) -> Any:
+    def put(number: Array, total: Mapping[str, Any]) -> Any:
         return jax.tree.map(
             lambda x, made: lax.dynamic_update_index_in_dim(x, made, number, 0), total, product_of(number)
         )

@@ -324,7 +324,7 @@ class _Sweep:
         return shards * int(most // shards)
 
 
-def _at(batch: float, batches: Any, figures: Any) -> float:
+def _at(batch: float, batches: np.ndarray, figures: np.ndarray) -> float:
     return float(np.interp(batch, batches, figures))
 
 

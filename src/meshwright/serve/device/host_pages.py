@@ -22,7 +22,7 @@ class HostSizes(NamedTuple):
         cls,
         num_bytes: int,
         page: Any,
-        state: Any,
+        state: object,
         num_replicas: int,
         page_size: int,
         pages_per_snapshot: int = 0,

@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.sharding import reshard
 
 
-def joined(tree: Any) -> np.ndarray:
+def joined(tree: object) -> np.ndarray:
     """i32[n] of the bits of all arrays of a tree, in order. Their types have 32 bits."""
     return np.concatenate([np.ravel(leaf).view(np.int32) for leaf in map(np.asarray, jax.tree.leaves(tree))])
 

@@ -172,7 +172,7 @@ class InferencePrograms:
         """`step` with (params, pools, last, columns): the columns joined into one array."""
         jitted, (params, pools, last, *columns) = self.jitted_step(step)
 
-        def run(params: Any, pools: Pools, last: Array, whole: Array) -> Any:
+        def run(params: Mapping[str, Any], pools: Pools, last: Array, whole: Array) -> Any:
             return jitted(params, pools, last, *taken_apart(whole, columns))
 
         run = jax.jit(run, donate_argnums=1)
@@ -232,7 +232,7 @@ class InferencePrograms:
         if not self.joins_inputs:
             return self._lowered(jax.jit(choose), *arguments, *small, *types[1:])
 
-        def of_joined(last: Array, logits: Array, whole: Array, *others: Any) -> Any:
+        def of_joined(last: Array, logits: Array, whole: Array, *others: object) -> Any:
             return choose(last, logits, *taken_apart(whole, small), *others)
 
         return self._lowered(jax.jit(of_joined), *arguments, self._joined_type(small), *types[1:])

@@ -153,7 +153,7 @@ def _is_filtered(rows: SampledRows) -> Any:
     return (rows.top_p < 1) | (rows.top_k > 0) | (rows.min_p > 0)
 
 
-def _if(condition: Array | bool, then: Callable[..., Any], otherwise: Callable[..., Any], *on: Any) -> Any:
+def _if(condition: Array | bool, then: Callable[..., Any], otherwise: Callable[..., Any], *on: object) -> Any:
     """`lax.cond`, but decided here where the condition is known."""
     if isinstance(condition, bool):
         return (then if condition else otherwise)(*on)

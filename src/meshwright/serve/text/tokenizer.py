@@ -49,7 +49,7 @@ class Tokenizer:
         return self.encode_chat_text(self.chat_text(messages, **context))
 
     def chat_text(
-        self, messages: Sequence[Mapping[str, Any]], *, continues: bool = False, **context: Any
+        self, messages: Sequence[Mapping[str, Any]], *, continues: bool = False, **context: object
     ) -> str:
         """The text of a conversation. continues: end it with the last message's content."""
         enter("the chat template", _TEMPLATE_SECONDS)

@@ -2,14 +2,13 @@
 
 import pickle
 import struct
-from typing import Any
 
 HEADER = struct.Struct("<cQ")
 # BEGUN: a worker's first message, with the number of its thread. LAST: a result after which the worker ends.
 BEGUN, CALL, STAGE, RESULT, LAST, ERROR = b"B", b"C", b"S", b"R", b"L", b"E"
 
 
-def frame(kind: bytes, value: Any) -> bytes:
+def frame(kind: bytes, value: object) -> bytes:
     """The bytes of a message."""
     content = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     return HEADER.pack(kind, len(content)) + content

@@ -73,7 +73,7 @@ def main() -> None:
         os.close(files[0])
 
 
-def _begin_worker(connection: socket.socket, subject: Any, memory_bytes: int) -> None:
+def _begin_worker(connection: socket.socket, subject: object, memory_bytes: int) -> None:
     # The last words of a crash would fill the server's log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     most_bytes = _address_space() + memory_bytes
@@ -107,7 +107,7 @@ def _end_after(seconds: float) -> None:
     faulthandler.dump_traceback_later(_REAL_SECONDS * seconds, exit=True)
 
 
-def _work(connection: socket.socket, subject: Any, last_bytes: int) -> None:
+def _work(connection: socket.socket, subject: object, last_bytes: int) -> None:
     """Answer calls of `subject`'s methods until the server closes the connection.
 
     last_bytes: address space beyond which an answer is the last.

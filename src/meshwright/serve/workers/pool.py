@@ -33,7 +33,7 @@ class Subject(Protocol):
 class Calls(Protocol):
     """A way of calling methods of a subject from an asyncio loop."""
 
-    async def call(self, client: str, method: str, *arguments: Any) -> Any:
+    async def call(self, client: str, method: str, *arguments: object) -> Any:
         """The result of `method`. client: its name; a client cannot occupy all workers."""
         ...
 
@@ -44,7 +44,7 @@ class InThreads:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
 
-    async def call(self, client: str, method: str, *arguments: Any) -> Any:
+    async def call(self, client: str, method: str, *arguments: object) -> Any:
         return await asyncio.to_thread(getattr(self._subject, method), *arguments)
 
 
@@ -172,7 +172,7 @@ class WorkerPool:
             self._process.kill()
             self._process.wait()
 
-    async def call(self, client: str, method: str, *arguments: Any) -> Any:
+    async def call(self, client: str, method: str, *arguments: object) -> Any:
         await self._turns.wait(client)
         # A client that leaves does not end the call, and could otherwise occupy one worker after another.
         calling = asyncio.ensure_future(self._call(client, method, arguments))

@@ -50,7 +50,7 @@ def make_optimizer(
 
 
 @jax.named_scope("update")
-def gradient_norm(gradients: Any) -> jax.Array:
+def gradient_norm(gradients: optax.Updates) -> jax.Array:
     """|g|, the square root of the sum of all gradients' squares, in float32."""
     return optax.tree.norm(jax.tree.map(lambda g: g.astype(jnp.float32), gradients))
 
@@ -89,7 +89,7 @@ def _in_float32(
 ) -> optax.GradientTransformationExtraArgs:
     """`inner` on float32 copies; its state is `stored` between updates."""
 
-    def init(params: Any) -> Any:
+    def init(params: optax.Params) -> Any:
         return _cast(inner.init(_cast(params)), stored)
 
     def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
@@ -99,7 +99,7 @@ def _in_float32(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _cast(tree: Any, dtype: jax.typing.DTypeLike = jnp.float32) -> Any:
+def _cast(tree: object, dtype: jax.typing.DTypeLike = jnp.float32) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
@@ -119,7 +119,7 @@ def _in_eight_bits(
     def unpack(x: Any) -> Any:
         return unpacked(x) if is_packed(x) else x
 
-    def init(params: Any) -> Any:
+    def init(params: optax.Params) -> Any:
         return mapped(packed_zeros, inner.init(_cast(params)))
 
     def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
@@ -134,5 +134,5 @@ def _in_eight_bits(
 _SQUARES = "nu"
 
 
-def _key_name(key: Any) -> str:
+def _key_name(key: object) -> str:
     return jax.tree_util.keystr((key,), simple=True)

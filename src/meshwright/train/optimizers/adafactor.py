@@ -40,7 +40,7 @@ def adafactor(config: OptimizerConfig, model: ModelConfig | None) -> optax.Gradi
     return optax.GradientTransformationExtraArgs(lambda params: _placed(chain, params), chain.update)
 
 
-def _placed(inner: optax.GradientTransformationExtraArgs, params: Any) -> Any:
+def _placed(inner: optax.GradientTransformationExtraArgs, params: optax.Params) -> Any:
     """The initial state of `inner`, with the shardings that an update gives it."""
     state = inner.init(params)
     if all(jax.typeof(leaf).sharding.mesh.empty for leaf in jax.tree.leaves(params)):
@@ -97,7 +97,11 @@ def _mean_square(x: Array) -> Array:
 
 
 def mean_squares(
-    optimizer: optax.GradientTransformationExtraArgs, gradients: Any, state: Any, params: Any, norm: Array
+    optimizer: optax.GradientTransformationExtraArgs,
+    gradients: optax.Updates,
+    state: optax.OptState,
+    params: optax.Params,
+    norm: Array,
 ) -> MeanSquares:
     """The mean squares of an update of (parts of) weights by `adafactor`."""
     taken = []

@@ -61,12 +61,12 @@ def _orthogonalised(model: ModelConfig) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _labels(model: ModelConfig, tree: Any) -> Any:
+def _labels(model: ModelConfig, tree: optax.Params) -> Any:
     """ "muon" for each parameter that Muon updates, "adam" for the others."""
     return _of_each(model, lambda path, param, _: "muon" if is_orthogonalised(path, param) else "adam", tree)
 
 
-def _of_each(model: ModelConfig, leaf: Callable[[str, Param, Any], Any], tree: Any) -> Any:
+def _of_each(model: ModelConfig, leaf: Callable[[str, Param, Any], Any], tree: optax.Params) -> Any:
     """The tree of `leaf(path, parameter, x)` for each x."""
     params = parameters(model)
 
