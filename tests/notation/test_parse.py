@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from meshwright.errors import MeshwrightError, NotationError
 from meshwright.notation.array import ShardedArray, subscript
 from meshwright.notation.mesh import Mesh
-from meshwright.notation.parse import parse_array, parse_mesh, parse_product, parse_sizes
+from meshwright.notation.parse import parse_array, parse_mesh, parse_sizes
 
 _LETTER = st.sampled_from("ABCXYZabxyz")
 _WORD = st.text("AbXyZ19", max_size=4)
@@ -127,30 +127,6 @@ def test_sizes_that_are_none(text: str, message: str) -> None:
     with pytest.raises(MeshwrightError) as caught:
         parse_mesh(text)
     assert str(caught.value) == message
-
-
-def test_a_product_and_a_reshard() -> None:
-    for text in ("A[I, J_X] . B[J_X, K] -> C[I, K]{U_X}", "A[I, Jₓ]·₍J₎B[Jₓ, K]→C[I, K]{Uₓ}"):
-        operands, result = parse_product(text)
-        assert [str(a).upper() for a in (*operands, result)] == ["A[I, J_X]", "B[J_X, K]", "C[I, K]{U_X}"]
-    assert parse_product("A[I] ._I B[I]")[1] is None
-    assert [str(a) for a in parse_product("A[I_X]->A[I]")[0]] == ["A[I_X]"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("A[I_X]", "expected '.' or '->' at character 7 of 'A[I_X]'"),
-        ("A[I] . B[J", "expected ',' at character 11 of 'A[I] . B[J'"),
-        ("A[I] . B[I] -> C[K_X, J_X]", "mesh axis X is used twice at character 25 of {!r}; an array may {}"),
-        ("A[I] ._J B[I]", "J is not in both operands and cannot be summed at character 7 of 'A[I] ._J B[I]'"),
-        ("A[I] . B[I] . C[I]", "unexpected '. C[I]' at character 13 of 'A[I] . B[I] . C[I]'"),
-    ],
-)
-def test_a_product_that_does_not_read(text: str, message: str) -> None:
-    with pytest.raises(NotationError) as caught:
-        parse_product(text)
-    assert str(caught.value) == message.format(text, "use each axis once")
 
 
 @pytest.mark.parametrize(

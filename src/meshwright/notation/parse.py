@@ -1,4 +1,4 @@
-"""The parser of the notation: arrays, products, meshes and sizes.
+"""The parser of the notation: arrays, meshes and sizes.
 
 Arrays are read in ASCII and in Unicode: `A[I₍X₎, Jₜₑₙₛₒᵣ]{U₍YZ₎}`. An error gives the position of its
 character in the text, and shows only the text around it if the text is long.
@@ -17,7 +17,6 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?=\[)")
 # Unicode has subscripts for the digits and some small letters.
 _LETTERS = dict(zip("ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ₀₁₂₃₄₅₆₇₈₉", "aehijklmnoprstuvx0123456789", strict=True))
 _SMALL = re.compile(f"[{''.join(_LETTERS)}]+")
-_DOTS = ".", "·", "*", "@"  # the last two as in NumPy
 _COUNT = re.compile(r"[^,]*")
 _LONGEST_COUNT, _MOST_SIZES = 40, 1000  # characters of a size, which is at most 1e18; sizes in one text
 
@@ -74,37 +73,6 @@ def parse_array(text: str) -> ShardedArray:
     array = _array(reader)
     reader.finish()
     return array
-
-
-def parse_product(text: str) -> tuple[list[ShardedArray], ShardedArray | None]:
-    """The operands and, if given, the result of `A[I, J] . B[J, K] -> C[I, K]` or `A[I_X] -> A[I]`.
-
-    The dot may be `·`, and may name the summed dimensions (`._J`); the arrow may be `→`.
-
-    >>> operands, result = parse_product("A[I, J_X] ·₍J₎ B[J_X, K] → C[I, K]{U₍X₎}")
-    >>> print(*operands, result)
-    A[I, J_X] B[J_X, K] C[I, K]{U_X}
-    """
-    reader = _Reader(text)
-    operands = [_array(reader)]
-    if any(reader.take(sign) for sign in _DOTS):
-        start = reader.at
-        summed = _subscript(reader)
-        operands.append(_array(reader))
-        shared = set(operands[0].dims) & set(operands[1].dims)
-        for dim in summed:
-            if dim not in shared:
-                raise reader.fail(f"{dim} is not in both operands and cannot be summed", start)
-    elif not _ahead(reader, ("->", "→")):
-        raise reader.fail("expected '.' or '->'")
-    result = _array(reader) if reader.take("->") or reader.take("→") else None
-    reader.finish()
-    return operands, result
-
-
-def _ahead(reader: _Reader, literals: tuple[str, ...]) -> bool:
-    reader.skip()
-    return reader.text.startswith(literals, reader.at)
 
 
 def _array(reader: _Reader) -> ShardedArray:

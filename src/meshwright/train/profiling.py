@@ -19,14 +19,11 @@ FOLDER, HLO = "profile", "*.hlo"
 
 
 class Profiler:
-    """A profiler of some steps, from the first to the last; of none if `steps` is None.
-
-    num_traced: the number of traced steps so far.
-    """
+    """A profiler of some steps, from the first to the last; of none if `steps` is None."""
 
     def __init__(self, folder: Path, steps: tuple[int, int] | None) -> None:
         self._folder, self._steps = folder, steps
-        self._running, self.num_traced = False, 0
+        self._running = False
 
     def before(self, step: int, state: object) -> None:
         if self._steps is None or self._running or not self._steps[0] <= step <= self._steps[1]:
@@ -41,7 +38,6 @@ class Profiler:
     def after(self, step: int, state: object) -> None:
         if not self._running:
             return
-        self.num_traced += 1
         if self._steps is not None and step >= self._steps[1]:
             jax.block_until_ready(state)
             self.close()

@@ -33,8 +33,6 @@ from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.mixers.recurrence import Inputs, chunked, rates_of
 from meshwright.nn.start.device_mesh import array_type
 
-States = dict[str, list[Array]]
-
 
 @dataclass(frozen=True)
 class StateCache:
