@@ -34,6 +34,8 @@ PLAN = [
     "--seq-len",
     "64",
 ]
+RL = ["plan", "rl", "--model", "tiny", "--hardware", "h100:8", "--prompts", "8"]
+RL += ["--prompt-tokens", "64", "--output-tokens", "64"]
 SHARD = ["shard", "A[I_X, J] . B[J_X, K]", "--mesh", "X=4", "--dims", "I=64,J=64,K=64"]
 
 
@@ -75,6 +77,12 @@ CASES = {
     "audit below a file": (["audit", "no.toml", "-o", "moe.toml/x.json"], "cannot be written: "),
     "calibration below a file": (["calibrate", "-o", "moe.toml/x.toml"], "cannot be written: "),
     "charts below a file": (["bench", "collectives", "--html", "moe.toml/x"], "cannot be written: "),
+    "load test below a file": (
+        ["bench", "serve", "--plan", "no.toml", "-o", "moe.toml/x.json"],
+        "cannot be written: ",
+    ),
+    "demo below a file": (["demo", "--run", "moe.toml/x"], "cannot be written: "),
+    "plan under the name of its figures": ([*RL, "-o", "x.json"], "-o x.json: the plan is TOML"),
     "a table that is a word": (["model", "moe.toml"], "moe = 'yes' must be a table [moe]"),
     "a name that is a number": (["model", "number.toml"], "name = 7 is not a string"),
     "too many layers": (["model", "huge.toml"], "num_layers = 99999999999999 must be at most 10,000"),

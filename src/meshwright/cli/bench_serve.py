@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from meshwright.cli.console import JSON, emit, note, progress, refuse_with, show
-from meshwright.files import write_whole
+from meshwright.files import check_writable, write_whole
 from meshwright.load.settings import LatencyTargets, SimulatedServers, Traffic
 from meshwright.options import changed_options, option
 from meshwright.progress import Progress
@@ -58,6 +58,8 @@ def serve(
     _check_asked(url, plan, anchor, traffic)
     of_server = {} if url else {"--chat": traffic.chat, "--api-key": api_key, "--model": model}
     _refuse_unread(plan, servers, of_server, output, plot=plot)
+    if output:
+        check_writable(output)
     if url and plan and (servers.mode == "all" or not servers.replicas):
         raise typer.BadParameter(
             "with --url, --plan simulates one server: leave out --mode all, --replicas 0"

@@ -21,7 +21,7 @@ from meshwright.cli.command_options import command
 from meshwright.cli.completion import PROMPT
 from meshwright.cli.console import JSON, emit, note, progress, show
 from meshwright.errors import DeviceError, PlanError
-from meshwright.files import write_whole
+from meshwright.files import check_writable, write_whole
 from meshwright.options import option
 from meshwright.units import format_bytes, format_count, format_seconds
 
@@ -68,6 +68,7 @@ def demo(
     mw demo
     mw demo --run /tmp/demo --fast
     """
+    check_writable(run / "completion.json")
     if find_spec("openai") is None:
         raise DeviceError("the demo asks its server with openai's client: pip install 'meshwright[demo]'")
     started = time.perf_counter()

@@ -55,6 +55,7 @@ def rl(
     \b
     mw plan rl --model qwen3-32b --hardware h100:32x8 --prompts 512 --prompt-tokens 1k --output-tokens 4k
     """
+    from meshwright.api.document import check_output
     from meshwright.api.inputs import SearchOptions
     from meshwright.post_training.rl_document import document_of, plans_of
     from meshwright.post_training.two_phases import Question, apart, together
@@ -62,8 +63,10 @@ def rl(
 
     if reference_model not in ("same", "none"):
         raise PlanError(f"--reference-model {reference_model}: fits: same, none")
-    for path in filter(None, (output, html)):
-        check_writable(path)
+    if output:
+        check_output(output)
+    if html:
+        check_writable(html)
     config, machine = load_model_with(model, changes), load_hardware(hardware)
     if work.context > config.max_seq_len:
         raise PlanError(
