@@ -375,7 +375,7 @@ def _domains(num_gpus: int, domain: int, host: int) -> tuple[int, int] | None:
 def _example(name: str, chip: Chip) -> str:
     if isinstance(chip.network, Torus):
         return f"{name}:{'x'.join('4' for _ in chip.network.pod)}"
-    return f"{name}:8"
+    return f"{name}:8" if chip.platform.virtual else f"{name}:8, or {name}:1 for a single chip"
 
 
 def dump_toml(hardware: Hardware) -> str:
