@@ -89,7 +89,7 @@ def _unknown_option(error: Any, context: Any, args: Sequence[str], commands: Seq
         return f"{path} has no {given}; did you mean {' or '.join(alike)}?"
     taken = [each for each in options if each.startswith("--") and each not in ("--json", "--help")]
     names = ", ".join(taken[:_MOST_NAMED]) + (", ..." if len(taken) > _MOST_NAMED else "")
-    return f"{path} has no {given}, and nothing like it; leave it out, or see {path} --help: {names}"
+    return f"{path} has no {given}; leave it out, unless {path} --help lists what it means: {names}"
 
 
 def _renamed(given: str, path: str, options: Sequence[str], value: str) -> str:

@@ -82,7 +82,7 @@ _MEANINGS: dict[str, str] = {
     "--given optimizer_dtype=bf16": "moment moments exp-avg optimizer optim state; dtype precision states",
     "--given optimizer=adafactor": "optimizer optim",
     "--weights-dtype": (
-        "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision; method algorithm weight"
+        "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision bit; method algorithm weight"
         " weights params "
         "model "
         "torch load"
@@ -94,14 +94,14 @@ _MEANINGS: dict[str, str] = {
     "--prompts": "batch bs queries; rollout train global prompts",
     "--hardware h100:4x8, 4 hosts of 8,": "node nodes hosts machine machines",
     "--hardware h100:8": (
-        "machine machines processes gpu cluster topology slice tpu gpus node nodes device devices chips "
+        "machine machines processes gpu cluster topology gpus node nodes device devices chips "
         "cards accelerators "
         "accelerator tpus gres nproc ntasks; "
         "world "
         "hosts tasks task"
     ),
     "--tokens": "tokens; dataset corpus run budget",
-    "--seq-len": "seq sequence ctx context; length len decoder encoder position model window",
+    "--seq-len": "seq cutoff sequence ctx context; length len decoder encoder position model window",
     "--context": "ctx context seq; length len model tokens",
     "--model": "model arch architecture m; path id pretrained tokenizer",
     "--checkpoint": "weights ckpt checkpoint c model; path dir load",

@@ -239,6 +239,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "--hardware h100:64 is the most, and --smallest finds the fewest that suffice": (
             "--max-gpus", "--max-nodes", "--max-chips", "--min-gpus",
         ),
+        "slices are part of the machine: --hardware 2*v5p:4x4x4": ("--num-slices", "--slices", "--num-pods"),
         "repeat --hardware to compare machines": ("--compare", "--vs", "--versus", "--against"),
         "with --smallest and --tokens 15T type --days 30": ("--time-limit", "--max-time", "--wall-time"),
         "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
