@@ -31,6 +31,8 @@ _OF_FORWARD = re.compile(rf"[/(]{FORWARD}[/)]")
 
 # How many of some blocks are met: numbers of them, and of all.
 OF_BLOCKS = re.compile(at_most_blocks(0, 0).replace("0", r"(\d+)"))
+# JAX's scope of the calls of splash attention, and our scope of all attention.
+_SPLASH, _ATTENTION = "static_sparsity_splash", "attention"
 _KEY = re.compile(r"\['(\w+)'\]")
 
 _WRAPPED = re.compile(r"(jvp|transpose|vmap|checkpoint|remat)\((.*)\)")
@@ -63,9 +65,15 @@ def scope_of(op_name: str) -> tuple[str, ...]:
     ('mlp', 'w_in', 'BTD,DF->BTF')
     >>> scope_of("jit(step)/jvp(attention)/at_most_3_of_4_blocks/cond/k/dot_general")
     ('attention', 'k')
+
+    The calls of splash attention in JAX 0.11.2 have no scope of the caller.
+
+    >>> scope_of("jvp(vmap(static_sparsity_splash))/splash_mha_fwd/pallas_call")
+    ('attention', 'static_sparsity_splash', 'splash_mha_fwd')
     """
-    scopes = (name for part in _parts(op_name)[:-1] for name in _scopes_in(part))
-    return tuple(name for name in scopes if not OF_BLOCKS.fullmatch(name))
+    named = (name for part in _parts(op_name)[:-1] for name in _scopes_in(part))
+    scopes = tuple(name for name in named if not OF_BLOCKS.fullmatch(name))
+    return (_ATTENTION, *scopes) if scopes[:1] == (_SPLASH,) else scopes
 
 
 def is_of(op_name: str, operations: Collection[str]) -> bool:
