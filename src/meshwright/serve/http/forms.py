@@ -10,7 +10,8 @@ from meshwright.models.families.family import ToolFormat
 from meshwright.serve.engine.request import TokenScore
 from meshwright.serve.http.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from meshwright.serve.http.long_json import LazyList, lazy_list
-from meshwright.serve.text.generation import AnswerToken, Delta
+from meshwright.serve.text.answer_tokens import AnswerTokens
+from meshwright.serve.text.generation import Delta
 from meshwright.serve.text.tools import Call, ToolText
 
 Json = dict[str, Any]
@@ -22,7 +23,7 @@ class Choice:
 
     text: str = ""
     finish_reason: str | None = None
-    tokens: list[AnswerToken] = field(default_factory=list)
+    tokens: AnswerTokens = field(default_factory=AnswerTokens)
     prompt: Sequence[TokenScore] = ()
 
     def add(self, delta: Delta) -> None:
@@ -34,7 +35,7 @@ class Choice:
     @property
     def mean_logprob(self) -> float:
         """Log-probability per token, the ranking of best_of."""
-        return sum(token.score.logprob for token in self.tokens) / max(len(self.tokens), 1)
+        return self.tokens.mean_logprob
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class CompletionForm:
         # The prompt comes with the first token, as its log-probabilities do.
         begins = delta.index not in self._begun
         self._begun.add(delta.index)
-        choice = Choice(delta.text, delta.finish_reason, list(delta.tokens), delta.prompt)
+        choice = Choice(delta.text, delta.finish_reason, AnswerTokens(delta.tokens), delta.prompt)
         return [self._write([self._choice(delta.index, delta.index, choice, begins=begins)])]
 
     def closing(self, usage: Json, *, asked: bool) -> list[Json]:

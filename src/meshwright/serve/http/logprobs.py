@@ -1,6 +1,6 @@
 """Log-probabilities as OpenAI's API writes them, of completions and of chats."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
@@ -38,7 +38,7 @@ def completion_logprobs(
     names: TokenNames,
     prompt: Sequence[int],
     scores: Sequence[TokenScore],
-    tokens: Sequence[AnswerToken],
+    tokens: Collection[AnswerToken],
     start: int,
 ) -> Json:
     """The `logprobs` object of a text completion.
@@ -77,7 +77,7 @@ def _likeliest(names: TokenNames, score: TokenScore) -> Json:
     return top
 
 
-def chat_logprobs(names: TokenNames, tokens: Sequence[AnswerToken]) -> Json:
+def chat_logprobs(names: TokenNames, tokens: Collection[AnswerToken]) -> Json:
     """The `logprobs` object of a chat completion."""
 
     def content() -> Iterator[Json]:
