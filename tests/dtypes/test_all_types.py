@@ -27,8 +27,8 @@ from meshwright.layout.precision import FITS
 SOURCE = Path(meshwright.__file__).parent
 # Types of sums, of norms and of indices, and the default of layouts: not choices of a user.
 _COMMON = {"f32", "bf16", "i32"}
-# Mentions of other types in code and messages outside dtypes/: fixed examples and defaults. Not counted are what
-# a new type does not touch: families, and the words of other programs.
+# Mentions of other types in code and messages outside dtypes/: fixed examples and defaults. Families and the
+# words of other programs, which a new type does not touch, are not counted.
 MOST_MENTIONS = 36
 
 
