@@ -344,11 +344,15 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 def option_here(given: str, options: Collection[str], value: str = "") -> str:
-    """The words to type in place of another program's option; empty if none are known.options: of the
-    command. value: the value given; it replaces the example's if it fits.>>>
-    option_here("--tensor_parallel_size", ["--model", "--given"], "4")'--given tensor=4'>>>
-    option_here("--gpu", ["--hardware"], "4090"), option_here("--gpus", ["--hardware"], "16")('--hardware
-    4090', '--hardware h100:16')"""
+    """The words to type in place of another program's option; empty if none are known.
+
+    options: of the command. value: the value given; it replaces the example's if it fits.
+
+    >>> option_here("--tensor_parallel_size", ["--model", "--given"], "4")
+    '--given tensor=4'
+    >>> option_here("--gpu", ["--hardware"], "4090"), option_here("--gpus", ["--hardware"], "16")
+    ('--hardware 4090', '--hardware h100:16')
+    """
     plain = given.replace("_", "-").lower()
     for ours, theirs in _OPTIONS.items():
         first_option = ours.split()[0].rstrip(",")
@@ -358,18 +362,22 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
 
 
 def answer_here(given: str, command: str) -> str:
-    """The answer to an option that has no counterpart in a command; empty if none is known.>>>
-    answer_here("--epochs", "mw plan train")'--epochs: a plan prices one step; --tokens 15T adds the time of
-    a run'"""
+    """The answer to an option that has no counterpart in a command; empty if none is known.
+
+    >>> answer_here("--epochs", "mw plan train")
+    '--epochs: a plan prices one step; --tokens 15T adds the time of a run'
+    """
     plain = given.replace("_", "-").lower()
     answers = _ANSWERS.get(command, {}).items()
     return next((f"{given}: {answer}" for answer, options in answers if plain in options), "")
 
 
 def command_here(given: str, commands: Collection[str]) -> str:
-    """The command line to type in place of an unknown command; empty if none is known.>>>
-    command_here("finetune", ["train"]), command_here("plan-train", ["plan"])('mw train --from DIR --lora
-    16', 'mw plan train')"""
+    """The command line to type in place of an unknown command; empty if none is known.
+
+    >>> command_here("finetune", ["train"]), command_here("plan-train", ["plan"])
+    ('mw train --from DIR --lora 16', 'mw plan train')
+    """
     plain = given.replace("_", "-").lower()
     for ours, theirs in _COMMANDS.items():
         if plain in theirs:

@@ -67,7 +67,7 @@ def blocks_of(
     >>> blocks_of(4096, MoE(64, 2, 64), own_experts=1, sizes=ExpertBlocks(share=8))
     Blocks(rows=32, most=128, even=4.0, capacity=8.0, together=4.0, sums=1.0, least=0)
     >>> blocks_of(60, MoE(8, 2, 64), own_experts=8, sizes=ExpertBlocks(whole_tokens=128))
-    Blocks(rows=64, most=8, even=8, capacity=8, together=1, sums=8, least=1)
+    Blocks(rows=64, most=8, even=8.0, capacity=8.0, together=1.0, sums=8.0, least=1)
     """
     share = moe.experts_per_token * num_tokens / moe.num_experts
     is_whole = (num_tokens <= sizes.whole_tokens) * (share >= 1)
