@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from itertools import pairwise
 
-# Words that say nothing about an option's subject.
+# Words that do not tell an option's subject.
 _FILLERS = frozenset(
     re.findall(
         r"\w+",
@@ -38,8 +38,7 @@ _MEANINGS: dict[str, str] = {
     "--set num_heads=32": "heads; attention query",
     "--given remat=full": (
         "recompute recomputation remat rematerialization checkpointing; activation activations gradient "
-        "method "
-        "granularity policy selective full checkpoint"
+        "method granularity policy selective full checkpoint"
     ),
     "--given zero=1": "zero; optimization stage optimizer",
     "--given offload_optimizer=true": "offload offloading; optimizer optim states state cpu",
@@ -82,10 +81,8 @@ _MEANINGS: dict[str, str] = {
     "--given optimizer_dtype=bf16": "moment moments exp-avg optimizer optim state; dtype precision states",
     "--given optimizer=adafactor": "optimizer optim",
     "--weights-dtype": (
-        "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision bit; method algorithm weight"
-        " weights params "
-        "model "
-        "torch load"
+        "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision bit; method algorithm "
+        "weight weights params model torch load"
     ),
     "--price 2.5": "price cost spot reserved usd dollars hourly; hour gpu chip instance",
     "--currency EUR": "euro eur currency",
@@ -94,11 +91,8 @@ _MEANINGS: dict[str, str] = {
     "--prompts": "batch bs queries; rollout train global prompts",
     "--hardware h100:4x8, 4 hosts of 8,": "node nodes hosts machine machines",
     "--hardware h100:8": (
-        "machine machines processes gpu cluster topology gpus node nodes device devices chips "
-        "cards accelerators "
-        "accelerator tpus gres nproc ntasks; "
-        "world "
-        "hosts tasks task"
+        "machine machines processes gpu cluster topology gpus node nodes device devices chips cards "
+        "accelerators accelerator tpus gres nproc ntasks; world hosts tasks task"
     ),
     "--tokens": "tokens; dataset corpus run budget",
     "--seq-len": "seq cutoff sequence ctx context; length len decoder encoder position model window",
@@ -124,15 +118,16 @@ _OF_DATA = "a plan needs no data; leave it out"
 _OF_RUN = "a plan prices one step and writes no run; it belongs to the program that trains"
 _OF_START = "a plan starts nothing; mw launch local, slurm or k8s starts a run of it"
 _OF_PROGRAM = (
-    "the speed of a program's kernels, overlap and collectives is in its record: --software megatron-te, "
-    "or --for "
-    "megatron"
+    "the speed of a program's kernels, overlap and collectives is in its record: --software megatron-te, or "
+    "--for megatron"
 )
 # Answers that are true of every option with one of the words, by command; "" has answers for all commands,
 # which are tried last. Earlier entries come first.
 _SUBJECTS: dict[str, dict[str, str]] = {
     "mw plan train": {
-        "attention is a fused kernel but with --software eager; leave it out": "flash sdpa attn fused-attn",
+        "attention is a fused kernel except with --software eager; leave it out": (
+            "flash sdpa attn fused-attn"
+        ),
         "it is predicted; to correct a plan by a measured run type --anchor metrics.jsonl": "mfu flops speed",
         "layouts are ranked by step time; leave it out": "goal objective minimize maximize optimize",
         "for energy type mw compare plan.toml": "power energy watts carbon tdp",
@@ -142,69 +137,60 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         _OF_DATA: "dataset dataloader corpus text mmap shuffle blend split fim data-path",
         _OF_START: (
             "rdzv standalone master-addr master-port nodelist exclusive coordinator restart exclude "
-            "constraint time walltime local-rank machine-rank "
-            "port host ip hostfile partition account qos "
-            "namespace pod image "
-            "container "
-            "restarts node-rank job service elastic queue endpoint ipc"
+            "constraint time walltime local-rank machine-rank port host ip hostfile partition account qos "
+            "namespace pod image container restarts node-rank job service elastic queue endpoint ipc"
         ),
         _OF_RUN: (
-            "log logging logs wandb tensorboard report save eval evaluation checkpoints ckpt resume hub "
-            "push metric best "
-            "callback tqdm project retain run-name inprocess otel trackio callbacks valid test profile "
-            "debug delay logits"
+            "log logging logs wandb tensorboard report save eval evaluation checkpoints ckpt resume hub push "
+            "metric best callback tqdm project retain run-name inprocess otel trackio callbacks valid test "
+            "profile debug delay logits"
         ),
         "a plan prices one step; --tokens 15T adds the time of a run": (
             "epochs epoch iters iterations max-steps"
         ),
         "no step depends on it; leave it out": (
             "lr grad-norm warmup dropout decay beta beta1 beta2 eps epsilon adam clip clipping std noise "
-            "loss seed "
-            "smoothing momentum scheduler neftune determinism rng init grpo kl tokenizer coeff z-loss"
+            "loss seed smoothing momentum scheduler neftune determinism rng init grpo kl tokenizer coeff "
+            "z-loss"
         ),
-        "its states are split by --given zero=1, or fsdp=8; type --given offload_optimizer=true to keep "
-        "them on "
-        "the host": "zero zero3 distributed-optimizer optimizer optim",
+        "its states are split by --given zero=1, or fsdp=8; type --given offload_optimizer=true to keep them "
+        "on the host": "zero zero3 distributed-optimizer optimizer optim",
         "number types are --weights-dtype, --compute-dtype and --given "
         "matmul_dtype=fp8,gradients_dtype=bf16": (
             "dtype fp8 fp16 bf16 fp32 tf32 fp4 float8 precision grads mxfp8 autocast amax"
         ),
-        "activations that are computed twice are --given remat=attention, matmuls or full": (
+        "--given remat=attention, matmuls or full recomputes activations": (
             "recompute remat checkpointing granularity activations activation-checkpoint"
         ),
-        "what waits on the host is --given offload=true (activations) or offload_optimizer=true": (
+        "--given offload=true keeps activations on the host, offload_optimizer=true the optimizer's states": (
             "offload offloading nvme cpu-offload"
         ),
-        "collectives are priced by the hardware's links; --network names others between hosts, and mw"
-        " hardware lists them": (
+        "collectives are priced by the hardware's links; --network names others between hosts, and mw "
+        "hardware lists them": (
             "interconnect nccl gloo nic bandwidth fabric roce nvlink infiniband ib network "
             "distributed-backend ddp-backend dist-backend"
         ),
         _OF_PROGRAM: (
             "attention fused fusion graph graphs kernel kernels overlap compile dynamo inductor bucket "
-            "buckets ddp dispatcher p2p ub liger sdpa te transformer-engine prefetch gather allreduce rs "
-            "ag jit "
-            "workers autotune impl transformer mcore legacy engine"
+            "buckets ddp dispatcher p2p ub liger sdpa te transformer-engine prefetch gather allreduce rs ag "
+            "jit workers autotune impl transformer mcore legacy engine"
         ),
-        "adapters are --set lora_rank=16; leave other settings out": "lora peft dora adapter",
+        "--set lora_rank=16 adds adapters; leave other settings out": "lora peft dora adapter",
         "the search finds the mesh; --layout data=2,tensor=4 fixes it": "mesh axes axis partition pspec",
         "stages are --given pipe=4,schedule=interleaved,interleave=2; leave it out and the search splits the "
         "layers": "pipeline stage stages virtual interleave pp vp schedule",
-        "shards are --given fsdp=8, copies of them --given data=2": (
+        "--given fsdp=8 sets the number of shards, --given data=2 that of replicas": (
             "fsdp hsdp shard sharding sharded dp replicas"
         ),
         "the model's config.json has experts, and --given expert=8 splits them; leave other settings out": (
             "moe expert experts router topk gemm"
         ),
         _IN_FILE: (
-            "layer layers hidden heads head embedding embeddings position rope rotary yarn vocab "
-            "vocabulary norm "
-            "rmsnorm layernorm swiglu geglu gelu relu bias kv query qk mla mlp ffn intermediate tie "
-            "untied untie"
-            " tied "
-            "window vision sliding mamba depth width dim gqa group"
+            "layer layers hidden heads head embedding embeddings position rope rotary yarn vocab vocabulary "
+            "norm rmsnorm layernorm swiglu geglu gelu relu bias kv query qk mla mlp ffn intermediate tie "
+            "untied untie tied window vision sliding mamba depth width dim gqa group"
         ),
-        "a plan is of the chips of --hardware, wherever it is made; leave it out": "cuda tpu cpu",
+        "a plan is for the chips of --hardware, on whatever machine it is made; leave it out": "cuda tpu cpu",
         "it is the default; leave it out": "causal packing amp",
         "the machine is --hardware h100:4x8, 4 hosts of 8": (
             "gpus gpu nodes node gres nproc ntasks tasks devices"
@@ -212,22 +198,22 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     },
     "mw plan serve": {
         "the frontier lists tokens/s; add --tpot 30ms or --max-price-per-hour 50": "tps throughput goal",
-        "a rate needs how often each asks: 100 users with a request a minute are --rate 100/min; 100 "
-        "requests at once are "
-        "--phase generate --batch 100 --context 8k": ("users clients user concurrency concurrent inflight"),
+        "a rate needs how often each asks: 100 "
+        "users with a request a minute are --rate "
+        "100/min; 100 requests at once are --phase "
+        "generate --batch 100 --context 8k": ("users clients user concurrency concurrent inflight"),
         "the latency of an answer is --ttft 500ms, the first token, and --tpot 30ms, each further one": (
             "latency e2e response"
         ),
         "it plans and starts nothing; --engine vllm prints the line that does": (
-            "port host api served log loglevel ssl uvicorn metrics download revision trust download-dir "
-            "ipc chat "
-            "tool parser template rank"
+            "port host api served log loglevel ssl uvicorn metrics download revision trust download-dir ipc "
+            "chat tool parser template rank"
         ),
         "--rate 20 finds the fewest replicas that hold it": "autoscale autoscaling scale scaling replicas",
         "weights and cache stay on the chips; leave it out": "offload cpu host",
-        "with --rate 20 pools apart are tried too": (
-            "decode prefill pd disaggregation disaggregated disagg kv-transfer transfer "
-            "prefill-workers decode-workers"
+        "with --rate 20 separate pools for prefill and decoding are tried too": (
+            "decode prefill pd disaggregation disaggregated disagg kv-transfer transfer prefill-workers "
+            "decode-workers"
         ),
         "experts and attention of one layout are --layout tensor=8,expert=8 or data=8,expert=8": (
             "dp-attention moe ep expert experts eplb"
@@ -239,15 +225,14 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "--weights-dtype, --kv-dtype and --matmul-dtype name number types": (
             "kv quant quantization scales dtype precision fp8 bits"
         ),
-        "each engine keeps its own share; --engine vllm plans with vLLM's": (
+        "each engine has a share of memory to use; --engine vllm plans with vLLM's": (
             "mem memory utilization gpu-memory"
         ),
         "--chunk 512 prefills in chunks": "chunk chunked batched",
-        "it changes no plan but by the engine, --engine vllm; leave it out": (
+        "it changes no plan, except through --engine vllm; leave it out": (
             "swap eager enforce cuda graph graphs flash attn attention kernel backend blocks block sched "
-            "scheduler "
-            "compile compilation page tokenizer seed load triton overlap async executor allreduce sleep "
-            "lora loras"
+            "scheduler compile compilation page tokenizer seed load triton overlap async executor allreduce "
+            "sleep lora loras"
         ),
         "sampling does not change a plan; leave it out": (
             "temperature sampling logprobs guided grammar stop top-k"
@@ -256,7 +241,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "the machine is --hardware h100:2x8, 2 hosts of 8": "gpus gpu nodes node nnodes devices",
     },
     "mw plan rl": {
-        "rollouts on the same chips and apart are compared; leave it out": (
+        "rollouts on the trainer's chips and on chips of their own are compared; leave it out": (
             "vllm sglang colocate colocated hybrid"
         ),
         "it changes no plan; it is an option of mw train --rl": (
@@ -270,8 +255,8 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     "mw fit": {
         "it tries every split of the chips; leave it out": "tp pp dp tensor parallel layout",
         "it shows every way with its largest batch and context; leave it out": (
-            "ngl threads layers tokens batch bs context lora quant finetune train training serve "
-            "inference ctx len"
+            "ngl threads layers tokens batch bs context lora quant finetune train training serve inference "
+            "ctx len"
         ),
     },
     "mw train": {
@@ -291,9 +276,8 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "nproc nnodes nodes rank rdzv master standalone processes machines"
         ),
         "the plan sets the batch: mw plan train --batch-tokens 1Mi --seq-len 8k": "batch bs seq length",
-        "Adam's betas are the optimizer's own; --optimizer, --learning-rate, --weight-decay and --clip-"
-        "norm set "
-        "the rest": "optim adam beta beta1 beta2 eps epsilon momentum",
+        "Adam's betas are the optimizer's own; --optimizer, --learning-rate, --weight-decay and --clip-norm "
+        "set the rest": "optim adam beta beta1 beta2 eps epsilon momentum",
         "a tenth of the steps warm up, at most 2,000; --schedule sets the decay": "warmup scheduler",
         "dropout is not supported; leave it out": "dropout",
         "mw export RUN -o DIR writes a folder to upload": "hub push",
@@ -333,15 +317,15 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "drafts are --drafts 3, by --draft-checkpoint DIR if a smaller model makes them": (
             "speculative lookahead eagle draft medusa"
         ),
-        "--mode disaggregated prefills apart; with --replicas 2 so does --prefill-replicas 1": (
+        "--mode disaggregated prefills separately; with --replicas 2 so does --prefill-replicas 1": (
             "disaggregation disaggregated pd kv-transfer prefill transfer"
         ),
-        "evicted pages wait on the host with --host-cache-bytes 8G": (
+        "evicted pages are kept on the host with --host-cache-bytes 8G": (
             "swap offload hicache hierarchical cpu-offload"
         ),
         "requests queue by --scheduling-policy fcfs or priority": "schedule scheduling policy priority",
         "metrics are at /metrics; leave it out": "metrics prometheus",
-        "each request says it; leave it out": (
+        "each request sets it; leave it out": (
             "seed logprobs sampling temperature stop top-p top-k role penalty"
         ),
         "it runs here in JAX; leave it out": (
@@ -352,7 +336,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "requests are logged with --log-json": "log logging loglevel stats",
     },
     "mw bench serve": {
-        "answers take the length that was drawn; --no-ignore-eos ends them earlier": "eos",
+        "answers have the drawn length; with --no-ignore-eos they end at the end-of-sequence token": "eos",
         "it speaks OpenAI's API to any server; leave it out": "backend endpoint-type framework",
         "texts are random tokens of these lengths; leave it out": "tokenizer dataset-path",
         "percentiles p50, p95 and p99 are printed; leave it out": (
@@ -361,18 +345,20 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "requests come as --concurrency N, or as a Poisson stream of --rate R": (
             "burstiness inf ramp arrival poisson"
         ),
-        "goodput is of --ttft 500ms and --tpot 30ms": "goodput slo",
+        "goodput counts requests within --ttft 500ms and --tpot 30ms": "goodput slo",
     },
     "mw generate": {
         "tokens are sampled with --temperature and --top-p; leave it out": "top-k k min-p repetition penalty",
-        "beams are not searched; --best-of 8 samples answers and prints the likeliest": "beam beams",
+        "beam search is not supported; --best-of 8 samples answers and prints the likeliest": "beam beams",
     },
     "mw launch": {
-        "each process is told its rank and its coordinator; leave it out": (
+        "each process gets its rank and the coordinator's address; leave it out": (
             "rdzv master node-rank rank endpoint"
         ),
-        "hosts come from the plan: mw launch slurm -- mw train plan.toml; local starts processes on "
-        "this host": ("nnodes nodes node standalone ntasks gres gpus gpu hosts hostfile"),
+        "hosts come from the plan: mw "
+        "launch slurm -- mw train "
+        "plan.toml; local starts "
+        "processes on this host": ("nnodes nodes node standalone ntasks gres gpus gpu hosts hostfile"),
     },
     "": {
         "notes go to stderr; add 2>/dev/null": "quiet silent progress q",
@@ -395,7 +381,7 @@ def _words_of(option: str) -> list[str]:
 
 
 def meaning(given: str, options: Collection[str]) -> str:
-    """The words to type in place of an option, if all words of its name say the same; otherwise empty.
+    """The words to type in place of an option, if all words of its name have that meaning; otherwise empty.
 
     >>> meaning("--megatron_lm_tp_degree", ["--given"]), meaning("--tp-comm-overlap-cfg", ["--given"])
     ('--given tensor=8', '')
@@ -419,7 +405,7 @@ def subject(given: str, command: str) -> str:
     >>> subject("--lr-warmup-iters", "mw plan train")
     '--lr-warmup-iters: a plan prices one step; --tokens 15T adds the time of a run'
     >>> subject("--use-flash-attn", "mw plan train")
-    '--use-flash-attn: attention is a fused kernel but with --software eager; leave it out'
+    '--use-flash-attn: attention is a fused kernel except with --software eager; leave it out'
     """
     words = _words_of(given)
     names = {*words, *(f"{first}-{second}" for first, second in pairwise(words))}

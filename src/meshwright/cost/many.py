@@ -87,7 +87,7 @@ class Saving(NamedTuple):
 class Family:
     """Members with one pattern, all with one microbatch or all with several, recorded at once.
 
-    Attention has a kernel in all or in none. They are recorded when a figure is first asked for.
+    Attention has a kernel in all or in none. The graph is recorded when a figure first needs it.
     """
 
     def __init__(
@@ -226,6 +226,7 @@ class Family:
         return self._timed[work, joined]
 
     def _priced(self, transfers: Iterable[Transfer]) -> Iterable[Transfer]:
+        """The transfers that take time."""
         return transfers
 
     def prices_of_some(self, pipe: int) -> Callable[[Transfer], Any]:
@@ -239,12 +240,12 @@ class Family:
 
 
 class Unsharded(Family):
-    """Members of several families without ZeRO, and without transfers between data ranks.
+    """Members of several families, with whole weights and no transfers between data ranks.
 
-    Some may have one microbatch and some several, which changes only transfers between data ranks.
-
-    Its `least_seconds` bound those of the members' families: the products are the same, with fewer transfers.
-    A search records only families with a member whose bound is near the fastest step.
+    Members with one microbatch and with several may be together: only those transfers depend on it.
+    `least_seconds` is a lower bound of the same figure of the members' own families, since the products are
+    the same and there are fewer transfers. So a search records only the families whose bound here is near
+    the fastest step.
     """
 
     @cached_property
@@ -261,7 +262,7 @@ class Unsharded(Family):
             for mesh in (member.mesh.mesh for member in self.members)
         ]
         graph = self._record(self.layout, _Meshes(sizes, self.layout.mesh))
-        # Gathered weights are widened by the shard, which is whole here.
+        # A gather casts a shard. In this mesh the shard is the whole weight, and its cast would take longer.
         segments = [
             replace(segment, nodes=tuple(node for node in segment.nodes if node.kind != "gather"))
             for segment in graph.segments
@@ -272,13 +273,13 @@ class Unsharded(Family):
         return (transfer for transfer in transfers if _ALL_RANKS not in transfer.axes)
 
 
-# The axis of all data ranks together.
+# One axis in place of all data axes.
 _ALL_RANKS = RANKS[0]
 
 
 @lru_cache(maxsize=4096)
 def unsharded(rules: Rules) -> Rules:
-    """The rules of `Unsharded`: weights as products use them, and one axis for all data ranks."""
+    """The rules of `Unsharded`: weights stored as products use them, and one axis for all data axes."""
     whole, activations = (table.with_one_axis(RANKS, _ALL_RANKS) for table in (rules.used, rules.activations))
     return Rules(whole, whole, whole, whole, activations)
 

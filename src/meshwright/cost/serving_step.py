@@ -491,7 +491,7 @@ def record_inference(
 
 
 def _static_blocks(hardware: Hardware) -> ExpertBlocks | None:
-    """Blocks of experts' rows (`Lowering.static_blocks`); None for a roofline, which has no padding rows."""
+    """`Lowering.static_blocks` of the hardware; None for a roofline, which has no padding rows."""
     return None if hardware.chip.step.is_roofline else hardware.chip.platform.expert_blocks
 
 

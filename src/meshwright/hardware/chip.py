@@ -156,7 +156,8 @@ class Chip:
     cores_in_cloud_names: cores of a chip that the number in a cloud's name counts (v5p-256 has 128 chips).
     compute_capability: of NVIDIA's GPUs, which decides their kernels; None: no GPU of NVIDIA's.
     power_watts: the power it is rated for (TDP). power_limit_watts: this machine's limit, if it is lower.
-    price_per_chip_hour: list price on demand, in `currency`; None: unknown. no_price: the reason why.
+    price_per_chip_hour: list price on demand, in `currency`; None: unknown. no_price: why no
+    list price is known.
     matmul_rates, memory_rates: as measured, by dtype: FLOPs a second by the FLOPs of a product, bytes a
     second by the bytes that an operation touches; empty if nothing was measured.
     step: the shares of the ratings that a training step reaches. inference: the same for prefill and
@@ -280,9 +281,9 @@ class Chip:
         return replace(self, step=StepEfficiency(), inference=None)
 
     def roofline(self) -> "Chip":
-        """This chip at every rating, for prices as closed forms have them (`StepEfficiency.is_roofline`).
+        """This chip at its rated peaks, for rooflines (`StepEfficiency.is_roofline`).
 
-        Its links take no time but for their bytes.
+        Its links have no latency.
         """
         hops = ("hop_seconds", "dcn_hop_seconds", "nvlink_hop_seconds", "nic_hop_seconds")
         network = self.network

@@ -71,7 +71,7 @@ class Prices:
         return priced_machines
 
     def _currency(self) -> str | None:
-        """The currency of --currency, or else the one that --price names; None without either.
+        """The currency of --currency, otherwise the one in --price; None if neither names any.
 
         Raises HardwareError if they name several.
         """

@@ -29,8 +29,9 @@ class Blocks(NamedTuple):
 
     rows: rows a block. most: maximum number of blocks. even: number of blocks under even load.
     capacity: blocks a pass. together: blocks of one expert that share one product for the weight's gradient.
-    sums: number of such products under even load. least: blocks of an expert without rows: 1 if every expert
-    has one block, and all blocks are one product. Fields are numbers, or arrays with one for each layout.
+    sums: number of such products under even load. least: minimum number of blocks of an expert: 1 if one
+    product multiplies all experts, each with one block; otherwise 0. Fields are numbers, or arrays with one
+    for each layout.
     """
 
     rows: Any
@@ -42,7 +43,7 @@ class Blocks(NamedTuple):
     least: Any = 0
 
     def filled(self, num_rows: Any) -> Any:
-        """The number of blocks that each expert's rows fill."""
+        """Each expert's number of blocks for its `num_rows` rows."""
         used = -(-num_rows // self.rows)
         return used + self.least * (used == 0)
 
@@ -92,8 +93,8 @@ def blocks_of(
 def block_sizes(sizes: ExpertBlocks, layout: Layout) -> ExpertBlocks:
     """The sizes of blocks in the phase of `layout`.
 
-    Experts have whole blocks in generation only, and only if no token crosses to another node, which would
-    make the tokens of a device depend on the load.
+    `whole_tokens` applies in generation only, and only if no token is sent to another node: the number of
+    tokens on a device would then depend on the load.
     """
     takes_whole = layout.phase == "generate" and not row_routing(layout).nodes
     return sizes if takes_whole else sizes._replace(whole_tokens=0)
@@ -152,6 +153,7 @@ def nodes_of_token(num_nodes: Any, num_rows: int, groups: int = 1, chosen: int =
 
 
 def _chosen(condition: Any, first: Any, other: Any) -> Any:
+    """`first` if the condition holds, otherwise `other`; for each layout if they are arrays."""
     return other + condition * (first - other)
 
 

@@ -36,7 +36,7 @@ _OF_WEIGHTS, _OF_GRADIENTS = ("stored", "used"), ("updated", "gradients")
 
 
 def layout_for(config: ModelConfig, text: str, **defaults: object) -> Layout:
-    """The layout written `text`, for this model: errors on experts name only what fits it.
+    """The layout written `text`; errors on experts suggest only degrees that fit this model.
 
     defaults: for words that the text leaves out. Whether other dimensions divide is left to `check_fits`.
     """
@@ -53,7 +53,7 @@ def check_experts(config: ModelConfig, words: Mapping[str, object]) -> None:
     form = whole_form(degrees)
     check_num_experts(config, form["expert"])
     if expert_cut(form, form["expert"]) is None:
-        # More data ranks do not help a layout that does not fit the model with them.
+        # Suggests more data ranks only if the layout then fits the model.
         check_fits(Layout.of(**with_expert_owner(form)), config, padded=True)
         raise LayoutError(no_expert_owner(form, config.moe.num_experts if config.moe else 1))
 

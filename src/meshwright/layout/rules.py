@@ -83,7 +83,7 @@ class Table:
         )
 
     def with_one_axis(self, axes: Axes, instead: str) -> "Table":
-        """This table with one axis in place of `axes`, for devices that they divide alike."""
+        """This table with the axis `instead` in place of each of `axes`."""
 
         def rows_of(letters: LetterRules) -> LetterRules:
             renamed = (

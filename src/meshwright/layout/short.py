@@ -134,7 +134,7 @@ def _as_words(item: str) -> str:
 
 
 def _paired(item: str) -> str:
-    """Words with their numbers next to them as KEY=VALUE, ...; empty if a word is unknown.
+    """Words with a number attached, as KEY=VALUE, ...; empty if a word is unknown.
 
     >>> _paired("dp4-tp2"), _paired("8dp"), _paired("other")
     ('data=4,tensor=2', 'data=8', '')
@@ -158,7 +158,7 @@ def strategy_here(name: str) -> str:
     return _STRATEGIES.get(first_word, "")
 
 
-# Names of schedules in other programs, without their signs: Interleaved1F1B, ZBVZeroBubble.
+# Names of schedules in other programs, such as ZBVZeroBubble, in lower case without punctuation.
 _SCHEDULES_ALSO = {"interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v", "looped": "interleaved"}
 
 
@@ -172,11 +172,11 @@ def value_here(word: str, value: str) -> str:
     """
     plain = re.sub(r"[^a-z0-9]", "", value.lower())
     if word == "remat":
-        names: Mapping[str, str] = {**REMAT_ALSO, **dict(zip(REMATS, REMATS, strict=True))}
+        names: Mapping[str, str] = {**REMAT_ALSO, **{name: name for name in REMATS}}
     elif word == "schedule":
         names = {**_SCHEDULES_ALSO, **{re.sub(r"\W", "", name): name for name in SCHEDULES}}
     elif word == "optimizer":
-        name = next((name for name in OPTIMIZERS if plain.find(name.removesuffix("w")) >= 0), "")
+        name = next((name for name in OPTIMIZERS if name.removesuffix("w") in plain), "")
         narrow = ",optimizer_dtype=int8" if "8bit" in plain else ""
         return f"optimizer={name}{narrow}" if name else ""
     elif word.endswith("_dtype"):
@@ -254,7 +254,7 @@ def _needs(name: str) -> tuple[str, ...]:
 
 
 def are_words(values: Mapping[str, object]) -> bool:
-    """Whether a plan's table of a layout has words of the short form, and no mesh or rules of its own."""
+    """Whether a plan's layout table is in the short form: it has neither a mesh nor rules."""
     return "mesh" not in values and "rules" not in values
 
 
@@ -286,7 +286,7 @@ def whole_form(words: Mapping[str, object]) -> ShortForm:
 def no_expert_owner(form: ShortForm, most: int) -> str:
     """The message for experts over more devices than either data axis gives.
 
-    most: the largest degree of experts that it may name, or a multiple of it.
+    most: a number that the suggested degrees of experts divide.
     """
     fits = ", ".join(str(degree) for degree in divisors(most) if expert_cut(form, degree))
     wider = with_expert_owner(form)
@@ -299,7 +299,7 @@ def no_expert_owner(form: ShortForm, most: int) -> str:
 
 
 def with_expert_owner(form: ShortForm) -> dict[str, int]:
-    """The degrees above 1 of `form`, and as many more data ranks as its experts need."""
+    """The degrees above 1 of `form`, with data ranks added until its experts divide them."""
     degrees = {axis: form[axis] for axis in MULTIPLIED}
     owner = FSDP.name if form[FSDP.name] > 1 else DATA.name
     degrees[owner] = lcm(degrees[owner], form["expert"])

@@ -1,5 +1,5 @@
-// Products of rows with weights in float32, bf16, int8 and int4, and attention over a cache of pages, for x86 with AVX2 and
-// FMA or with AVX-512, and with the instructions for products of bf16 and int8 that the compiler may use.
+// Products of rows with weights in float32, bf16, int8 and int4, and attention over a cache of pages, for x86 with AVX2
+// and FMA or with AVX-512, and with the instructions for products of bf16 and int8 that the compiler may use.
 //
 // Called by XLA through its foreign function interface, and run on its threads; see kernels.py. Weights w[O, I]
 // lie in panels. A number of the result is summed in the order of I: it depends on its row and its column alone,
@@ -239,14 +239,14 @@ Lanes First(int64_t count) {
   return static_cast<Lanes>(count >= kLanes ? (1u << kLanes) - 1 : count > 0 ? (1u << count) - 1 : 0);
 }
 
-// Bits of each lane, moved down and up again with their sign.
+// Shifts of each lane: to the right with the sign, and to the left.
 using Signed = int32_t __attribute__((vector_size(4 * kLanes)));
 Ints Down(Ints x, int bits) { return reinterpret_cast<Ints>(reinterpret_cast<Signed>(x) >> bits); }
 Ints Up(Ints x, int bits) { return reinterpret_cast<Ints>(reinterpret_cast<Signed>(x) << bits); }
 
 // Kinds of products. A step is 32 bits of a row of weights: kTogether numbers. As an instruction multiplies them they
-// are kWords words of 32 bits, each of which it sums into one of a vector's lanes. kHasGroups: a sum over a group of
-// steps is multiplied by a scale of its own before it is added to the others.
+// are kWords words of 32 bits, each of which it sums into one of a vector's lanes. kHasGroups: each group of steps
+// has a scale, and its sum is multiplied by it before it is added to the total.
 
 // What is multiplied and summed in float32.
 struct Wider {
@@ -373,7 +373,7 @@ struct Int4 : Wider {
   static Ints Weight(Ints w, int i) { return AsInts(ToFloats(Down(Up(w, 28 - 4 * i), 28))); }
 };
 
-// The same by bf16, which has all of these numbers. A word is the numbers i and i + 4 of a step.
+// int4 multiplied as bf16, which represents every int4. A word has the numbers i and i + 4 of a step.
 #ifdef __AVX512BF16__
 struct Int4ByBf16 : Bf16 {
   static constexpr bool kHasGroups = true;
@@ -384,7 +384,7 @@ struct Int4ByBf16 : Bf16 {
     const auto* const numbers = reinterpret_cast<const uint16_t*>(row) + 8 * step + i;
     return static_cast<int32_t>(numbers[0] | static_cast<uint32_t>(numbers[4]) << 16);
   }
-  // 0 to 7 and -8 to -1 in bf16, by their four bits.
+  // The table has 0 to 7 and -8 to -1 in bf16, in the order of their four bits, twice: a register has 32 numbers.
   static Ints Weight(Ints w, int i) {
     alignas(64) static constexpr uint16_t kNumbers[32] = {
         0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0,
@@ -412,11 +412,11 @@ constexpr int64_t kGroups = 32;  // of rows, whose words of a block stay in the 
 #endif
 constexpr int64_t kAhead = 32;  // steps that weights are fetched before they are read
 
-// Sums of groups are in registers beside the sums of all.
+// With groups a tile has half of the rows, since the sums of a group take registers next to the totals.
 template <typename Kind>
 constexpr int64_t kRowsOf = Kind::kHasGroups ? kRows / 2 : kRows;
 
-// The scales of a panel: f32[groups, columns], each of a group of so many steps.
+// The scales of a panel: f32[groups, columns]. A group has `steps` steps.
 struct Scales {
   const float* at;
   int64_t steps, columns;
@@ -444,7 +444,7 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
       sums[r][v] = is_first || r >= num_rows ? All(0.0f) : Wide(y + places[r] * width + v * kLanes, lanes[v]);
     }
   }
-  // Words of one round. Those of a group are summed in turns in two registers, since each sum waits for the one before.
+  // Words of one iteration. Those of a group go to two sums in turns, since an addition waits for the one before it.
   constexpr int kWords = kIsMade ? (Kind::kHasGroups ? 2 : 1) : Kind::kWords;
   constexpr int kTurns = Kind::kHasGroups && kVectors == 1 ? 2 : 1;
   const auto add = [&](Floats(*to)[R][kVectors], int64_t from, int64_t until) {
@@ -683,7 +683,7 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
   if (of_weights == ffi::BF16 && of_x == ffi::BF16) return multiply(Bf16(), uint16_t());
   if (of_weights == ffi::S8 && of_x == ffi::BF16) return multiply(Int8(), uint16_t());
   if (of_weights == ffi::S8 && of_x == ffi::F32) return multiply(Int8(), float());
-  return ffi::Error::InvalidArgument("of these types there is no product");
+  return ffi::Error::InvalidArgument("there is no product of these types");
 }
 
 // y f32[R, O] of x[R, I] in f32 or bf16, and int4 w[O, I / 2] and its scales f32[O, G] in panels.
@@ -691,7 +691,8 @@ ffi::Error GroupedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
                           ffi::ResultBuffer<ffi::F32> y) {
   const auto sizes = x.dimensions(), of_w = w.dimensions(), of_scales = scales.dimensions();
   const int64_t steps = StepsOf(w), groups = of_scales.size() == 2 ? of_scales[1] : 0;
-  const bool fit = steps && w.element_type() == ffi::S8 && sizes.size() == 2 && sizes[1] == 2 * of_w[1] && groups && of_scales[0] == of_w[0];
+  const bool fit = steps && w.element_type() == ffi::S8 && sizes.size() == 2 && sizes[1] == 2 * of_w[1] && groups &&
+                   of_scales[0] == of_w[0];
   if (!fit || steps % groups || kBlock / Int4::kWords % (steps / groups)) {
     return ffi::Error::InvalidArgument("x[R, I], w[O, I / 2] and scales[O, G] of groups of whole steps are needed");
   }
@@ -703,7 +704,7 @@ ffi::Error GroupedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
   };
   if (x.element_type() == ffi::F32) return multiply(Int4(), float());
   if (x.element_type() == ffi::BF16) return multiply(Int4ByBf16(), uint16_t());
-  return ffi::Error::InvalidArgument("of these types there is no product");
+  return ffi::Error::InvalidArgument("there is no product of these types");
 }
 
 // w[O, I] in panels.

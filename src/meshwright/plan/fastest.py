@@ -3,7 +3,7 @@
 A layout's time has lower bounds. Each step below costs more than the one before it and gives a closer bound:
 
     members      meshes of one family and number of stages: their passes without ZeRO (cost/many.py)
-    recorded     the same with their own passes
+    recorded     the same meshes: their family's own passes, with ZeRO
     scheduled    members under one schedule and remat policy: the bound of cost/pipeline/bound.py
     choice       a single layout that fits
     timed        its simulated step
@@ -35,7 +35,8 @@ _Wanted = Callable[[Considered], bool] | None
 class _Members(NamedTuple):
     """Members of a group, with all of its schedules.
 
-    places, bounds: the least bound first. is_recorded: the bounds are of their own passes.
+    places, bounds: the least bound first. is_recorded: the bounds are of their family's own passes, not of
+    `Unsharded`.
     """
 
     wanted: _Wanted

@@ -359,7 +359,7 @@ class Group:
 
     @cached_property
     def least_seconds(self) -> Any:
-        """Closer bounds, for which the family is recorded."""
+        """Tighter lower bounds, which need the family's graph."""
         return self._slowdown * self.family.least_seconds[self.family.rows[self.pipe]]
 
     @property

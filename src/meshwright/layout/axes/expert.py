@@ -186,7 +186,7 @@ def expert_cut(form: ShortForm, expert: int) -> tuple[str, int] | None:
 def expert_owner(form: ShortForm) -> tuple[str, int]:
     """(data axis that gives the experts' devices, number of them)."""
     cut = expert_cut(form, form["expert"])
-    assert cut is not None, "the short form refuses such degrees"
+    assert cut is not None, "`expand` refuses degrees of experts that no data axis divides"
     return cut
 
 

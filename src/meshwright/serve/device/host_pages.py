@@ -12,7 +12,7 @@ from meshwright.serve.engine.limits import on_each
 
 
 class HostSizes(NamedTuple):
-    """Pages, and snapshots of states, of each replica in host memory."""
+    """Numbers of pages and of snapshots of states of each replica in host memory."""
 
     num_pages: int = 0
     num_snapshots: int = 0
@@ -30,7 +30,8 @@ class HostSizes(NamedTuple):
         """The sizes that fill `num_bytes`, divided among the replicas; zeros for no bytes.
 
         page: the types of the arrays of one page of each replica; state: of a snapshot. pages_per_snapshot:
-        as in the cache; 0 without states. Raises PlanError if the bytes do not hold one of each.
+        pages of the device cache per snapshot; 0 without states. Raises PlanError if the bytes do not hold
+        one of each.
         """
         if not num_bytes:
             return cls()
@@ -76,7 +77,7 @@ class HostCopies:
         self._arriving.append((numbers, arrays))
 
     def settle(self) -> None:
-        """Waits for the copies on their way."""
+        """Wait for the copies in flight."""
         for numbers, arrays in self._arriving:
             for kept, array in zip(self._kept, arrays, strict=True):
                 exported = np.asarray(array).reshape(len(numbers), -1, *kept.shape[2:])

@@ -42,8 +42,8 @@ class PrefixTree:
     the next token finds all the positions that it sees through `window`.
     host_pool: pages of host memory, for evicted ones; not together with window_pool.
     snapshots: numbers of copies of the states of layers that have them; a prefix is known up to its last page
-    with a copy. The least recently used copy is replaced. host_snapshots: numbers in host memory, to which
-    replaced copies and those after evicted pages move.
+    with a copy. The least recently used copy is replaced. host_snapshots: numbers of copies in host memory;
+    a copy moves there when it is replaced, or when its page is evicted to the host.
     """
 
     def __init__(
@@ -129,14 +129,14 @@ class PrefixTree:
         self._with_snapshot[nodes[-1]] = None
 
     def _resumable(self, path: Sequence[_Node]) -> Sequence[_Node]:
-        """The nodes of a path up to the last after which states are kept, here or on the host."""
+        """The nodes of a path up to the last with a snapshot, in the cache or on the host."""
         if self._snapshots is None:
             return path
         kept = [n for n, node in enumerate(path, 1) if not node.snapshot == node.host_snapshot == NO_PAGE]
         return path[: max(kept, default=0)]
 
     def _drop_snapshot(self, node: _Node) -> None:
-        """Free the node's snapshot, which moves to host memory if there is any."""
+        """Move the node's snapshot to host memory; without host snapshots, drop it."""
         number = self._forget_snapshot(node)
         if not self._host_snapshots.num_free and self._with_host_snapshot:
             self._forget_host_snapshot(next(iter(self._with_host_snapshot)))
@@ -146,7 +146,7 @@ class PrefixTree:
             self.moves.append(Move(number, node.host_snapshot, is_out=True, of_states=True))
 
     def _forget_snapshot(self, node: _Node) -> int:
-        """Free the node's snapshot; its number."""
+        """Free the node's snapshot in the cache and return its number."""
         assert self._snapshots is not None
         del self._with_snapshot[node]
         self._snapshots.release([node.snapshot])
@@ -160,9 +160,10 @@ class PrefixTree:
             node.host_snapshot = NO_PAGE
 
     def _fetch_snapshot(self, node: _Node) -> None:
-        """Copy back the node's states; they stay on the host if sequences hold all snapshots."""
+        """Copy the node's snapshot back; it stays on the host if sequences hold all of the cache's."""
         assert self._snapshots is not None
-        del self._with_host_snapshot[node]  # first, so that the host keeps it while it takes another
+        # First, since a new snapshot may evict another to the host, which must not replace this one.
+        del self._with_host_snapshot[node]
         number = self.new_snapshot()
         if number == NO_PAGE:
             self._with_host_snapshot[node] = None
@@ -199,7 +200,7 @@ class PrefixTree:
             return False
         for node in on_host:  # first, so that the host keeps them while it takes others
             del self._on_host[node]
-        # Pages after the last snapshot here have no other holder.
+        # `make_room` must not evict the path's own pages, which no sequence may hold.
         here = [node.page for node in path if node.page != NO_PAGE]
         self._pool.share(here)
         if has_host_snapshot:
