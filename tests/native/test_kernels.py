@@ -63,6 +63,18 @@ def test_a_product_is_that_of_float32(
 
 
 @settings(max_examples=30)
+@given(st.integers(1, 40), SIZES, WIDTHS, st.sampled_from(["bfloat16", "float32"]))
+def test_a_product_with_int8_may_leave_rows_as_they_are(rows: int, size: int, width: int, kind: str) -> None:
+    needs_native()
+    x, w = _operands(rows, size, width, jnp.int8)
+    x = x.astype(kind)
+    with jax.set_mesh(device_mesh(Layout.parse(""))):
+        y = kernels.widened_product(x, kernels.in_panels(w))
+    expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
+    np.testing.assert_allclose(y, expected, atol=2e-4 * np.sqrt(size), rtol=1e-5)
+
+
+@settings(max_examples=30)
 @given(
     st.integers(1, 40),
     st.one_of(st.integers(1, 9), st.just(130)),

@@ -132,8 +132,8 @@ def _reference(
     """The loss; keep: of what is kept in fp8."""
     positions = jnp.broadcast_to(jnp.arange(T)[None], tokens.shape)
 
-    def norm(x: Array, scale: Array) -> Array:
-        return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + config.norm_eps) * scale[None, None]
+    def norm(x: Array, scale: Array, eps: float = config.norm_eps) -> Array:
+        return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * scale[None, None]
 
     def turned(x: Array) -> Array:
         return apply_rope(x, positions, config, KindInLoop((config.layers[0].kind,)))
@@ -145,8 +145,9 @@ def _reference(
                 for n, name in zip("NKK", ("wq", "wk", "wv"), strict=True)
             )
             return turned(q), turned(k), v
-        down = keep(norm(_product("BTD,DQ->BTQ", h, p["wq_down"]), p["q_latent_norm"]))
-        latent = keep(norm(_product("BTD,DR->BTR", h, p["wkv_down"]), p["kv_latent_norm"]))
+        eps = config.mla.norm_eps
+        down = keep(norm(_product("BTD,DQ->BTQ", h, p["wq_down"]), p["q_latent_norm"], eps))
+        latent = keep(norm(_product("BTD,DR->BTR", h, p["wkv_down"]), p["kv_latent_norm"], eps))
         rope = turned(_product("BTD,DA->BTA", h, p["wk_rope"]))
         k = _product("BTR,RNJ->BTNJ", latent, p["wk_up"])
         rope = jnp.broadcast_to(rope[:, :, None], (*k.shape[:3], rope.shape[-1]))

@@ -17,5 +17,5 @@ TYPE = NumberType(
     served_as=frozenset({"weights", "operands", "cache"}),
     # In XLA for CPU, widening the weights takes 20 times longer than multiplying them by int8 activations.
     operands_on=frozenset({"cpu"}),
-    native_operands=frozenset({"int8"}),
+    native_operands=frozenset({"int8", "bf16", "f32"}),
 )

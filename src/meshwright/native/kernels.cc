@@ -364,6 +364,33 @@ struct Int8 {
   }
 };
 
+// int8 as it is, multiplied and summed in float32.
+struct WideInt8 : Wider {
+  static constexpr int64_t kTogether = 4, kOften = 3;
+  static constexpr int kWords = 4;
+  static int32_t Word(const int32_t* row, int64_t step, int i) { return row[4 * step + i]; }
+  static Ints Weight(Ints w, int i) { return AsInts(ToFloats(Down(Up(w, 24 - 8 * i), 24))); }
+};
+
+// The same by bf16, which has all of these numbers. A word is the numbers i and i + 2 of a step.
+#ifdef __AVX512BF16__
+struct Int8ByBf16 : Bf16 {
+  static constexpr int64_t kTogether = 4, kOften = 3;
+  static constexpr int kWords = 2;
+
+  static int32_t Word(const int32_t* row, int64_t step, int i) {
+    const auto* const numbers = reinterpret_cast<const uint16_t*>(row) + 4 * step + i;
+    return static_cast<int32_t>(numbers[0] | static_cast<uint32_t>(numbers[2]) << 16);
+  }
+  static Ints Weight(Ints w, int i) {
+    const Ints first = WideInt8::Weight(w, i), second = WideInt8::Weight(w, i + 2);
+    return _mm512_or_si512(_mm512_srli_epi32(first, 16), second);  // the lower halves are zero
+  }
+};
+#else
+using Int8ByBf16 = WideInt8;
+#endif
+
 // int4, two in a byte and the first in its lower half, multiplied and summed in float32.
 struct Int4 : Wider {
   static constexpr bool kHasGroups = true;
@@ -684,6 +711,23 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi
   if (of_weights == ffi::S8 && of_x == ffi::BF16) return multiply(Int8(), uint16_t());
   if (of_weights == ffi::S8 && of_x == ffi::F32) return multiply(Int8(), float());
   return ffi::Error::InvalidArgument("there is no product of these types");
+}
+
+// y f32[R, O] of x[R, I] in f32 or bf16 and int8 w[O, I] in panels, whose numbers are multiplied as they are.
+ffi::Error WidenedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
+  const auto sizes = x.dimensions(), of_w = w.dimensions();
+  if (!StepsOf(w) || w.element_type() != ffi::S8 || sizes.size() != 2 || sizes[1] != of_w[1]) {
+    return ffi::Error::InvalidArgument("x[R, I] and int8 w[O, I] of whole steps are needed");
+  }
+  const auto multiply = [&](auto kind, auto number) {
+    Multiply<decltype(kind)>(pool, static_cast<const decltype(number)*>(x.untyped_data()),
+                             static_cast<const int32_t*>(w.untyped_data()), y->typed_data(), sizes[0], sizes[1],
+                             of_w[0]);
+    return ffi::Error::Success();
+  };
+  if (x.element_type() == ffi::F32) return multiply(WideInt8(), float());
+  if (x.element_type() == ffi::BF16) return multiply(Int8ByBf16(), uint16_t());
+  return ffi::Error::InvalidArgument("of these types there is no product");
 }
 
 // y f32[R, O] of x[R, I] in f32 or bf16, and int4 w[O, I / 2] and its scales f32[O, G] in panels.
@@ -1084,6 +1128,12 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(product, Product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(widened_product, WidenedProduct,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()

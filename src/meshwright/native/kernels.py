@@ -38,7 +38,15 @@ _SOURCE = Path(__file__).with_name("kernels.cc")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl"), ("avx512_bf16", "avx512_vnni")
 _AVX2 = ("avx2", "fma"), ("avx_vnni",)
 _FLAGS = "-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC"
-_OPERATIONS = "product", "grouped_product", "in_panels", "rows_of_panels", "once", "attention"
+_OPERATIONS = (
+    "product",
+    "widened_product",
+    "grouped_product",
+    "in_panels",
+    "rows_of_panels",
+    "once",
+    "attention",
+)
 _COMPILERS = "c++", "g++", "clang++"
 _TIMEOUT_SECONDS = 300  # 15 s at rest
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -110,6 +118,12 @@ def product(x: Array, w: Array) -> Array:
     """
     y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
     return jax.ffi.ffi_call(_target("product"), y)(x, w)
+
+
+def widened_product(x: Array, w: Array) -> Array:
+    """y f32[R, O] of x[R, I] in f32 or bf16 and int8 w[O, I] in panels, on one device, without rounding x."""
+    y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
+    return jax.ffi.ffi_call(_target("widened_product"), y)(x, w)
 
 
 def grouped_product(x: Array, w: Array, scales: Array) -> Array:

@@ -137,7 +137,9 @@ class InferenceOps(JaxOps):
             multiply = lambda x, parts: kernels.grouped_product(x, *parts)  # noqa: E731 - of a tree
             return einsum_of_rows(multiply, spec, x, parts, spec_of_product)
         if isinstance(w, Panels):
-            return einsum_of_rows(kernels.product, spec, x, w.numbers, spec_of_product)
+            is_widened = is_narrow(w.dtype) and not self._is_narrow(w)
+            product = kernels.widened_product if is_widened else kernels.product
+            return einsum_of_rows(product, spec, x, w.numbers, spec_of_product)
         if is_narrow(w.dtype):
             return einsum_of_rows(partial(quantised_product, self._rows), spec, x, w, spec_of_product)
         return self._by_xla(spec, x, w, spec_of_product)
@@ -150,7 +152,7 @@ class InferenceOps(JaxOps):
         """`rows_product` of the rows that a device has."""
         return rows_product(x, w)
 
-    def _is_narrow(self, values: Array) -> bool:
+    def _is_narrow(self, values: Array | Panels) -> bool:
         """Whether activations are cast to the type of a weight's values."""
         return is_narrow(values.dtype) and name_of(values.dtype) == self.layout.precision.matmul_dtype
 
@@ -656,9 +658,8 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
         return False
     record = number_type(dtype)
     precision = layout.precision
-    is_rounded = record.scales and not record.group
-    read_in = precision.matmul_dtype if is_rounded else precision.compute_dtype
-    if read_in not in record.native_operands:
+    is_rounded = precision.matmul_dtype == dtype
+    if (dtype if is_rounded else precision.compute_dtype) not in record.native_operands:
         return False
     sizes = dimensions(config)
     summed = [sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in]
