@@ -184,7 +184,8 @@ def distances(found: Arrays, expected: Arrays) -> dict[str, float]:
 @pytest.mark.parametrize("config", [TINY, LATENT], ids=lambda config: config.name)
 def test_a_step_is_that_of_a_model_which_rounds_at_the_same_places(config: ModelConfig) -> None:
     """But for ties, where the last bit of a float32 sum decides how a number is rounded, and what follows:
-    with weights that differ by 3e-7 the model written down has gradients that differ by up to 2.7%.
+    with weights that differ by 3e-7 the model written down has a loss that differs by up to 0.02%, and
+    gradients by up to 2.7%.
     """
     loss, gradients = Step(config, Layout.of(remat="matmuls", **NARROW))()
     batch = jnp.asarray(TOKENS[:, :-1]), jnp.asarray(TOKENS[:, 1:])
@@ -195,7 +196,7 @@ def test_a_step_is_that_of_a_model_which_rounds_at_the_same_places(config: Model
         return float(found), {path: np.asarray(one) for path, one in flatten(made).items()}
 
     expected_loss, expected = reference(_keep)
-    assert loss == pytest.approx(expected_loss, rel=1e-4)
+    assert loss == pytest.approx(expected_loss, rel=3e-4)
     far = distances(gradients, expected)
     assert len(far) == len(gradients) and max(far.values()) < 0.05, far
     # Of products alone, as without saved_dtype, it has other gradients of every weight.
