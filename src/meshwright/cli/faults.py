@@ -19,7 +19,8 @@ from meshwright.errors import HardwareError, MeshwrightError, ModelError, neares
 _NO_COMMAND = "Missing command."
 # difflib's ratio of similarity from which a name is taken for a typing error, or offered as a similar name.
 _TYPO, _ALIKE = 0.85, 0.7
-_MOST_NAMED = 6  # options of a command
+_MOST_NAMED = 6  # options of a command in a message
+# Words of other programs' commands that have no counterpart in ours: `mw model show llama-3-8b`.
 _VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
 _LEAST_BEGUN = 4  # characters, with dashes, of the beginning of an option
 _EXTRA = re.compile(r"Got unexpected extra arguments? ?(?:\(s\) )?\((.+)\)")
@@ -89,11 +90,11 @@ def _unknown_option(error: Any, context: Any, args: Sequence[str], commands: Seq
         return f"{path} has no {given}; did you mean {' or '.join(alike)}?"
     taken = [each for each in options if each.startswith("--") and each not in ("--json", "--help")]
     names = ", ".join(taken[:_MOST_NAMED]) + (", ..." if len(taken) > _MOST_NAMED else "")
-    return f"{path} has no {given}; leave it out, unless {path} --help lists what it means: {names}"
+    return f"{path} has no {given}; leave it out, or take an option that {path} --help lists: {names}"
 
 
 def _renamed(given: str, path: str, options: Sequence[str], value: str) -> str:
-    """The answer to an option that the tables of other programs' options name; empty for others."""
+    """The answer to an option that is in a table of other programs' options; empty for others."""
     if ours := strategy(given, options, value):
         return f"{given} {value} is {ours} here"
     if answer := answer_here(given, path):

@@ -1,4 +1,4 @@
-"""Values of other programs' options, put into the words to type here."""
+"""The values of other programs' options, inserted into the words to type here."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def _rest(share: str) -> str:
 
 
 def _program(option: str, value: str) -> str:
-    """The serving engine or training program of a name; all of them for a name that is none."""
+    """The serving engine or training program of a name; all names for an unknown one."""
     from meshwright.engines.serving_engine import ENGINES
     from meshwright.programs.launcher import LAUNCHERS
 
@@ -79,7 +79,7 @@ def _program(option: str, value: str) -> str:
 
 
 def _machine(words: str, value: str) -> str:
-    """The words for a machine with the given chip, count, hosts or topology, if that can be read."""
+    """The words for a machine with the given chip, count, hosts or topology; unchanged if unreadable."""
     from meshwright.errors import HardwareError
     from meshwright.hardware.catalog import load, usual
 

@@ -23,10 +23,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     MACHINE: (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
         "--accelerator", "--gpu-type", "--tpu", "--accelerator-type", "--tpu-type", "--machine-type",
-        "--topology",
-        "--instance-type", "--instance", "--gres", "--gpus-per-task", "--num-devices", "--world-size",
-        "--nproc-per-node",
-        "--gpus-per-node",
+        "--topology", "--instance-type", "--instance", "--gres", "--gpus-per-task", "--num-devices",
+        "--world-size", "--nproc-per-node", "--gpus-per-node",
     ),
     "--hardware h100:4x8, 4 hosts of 8,": ("--nodes", "--num-nodes", "--nnodes", "--hosts"),
     "--tensor 8": ("--tp", "--tp-size", "--tensor-parallel-size", "--tensor-parallel"),
@@ -110,8 +108,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--tpot": ("--tpot-slo", "--itl", "--inter-token-latency"),
     "--phase generate --batch 32 --context 8k": (
         "--max-num-seqs", "--max-batch-size", "--batch-size", "--max-running-requests", "--max-batch",
-        "--concurrency", "--max-concurrency",
-        "--batch-sizes",
+        "--concurrency", "--max-concurrency", "--batch-sizes",
     ),
     "--slots": (
         "--concurrency", "--max-num-seqs", "--max-running-requests", "--max-batch-size", "--batch-size",

@@ -129,13 +129,16 @@ class InferenceOps(JaxOps):
     def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels | Quantised) -> Array:
         """The product in the operands' types; x is cast to the type of weights in int8 and fp8.
 
-        A Quantised has groups, in panels.
+        w: Quantised if the weight has groups; its values and scales are then in panels.
         """
         spec_of_product = partition_spec(plan.product)
         if isinstance(w, Quantised):
             parts = w.values.numbers, w.scales.numbers
-            multiply = lambda x, parts: kernels.grouped_product(x, *parts)  # noqa: E731 - of a tree
-            return einsum_of_rows(multiply, spec, x, parts, spec_of_product)
+
+            def grouped(rows: Array, parts: tuple[Array, Array]) -> Array:
+                return kernels.grouped_product(rows, *parts)
+
+            return einsum_of_rows(grouped, spec, x, parts, spec_of_product)
         if isinstance(w, Panels):
             is_widened = is_narrow(w.dtype) and not self._is_narrow(w)
             product = kernels.widened_product if is_widened else kernels.product
@@ -664,7 +667,7 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
     sizes = dimensions(config)
     summed = [sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in]
     if record.group:
-        # Tables are looked up, and rows of panels have no groups.
+        # Tables are read by rows, which `rows_of_panels` does not multiply by the scales of groups.
         return name != "embed" and kernels.has_whole_groups(group_size(summed[-1], record.group))
     return kernels.has_whole_steps(prod(summed), jax_dtype(dtype))
 

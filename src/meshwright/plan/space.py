@@ -233,11 +233,12 @@ class Space:
             for microbatches, num_sequences in self.microbatches(mesh):
                 key = (patterns[program], *program[1:], microbatches == 1)
                 families.setdefault(key, []).append(Member(mesh, microbatches, num_sequences))
-        alike: dict[tuple, list[list[Member]]] = {}
+        # Families that one graph of `Unsharded` bounds.
+        bounded_together: dict[tuple, list[list[Member]]] = {}
         for (rules, *program, _), members in families.items():
-            alike.setdefault((unsharded(rules), *program), []).append(members)
+            bounded_together.setdefault((unsharded(rules), *program), []).append(members)
         lengths = seq_len, self.workload.document_tokens
-        for several in alike.values():
+        for several in bounded_together.values():
             least = Unsharded(self.config, self.hardware, [*chain(*several)], *lengths).least_seconds
             for members in several:
                 of_family, least = least[: len(members)], least[len(members) :]

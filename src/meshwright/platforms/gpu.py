@@ -70,9 +70,9 @@ GPU = Platform(
     wide_logits=True,
     # LLaMA-3.2-1B on 8 H100s, fsdp=8: a step takes 15.6 GB, 1.5 more than with all layers in the loop.
     gathers_ahead=True,
-    # A loop over blocks copies its expert's weights out of the stack before each product: of a step of two
-    # layers of Mixtral on eight H100s, 64 sequences, the loops took 1.36 of 1.79 ms (by the schedule of jax
-    # 0.10.2). One product of all experts reads each weight once; with more rows it is bound by compute.
+    # A loop over blocks copies its expert's weights out of the stack before each product: in a step of two
+    # layers of Mixtral on eight H100s with 64 sequences, the loops take 1.36 of 1.79 ms (in the schedule of
+    # jax 0.10.2). One product of all experts reads each weight once; with more rows it is bound by compute.
     expert_blocks=ExpertBlocks(whole_tokens=128),
     compiler=Compiler(
         title="the GPU's compiler",

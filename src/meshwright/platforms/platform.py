@@ -44,10 +44,10 @@ class Attention:
 class ExpertBlocks(NamedTuple):
     """The sizes of blocks of experts' rows.
 
-    share: blocks in an expert's even share, at most, unless blocks have the fewest or the most rows. Each
-    block reads its expert's weights from memory: accelerators compute as fast with 160 rows (v5p) to 560
-    (v6e), so that blocks are as large as possible. whole_tokens: tokens of a device up to which every
-    expert has one block of that number of rows, in generation.
+    share: number of blocks that an expert's even share of rows fills at most; more only if blocks have the
+    maximum number of rows. Each block reads its expert's weights from memory, which takes as long as to
+    multiply 160 rows (v5p) to 560 (v6e), so blocks are as large as possible. whole_tokens: in generation with
+    up to this number of tokens on a device, every expert has one block with a row for each token.
     """
 
     share: int = 2

@@ -79,7 +79,7 @@ def buffer_peak(program: Program) -> Peak | None:
     return Peak(num_bytes, tuple(buffers))
 
 
-# Ratio up to which a peak is that of the host's temporaries: the compiler rounds.
+# Largest ratio of a peak to the host's temporaries at which they are the same: the compiler rounds.
 _SAME_PEAK = 1.01
 
 

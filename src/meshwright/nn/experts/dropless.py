@@ -540,7 +540,10 @@ def _of_own_experts(counts: Array, routing: RowRouting, num_local: int) -> Array
 
 
 def _first_rows(counts: Array, blocks: Blocks | None = None) -> Array:
-    """The index of each expert's first row, along the last dimension; in whole blocks, if given."""
+    """The index of each expert's first row, along the last dimension.
+
+    blocks: each expert's rows are padded to whole blocks; None: not padded.
+    """
     filled = counts if blocks is None else blocks.filled(counts) * blocks.rows
     return jnp.cumsum(filled, axis=-1) - filled
 

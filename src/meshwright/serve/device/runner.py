@@ -155,7 +155,9 @@ class JaxRunner:
             batch_invariant=batch_invariant,
         )
         page, state = self._programs.exported_pages(1), self._programs.exported_states()
-        assert keeps_states or not (host_bytes and limits.has_states), "pages are of use with their states"
+        assert keeps_states or not (host_bytes and limits.has_states), (
+            "pages without the states after them are of no use"
+        )
         pages_per_snapshot = limits.num_pages // limits.num_snapshots if limits.num_snapshots else 0
         sizes = HostSizes.of(
             host_bytes, page, state, limits.num_replicas, page_size, pages_per_snapshot=pages_per_snapshot
@@ -453,11 +455,11 @@ class JaxRunner:
                     self._accept(pages, exported)
 
     def _no_states(self) -> Any:
-        """States to accept with pages alone, which are not written."""
+        """Placeholders for states if only pages are accepted; they are not written."""
         return self._host_states.copies([[]] * (self.limits.num_replicas // self._num_per_shard), 1)
 
     def _move_states(self, move: Move) -> None:
-        """Make this move of a snapshot; the program that moves pages moves none."""
+        """Make this move of a snapshot, without pages."""
         shard, number = divmod(move.replica, self._num_per_shard)
         copies: list[list[int]] = [[] for _ in range(self.limits.num_replicas // self._num_per_shard)]
         copies[shard] = [number * self.limits.num_host_snapshots + move.host_page]
