@@ -59,10 +59,12 @@ def test_long_inputs_go_in_pieces_and_find_cached_pages():
     async def main(http: httpx.AsyncClient) -> tuple[Any, ...]:
         asked = {"model": MODEL, "input": text}
         answer = {"model": MODEL, "prompt": "x", "max_tokens": 24, "temperature": 0}
-        done = await asyncio.gather(
-            http.post("/v1/completions", json=answer), *(http.post(PATH, json=asked) for _ in range(2))
-        )
-        return *(one.json() for one in done), (await http.post(PATH, json=asked)).json()
+        runner.gate.clear()  # until all have arrived
+        posts = http.post("/v1/completions", json=answer), *(http.post(PATH, json=asked) for _ in range(2))
+        arriving = asyncio.gather(*posts)
+        await asyncio.sleep(0.5)
+        runner.gate.set()
+        return *(one.json() for one in await arriving), (await http.post(PATH, json=asked)).json()
 
     answer, *embedded = ask(runner, main)
     assert answer["usage"]["completion_tokens"] == 24
