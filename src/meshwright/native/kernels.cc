@@ -692,63 +692,58 @@ int64_t StepsOf(const ffi::AnyBuffer& w) {
   return bytes % 4 ? 0 : bytes / 4;
 }
 
+// Whether x[R, I] and w[O, I] fit, where a number of w's type is `in_one` weights.
+bool Fit(const ffi::AnyBuffer& x, const ffi::AnyBuffer& w, int64_t in_one = 1) {
+  const auto sizes = x.dimensions();
+  return StepsOf(w) && sizes.size() == 2 && sizes[1] == in_one * w.dimensions()[1];
+}
+
+template <typename Kind, typename X>
+ffi::Error Multiplied(ffi::ThreadPool& pool, const ffi::AnyBuffer& x, const ffi::AnyBuffer& w,
+                      ffi::ResultBuffer<ffi::F32>& y, Scales scales = {}) {
+  const auto sizes = x.dimensions();
+  Multiply<Kind>(pool, static_cast<const X*>(x.untyped_data()), static_cast<const int32_t*>(w.untyped_data()),
+                 y->typed_data(), sizes[0], sizes[1], w.dimensions()[0], scales);
+  return ffi::Error::Success();
+}
+
+ffi::Error NoProduct() { return ffi::Error::InvalidArgument("there is no product of these types"); }
+
 // y f32[R, O] of x[R, I] and w[O, I] in panels: w f32, bf16 or int8, and x f32, or bf16 where w is not f32.
 ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
-  const auto sizes = x.dimensions(), of_w = w.dimensions();
-  if (!StepsOf(w) || sizes.size() != 2 || sizes[1] != of_w[1]) {
-    return ffi::Error::InvalidArgument("x[R, I] and w[O, I] of whole steps are needed");
-  }
-  const auto multiply = [&](auto kind, auto number) {
-    Multiply<decltype(kind)>(pool, static_cast<const decltype(number)*>(x.untyped_data()),
-                             static_cast<const int32_t*>(w.untyped_data()), y->typed_data(), sizes[0], sizes[1],
-                             of_w[0]);
-    return ffi::Error::Success();
-  };
-  const auto of_x = x.element_type(), of_weights = w.element_type();
-  if (of_weights == ffi::F32 && of_x == ffi::F32) return multiply(Float(), float());
-  if (of_weights == ffi::BF16 && of_x == ffi::F32) return multiply(Widened(), float());
-  if (of_weights == ffi::BF16 && of_x == ffi::BF16) return multiply(Bf16(), uint16_t());
-  if (of_weights == ffi::S8 && of_x == ffi::BF16) return multiply(Int8(), uint16_t());
-  if (of_weights == ffi::S8 && of_x == ffi::F32) return multiply(Int8(), float());
-  return ffi::Error::InvalidArgument("there is no product of these types");
+  if (!Fit(x, w)) return ffi::Error::InvalidArgument("x[R, I] and w[O, I] of whole steps are needed");
+  const auto of_x = x.element_type(), of_w = w.element_type();
+  if (of_w == ffi::F32 && of_x == ffi::F32) return Multiplied<Float, float>(pool, x, w, y);
+  if (of_w == ffi::BF16 && of_x == ffi::F32) return Multiplied<Widened, float>(pool, x, w, y);
+  if (of_w == ffi::BF16 && of_x == ffi::BF16) return Multiplied<Bf16, uint16_t>(pool, x, w, y);
+  if (of_w == ffi::S8 && of_x == ffi::BF16) return Multiplied<Int8, uint16_t>(pool, x, w, y);
+  if (of_w == ffi::S8 && of_x == ffi::F32) return Multiplied<Int8, float>(pool, x, w, y);
+  return NoProduct();
 }
 
 // y f32[R, O] of x[R, I] in f32 or bf16 and int8 w[O, I] in panels, whose numbers are multiplied as they are.
 ffi::Error WidenedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> y) {
-  const auto sizes = x.dimensions(), of_w = w.dimensions();
-  if (!StepsOf(w) || w.element_type() != ffi::S8 || sizes.size() != 2 || sizes[1] != of_w[1]) {
+  if (!Fit(x, w) || w.element_type() != ffi::S8) {
     return ffi::Error::InvalidArgument("x[R, I] and int8 w[O, I] of whole steps are needed");
   }
-  const auto multiply = [&](auto kind, auto number) {
-    Multiply<decltype(kind)>(pool, static_cast<const decltype(number)*>(x.untyped_data()),
-                             static_cast<const int32_t*>(w.untyped_data()), y->typed_data(), sizes[0], sizes[1],
-                             of_w[0]);
-    return ffi::Error::Success();
-  };
-  if (x.element_type() == ffi::F32) return multiply(WideInt8(), float());
-  if (x.element_type() == ffi::BF16) return multiply(Int8ByBf16(), uint16_t());
-  return ffi::Error::InvalidArgument("of these types there is no product");
+  if (x.element_type() == ffi::F32) return Multiplied<WideInt8, float>(pool, x, w, y);
+  if (x.element_type() == ffi::BF16) return Multiplied<Int8ByBf16, uint16_t>(pool, x, w, y);
+  return NoProduct();
 }
 
 // y f32[R, O] of x[R, I] in f32 or bf16, and int4 w[O, I / 2] and its scales f32[O, G] in panels.
 ffi::Error GroupedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Buffer<ffi::F32> scales,
                           ffi::ResultBuffer<ffi::F32> y) {
-  const auto sizes = x.dimensions(), of_w = w.dimensions(), of_scales = scales.dimensions();
+  const auto of_scales = scales.dimensions();
   const int64_t steps = StepsOf(w), groups = of_scales.size() == 2 ? of_scales[1] : 0;
-  const bool fit = steps && w.element_type() == ffi::S8 && sizes.size() == 2 && sizes[1] == 2 * of_w[1] && groups &&
-                   of_scales[0] == of_w[0];
+  const bool fit = Fit(x, w, 2) && w.element_type() == ffi::S8 && groups && of_scales[0] == w.dimensions()[0];
   if (!fit || steps % groups || kBlock / Int4::kWords % (steps / groups)) {
     return ffi::Error::InvalidArgument("x[R, I], w[O, I / 2] and scales[O, G] of groups of whole steps are needed");
   }
-  const auto multiply = [&](auto kind, auto number) {
-    Multiply<decltype(kind)>(pool, static_cast<const decltype(number)*>(x.untyped_data()),
-                             static_cast<const int32_t*>(w.untyped_data()), y->typed_data(), sizes[0], sizes[1],
-                             of_w[0], Scales{scales.typed_data(), steps / groups, kPanel});
-    return ffi::Error::Success();
-  };
-  if (x.element_type() == ffi::F32) return multiply(Int4(), float());
-  if (x.element_type() == ffi::BF16) return multiply(Int4ByBf16(), uint16_t());
-  return ffi::Error::InvalidArgument("there is no product of these types");
+  const Scales of_groups{scales.typed_data(), steps / groups, kPanel};
+  if (x.element_type() == ffi::F32) return Multiplied<Int4, float>(pool, x, w, y, of_groups);
+  if (x.element_type() == ffi::BF16) return Multiplied<Int4ByBf16, uint16_t>(pool, x, w, y, of_groups);
+  return NoProduct();
 }
 
 // w[O, I] in panels.
