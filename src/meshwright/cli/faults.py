@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command as to_command
 
 from meshwright.cli.other_subjects import meaning, subject
-from meshwright.cli.other_values import strategy, with_value
+from meshwright.cli.other_values import is_chip, strategy, with_value
 from meshwright.cli.other_words import answer_here, option_here, subcommand_here
 from meshwright.errors import HardwareError, MeshwrightError, ModelError, nearest
 
@@ -180,17 +180,7 @@ def _is_machine(word: str) -> bool:
     except (OSError, ValueError):  # not a file name: too long, or with a NUL
         return False
     except HardwareError:
-        return ":" not in word and _is_chip(word)
-    return True
-
-
-def _is_chip(word: str) -> bool:
-    from meshwright.hardware.catalog import chip
-
-    try:
-        chip(word)
-    except (HardwareError, OSError, ValueError):
-        return False
+        return ":" not in word and is_chip(word)
     return True
 
 

@@ -91,7 +91,7 @@ def _machine(words: str, value: str) -> str:
     if re.fullmatch(r"\d+(x\d+)+", text):
         return f"--hardware {'v5p' if text.count('x') == 2 else 'v5e'}:{text}"
     if text.isdigit():
-        return f"--hardware {text if _is_chip(text) else f'h100:{text}'}"
+        return f"--hardware {text if is_chip(text) else f'h100:{text}'}"
     spec = usual(text)
     try:
         load(spec if ":" in spec else f"{spec}:1")
@@ -101,13 +101,18 @@ def _machine(words: str, value: str) -> str:
     return f"--hardware {spec}"
 
 
-def _is_chip(text: str) -> bool:
+def is_chip(text: str) -> bool:
+    """Whether it names a chip of the catalog.
+
+    >>> is_chip("4090"), is_chip("v5"), is_chip("a\\0")
+    (True, False, False)
+    """
     from meshwright.errors import HardwareError
-    from meshwright.hardware.catalog import load
+    from meshwright.hardware.catalog import chip
 
     try:
-        load(f"{text}:1")
-    except HardwareError:
+        chip(text)
+    except (HardwareError, OSError, ValueError):  # the last two: not a file name
         return False
     return True
 

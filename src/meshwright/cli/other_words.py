@@ -4,7 +4,6 @@ from collections.abc import Collection
 
 from meshwright.cli.other_values import MACHINE, with_value
 
-_PRODUCTS_IN_FP8 = ("--fp8",)
 # Words to type here, each with the options of other programs that mean the same. Words are offered only to
 # commands that have their first option, so an option may be listed several times.
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -83,8 +82,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--for NAME": ("--framework", "--trainer", "--program"),
     "--engine NAME": ("--for", "--framework", "--backend", "--server", "--software"),
     "--compute-dtype bf16": ("--mixed-precision", "--bf16", "--fp16", "--amp"),
-    "--matmul-dtype fp8": _PRODUCTS_IN_FP8,
-    "--given matmul_dtype=fp8": (*_PRODUCTS_IN_FP8, "--matmul-dtype"),
+    "--matmul-dtype fp8": ("--fp8",),
+    "--given matmul_dtype=fp8": ("--fp8", "--matmul-dtype"),
     "--weights-dtype int8": ("--load-in-8bit", "--8bit", "--int8"),
     "--weights-dtype int4": ("--load-in-4bit", "--4bit", "--int4", "--gptq", "--awq"),
     "--weights-dtype": (

@@ -118,16 +118,16 @@ class Family:
 
     @cached_property
     def graph(self) -> Graph:
-        mesh = _Meshes([member.mesh.mesh.sizes for member in self.members], self.layout.mesh)
-        return self._record(self.layout, mesh)
+        return self._recorded([member.mesh.mesh.sizes for member in self.members])
 
-    def _record(self, layout: Layout, mesh: "_Meshes") -> Graph:
+    def _recorded(self, sizes: Sequence[Mapping[str, int]]) -> Graph:
+        """The graph of `layout` with these sizes of its axes, a mapping for each member."""
         sequences = np.array([member.num_sequences for member in self.members])
         shape = Shape(sequences / self.microbatches, *self._lengths)
         first = self.members[0].mesh
         has_kernel = lacks_flash(self._config, self._hardware, first, shape.query_len) is None
-        sizes = MeshSizes(mesh, self.microbatches)
-        return record_training(self._config, self._hardware, layout, shape, sizes, has_kernel=has_kernel)
+        many = MeshSizes(_Meshes(sizes, self.layout.mesh), self.microbatches)
+        return record_training(self._config, self._hardware, self.layout, shape, many, has_kernel=has_kernel)
 
     @cached_property
     def dtypes(self) -> Dtypes:
@@ -261,7 +261,7 @@ class Unsharded(Family):
             {**mesh.sizes, _ALL_RANKS: mesh.size(tuple(axis for axis in RANKS if axis in mesh))}
             for mesh in (member.mesh.mesh for member in self.members)
         ]
-        graph = self._record(self.layout, _Meshes(sizes, self.layout.mesh))
+        graph = self._recorded(sizes)
         # A gather casts a shard. In this mesh the shard is the whole weight, and its cast would take longer.
         segments = [
             replace(segment, nodes=tuple(node for node in segment.nodes if node.kind != "gather"))

@@ -21,7 +21,7 @@ from meshwright.layout.axes import (
     ShortForm,
     divisors,
 )
-from meshwright.layout.axes.expert import expert_cut, expert_owner, experts_over
+from meshwright.layout.axes.expert import expert_cut, experts_over
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import Rules
@@ -308,9 +308,10 @@ def with_expert_owner(form: ShortForm) -> dict[str, int]:
 
 def expand(form: ShortForm, schedule: Schedule) -> tuple[Mesh, Rules]:
     """The mesh and the rules of a whole form under a schedule."""
-    if expert_cut(form, form["expert"]) is None:
+    cut = expert_cut(form, form["expert"])
+    if cut is None:
         raise LayoutError(no_expert_owner(form, prod(form[axis] for axis in MULTIPLIED)))
-    owner, _ = expert_owner(form)
+    owner, _ = cut
     sizes: dict[str, int] = {}
     for axis in AXES:
         axis.place(form, sizes)

@@ -45,8 +45,8 @@ class ExpertBlocks(NamedTuple):
     """The sizes of blocks of experts' rows.
 
     share: number of blocks that an expert's even share of rows fills at most; more only if blocks have the
-    maximum number of rows. Each block reads its expert's weights from memory, which takes as long as to
-    multiply 160 rows (v5p) to 560 (v6e), so blocks are as large as possible. whole_tokens: in generation with
+    maximum number of rows. A block reads its expert's weights from memory in the time of multiplying 160 rows
+    (v5p) to 560 (v6e), so blocks are as large as possible. whole_tokens: in generation with
     up to this number of tokens on a device, every expert has one block with a row for each token.
     """
 

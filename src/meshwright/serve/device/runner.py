@@ -438,6 +438,7 @@ class JaxRunner:
             if of_states:
                 for move in run:
                     self._move_states(move)
+                continue
             while part := list(islice(run, self.limits.pages_per_context)):
                 by_replica = [
                     [move for move in part if move.replica == number]

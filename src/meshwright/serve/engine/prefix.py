@@ -132,7 +132,7 @@ class PrefixTree:
         """The nodes of a path up to the last with a snapshot, in the cache or on the host."""
         if self._snapshots is None:
             return path
-        kept = [n for n, node in enumerate(path, 1) if not node.snapshot == node.host_snapshot == NO_PAGE]
+        kept = [n for n, node in enumerate(path, 1) if {node.snapshot, node.host_snapshot} != {NO_PAGE}]
         return path[: max(kept, default=0)]
 
     def _drop_snapshot(self, node: _Node) -> None:

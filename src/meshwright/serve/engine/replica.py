@@ -97,9 +97,10 @@ class Replica:
         return self._take(missing, sequence.pages)
 
     def num_until_snapshot(self, sequence: TokenSequence, num_tokens: int) -> int:
-        """Of the next `num_tokens` tokens, those up to a position whose states are worth a snapshot.
+        """How many of the next `num_tokens` tokens come before a position that is worth a snapshot.
 
-        That is the last full page, for the same text again, and the last page that another sequence shares.
+        Such positions end the last full page, for the same text again, and the last page that another
+        sequence shares. Without one, it is all of the tokens.
         """
         if self.prefixes is None or self.snapshots is None or num_tokens < 2:
             return num_tokens
