@@ -94,6 +94,8 @@ def test_programs_of_another_plan_differ(text: str, kind: str) -> None:
         ("pipe=2,data=2,tensor=2,microbatches=4,schedule=lanes", replace(DEEP, lora_rank=4)),
         # Rows of experts in rounds, of which all stages' devices agree on the number.
         ("pipe=2,fsdp=2,expert=2,tensor=2,microbatches=2,schedule=zb-h1", MIXTURE),
+        # A bias that only chooses experts: its gradient is zero, and no device sends it.
+        ("pipe=2,data=4,zero=2,expert=2,microbatches=2,schedule=1f1b", MIXTURE),
     ],
 )
 def test_other_schedules_and_axes(text: str, config: ModelConfig) -> None:

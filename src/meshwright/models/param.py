@@ -12,12 +12,14 @@ class Param:
     "taps" is normal too, for a convolution along positions, which is no matrix of products; "decay" is the
     logarithm of a decay rate, uniform in 1 to 16.
     trained: whether gradients change it; a model with adapters trains only these.
+    has_gradient: False if its gradient is zero, as of a bias that only chooses experts.
     """
 
     letters: str
     init: str = "normal"
     fan_in: str = "D"
     trained: bool = True
+    has_gradient: bool = True
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(sizes[letter] for letter in self.letters)

@@ -357,7 +357,7 @@ def _experts(config: ModelConfig) -> dict[str, Param]:
     if config.moe.router_bias:
         params["router_bias"] = Param("E", "zeros")
     if config.moe.choice_bias:
-        params["router_choice_bias"] = Param("E", "zeros")
+        params["router_choice_bias"] = Param("E", "zeros", has_gradient=False)
     d = row_letter(config)
     params |= {f"expert_{name}": Param(f"E{d}M", fan_in=d) for name in first_matrices(config)}
     params["expert_out"] = Param(f"EM{d}", fan_in="M")

@@ -6,7 +6,8 @@ has a gradient that stays a partial sum over them: every device adds up its own 
 the weight can say: for them the shard of the weight that a device updates is differentiated instead, and
 `Scattered` carries both into the layers, so that each layer's gradient is scattered where it is made.
 The same holds for gradients of another type than weights (`gradients_dtype`): the shard has that type, so
-gradients are summed and accumulated in it.
+gradients are summed and accumulated in it. A parameter whose gradient is zero is read past its shard, so that
+no device sends zeros.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,12 +41,14 @@ _SCOPE = "gradients"
 class Scattered:
     """A whole weight with the gradient of `shard`, whose values are never read.
 
-    letters: of one layer's weight, though both arrays may be stacked over the layers.
+    letters: of one layer's weight, though both arrays may be stacked over the layers. has_gradient: as in
+    `Param`.
     """
 
     weight: Array
     shard: Array
     letters: str = field(metadata={"static": True})
+    has_gradient: bool = field(default=True, metadata={"static": True})
 
 
 def summed_over(layout: Layout, letters: str) -> Axes:
@@ -64,9 +67,9 @@ def summed_over(layout: Layout, letters: str) -> Axes:
     )
 
 
-def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
+def accumulated(layout: Layout, name: str, letters: str, *, has_gradient: bool = True) -> ShardedArray:
     """A weight's gradient as microbatches add to it."""
-    if layout.schedule.microbatches == 1:
+    if layout.schedule.microbatches == 1 or not has_gradient:
         return layout.rules.updated.weight(name, letters)
     sharded = layout.rules.gradients.weight(name, letters)
     partial = summed_over(layout, of_a_layer(letters))
@@ -76,8 +79,8 @@ def accumulated(layout: Layout, name: str, letters: str) -> ShardedArray:
 def differentiated(config: ModelConfig, layout: Layout, params: Mapping[str, Any]) -> Any:
     """The arrays to differentiate: trained weights, or their shards if gradients are scattered."""
 
-    def leaf(path: str, letters: str, weight: Array) -> Array:
-        gradient = accumulated(layout, path, letters)
+    def leaf(path: str, param: Param, weight: Array) -> Array:
+        gradient = _gradient(layout, path, param)
         spec = partition_spec(gradient.replace(unreduced=()), gradient.unreduced)
         return resharded(weight, spec).astype(jax_dtype(_added_in(layout)))
 
@@ -90,9 +93,10 @@ def as_used(config: ModelConfig, layout: Layout, params: Mapping[str, Any], leav
     Weights that are not trained have no leaves: they are read as they are.
     """
 
-    def leaf(path: str, letters: str, weight: Array, differentiated: Array) -> Array | Scattered:
-        if _is_scattered(layout, path, letters) or _added_in(layout) != layout.precision.trained_dtype:
-            return Scattered(weight, differentiated, of_a_layer(letters))
+    def leaf(path: str, param: Param, weight: Array, differentiated: Array) -> Array | Scattered:
+        is_scattered = not param.has_gradient or _is_scattered(layout, path, param.letters)
+        if is_scattered or _added_in(layout) != layout.precision.trained_dtype:
+            return Scattered(weight, differentiated, of_a_layer(param.letters), param.has_gradient)
         return differentiated
 
     used = _mapped(config, leaf, params, leaves)
@@ -102,6 +106,8 @@ def as_used(config: ModelConfig, layout: Layout, params: Mapping[str, Any], leav
 def read(layout: Layout, dtype: DTypeLike, name: str, weight: Scattered) -> Array:
     """The weight in `dtype`, with its shard's gradient; a scattered gradient travels as `sent_types` says."""
     shard_dtype = weight.shard.dtype
+    if not weight.has_gradient:
+        return weight.weight
     if not _is_scattered(layout, name, weight.letters):
         return _retyped(weight)
     sent_in = sent_types(layout, dtype) or SentIn(dtype, dtype)
@@ -157,8 +163,8 @@ def _added_in(layout: Layout) -> str:
 def zeros(config: ModelConfig, layout: Layout, leaves: Mapping[str, Any]) -> Any:
     """Gradients of no microbatch yet."""
 
-    def leaf(path: str, letters: str, like: Array) -> Array:
-        spec = partition_spec(accumulated(layout, path, letters))
+    def leaf(path: str, param: Param, like: Array) -> Array:
+        spec = partition_spec(_gradient(layout, path, param))
         return jnp.zeros(like.shape, like.dtype, out_sharding=spec)
 
     return _mapped(config, leaf, leaves)
@@ -167,10 +173,10 @@ def zeros(config: ModelConfig, layout: Layout, leaves: Mapping[str, Any]) -> Any
 def summed(config: ModelConfig, layout: Layout, gradients: Mapping[str, Any]) -> Any:
     """The gradients of all microbatches, summed over devices and sharded as the moments."""
 
-    def leaf(path: str, letters: str, gradient: Array) -> Array:
-        partial = accumulated(layout, path, letters)
+    def leaf(path: str, param: Param, gradient: Array) -> Array:
+        partial = _gradient(layout, path, param)
         with jax.named_scope(tensor_of(path)):
-            steps = reshard(partial, layout.rules.updated.weight(path, letters))
+            steps = reshard(partial, layout.rules.updated.weight(path, param.letters))
             return run_steps(_named(gradient, partial), steps)
 
     with jax.named_scope(_SCOPE):
@@ -191,7 +197,8 @@ def added(total: Any, more: Any) -> Any:
 def shards(config: ModelConfig, layout: Layout, params: Mapping[str, Any]) -> Any:
     """The part of every trained weight that a device updates."""
 
-    def leaf(path: str, letters: str, weight: Array) -> Array:
+    def leaf(path: str, param: Param, weight: Array) -> Array:
+        letters = param.letters
         steps = reshard(layout.weight(path, letters), layout.rules.updated.weight(path, letters))
         return run_steps(weight, steps)
 
@@ -201,7 +208,8 @@ def shards(config: ModelConfig, layout: Layout, params: Mapping[str, Any]) -> An
 def gathered(config: ModelConfig, layout: Layout, updated: Mapping[str, Any]) -> Any:
     """The trained weights of their updated shards."""
 
-    def leaf(path: str, letters: str, shard: Array) -> Array:
+    def leaf(path: str, param: Param, shard: Array) -> Array:
+        letters = param.letters
         steps = reshard(layout.rules.updated.weight(path, letters), layout.weight(path, letters))
         with jax.named_scope(tensor_of(path)):
             return run_steps(shard, steps)
@@ -231,15 +239,19 @@ def _named(gradient: Array, partial: ShardedArray) -> Array:
     )
 
 
+def _gradient(layout: Layout, path: str, param: Param) -> ShardedArray:
+    return accumulated(layout, path, param.letters, has_gradient=param.has_gradient)
+
+
 def _is_scattered(layout: Layout, name: str, letters: str) -> bool:
     return accumulated(layout, name, letters).axes != layout.weight(name, letters).axes
 
 
 def _mapped(config: ModelConfig, leaf: Callable[..., Any], *trees: Any) -> Any:
-    """The pytree of `leaf(path, letters, array, ...)` over the first tree's trained parameters."""
+    """The pytree of `leaf(path, param, array, ...)` over the first tree's trained parameters."""
     flat = [flatten(tree) for tree in trees]
 
     def leaf_of(path: str, param: Param) -> Any:
-        return leaf(path, param.letters, *(arrays[path] for arrays in flat))
+        return leaf(path, param, *(arrays[path] for arrays in flat))
 
     return build(config, leaf_of, only=trained(config) & flat[0].keys())
