@@ -10,6 +10,7 @@ from tests.nn.test_layouts import (
     GPT,
     LATENT,
     LIGHTNING,
+    LINEAR_UNIT,
     LOCAL,
     MAMBA,
     MIXTURE,
@@ -133,6 +134,7 @@ def test_latents_over_pages(config: ModelConfig, phase: Literal["prefill", "gene
         (replace(DELTA, num_layers=2, max_seq_len=256), "context=2,fsdp=4"),
         (replace(MAMBA, num_layers=2, max_seq_len=256), "context=2,tensor=2,fsdp=2,remat=full"),
         (replace(SELECTIVE, max_seq_len=256), "context=2,tensor=2,fsdp=2,remat=full"),
+        (replace(LINEAR_UNIT, max_seq_len=256), "context=2,tensor=2,fsdp=2,remat=full"),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )

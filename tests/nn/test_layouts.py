@@ -18,7 +18,14 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import MLA, Indexer, ModelConfig, MoE
-from meshwright.models.mixers import GatedDelta, Lightning, Selective, ShortConvolution, StateSpace
+from meshwright.models.mixers import (
+    GatedDelta,
+    Lightning,
+    LinearUnit,
+    Selective,
+    ShortConvolution,
+    StateSpace,
+)
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.nn.attention.blockwise import dealt_positions
 from meshwright.nn.ops.jax_ops import JaxOps
@@ -109,6 +116,14 @@ SELECTIVE = replace(
     num_layers=2,
     selective=Selective(16, state_dim=6, step_rank=5, proj_bias=True, norms=True),
     mixers=("state", "attention"),
+)
+LINEAR_UNIT = replace(
+    TINY,
+    name="linear_unit",
+    num_layers=2,
+    linear_unit=LinearUnit(num_blocks=4, block_width=5),
+    mixers=("state", "attention"),
+    sliding_window=5,
 )
 LIGHTNING = replace(
     TINY,
@@ -478,6 +493,10 @@ def test_experts_and_latents_agree(config: ModelConfig, text: str) -> None:
         (CONVOLUTION, "fsdp=2,tensor=4,sequence_parallel=true"),
         (SELECTIVE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         pytest.param(SELECTIVE, "fsdp=2,tensor=4,remat=full", marks=pytest.mark.slow),
+        pytest.param(
+            LINEAR_UNIT, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=full", marks=pytest.mark.slow
+        ),
+        pytest.param(LINEAR_UNIT, "fsdp=2,tensor=4,remat=matmuls", marks=pytest.mark.slow),
         (LIGHTNING, "fsdp=2,tensor=4,sequence_parallel=true,remat=matmuls"),
         pytest.param(DELTA, "data=2,tensor=4,remat=full", marks=pytest.mark.slow),
         pytest.param(

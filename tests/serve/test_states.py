@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from tests.nn import hf_models
-from tests.nn.test_layouts import CONVOLUTION, DELTA, MAMBA, SELECTIVE, TINY
+from tests.nn.test_layouts import CONVOLUTION, DELTA, LINEAR_UNIT, MAMBA, SELECTIVE, TINY
 from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 
 from meshwright.cost.serving_step import cache_bytes
@@ -112,6 +112,7 @@ def test_prompts_in_chunks_and_preempted_sequences(config: ModelConfig, split: L
 
 KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_latent")
 KINDS += ("bamba", "kimi_linear", "falcon_h1", "falcon_mamba", "jamba", "minimax", "mamba2")
+KINDS += ("recurrent_gemma",)
 
 
 @pytest.mark.slow
@@ -188,8 +189,9 @@ class _Drafts(Drafter):
         pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
         pytest.param(CONVOLUTION, layout(1), marks=pytest.mark.slow),
         pytest.param(SELECTIVE, layout(2), marks=pytest.mark.slow),
+        pytest.param(LINEAR_UNIT, layout(2), marks=pytest.mark.slow),
     ],
-    ids=["delta", "delta-cache-batch", "mamba-data", "convolution", "selective"],
+    ids=["delta", "delta-cache-batch", "mamba-data", "convolution", "selective", "linear_unit"],
 )
 def test_states_after_wrong_drafts(config: ModelConfig, split: Layout) -> None:
     """The next step starts from the states after the last right draft, also after a cached prefix."""
@@ -305,7 +307,11 @@ def test_results_that_do_not_depend_on_others_need_attention() -> None:
         check_serves(HYBRID, Layout.of(context=2), 2, CONTEXT)
 
 
-@pytest.mark.parametrize("config", [HYBRID, MAMBA, CONVOLUTION, SELECTIVE], ids=lambda config: config.name)
+@pytest.mark.parametrize(
+    "config",
+    [HYBRID, MAMBA, CONVOLUTION, SELECTIVE, replace(LINEAR_UNIT, sliding_window=None)],
+    ids=lambda config: config.name,
+)
 def test_plans_count_the_states_that_a_server_allocates(config: ModelConfig) -> None:
     """With snapshots of the prefix cache, states after drafts, and the entry of padding rows."""
     split, requests = layout(2).replace(data=2), Requests(CONTEXT - 8, 8, drafts=3, acceptance=0.5)

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError
 from meshwright.models.config import ModelConfig
+from meshwright.models.mixers import BLOCK_GATES
 from meshwright.models.parameters import Param, is_adapter
 from meshwright.optimizers import OPTIMIZERS
 
 # The numbers of a narrow operand that share a scale (nn/products/narrow.py).
 MATMUL_SCALES = ("rows", "tiles")
 # Names of weights that are stored wider than `weights_dtype`, if that is narrower than bf16.
-_TABLES, _NEVER_QUANTISED = ("embed", "unembed"), ("router", "shared_router", "positions")
+_TABLES = ("embed", "unembed")
+_NEVER_QUANTISED = ("router", "shared_router", "positions", *BLOCK_GATES)
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class Precision:
     def stored_dtype(self, path: str, param: Param) -> str:
         """The stored type of a weight: `weights_dtype`, if the weight is quantised.
 
-        Embedding tables are int8 if weights are int4, and wide next to adapters; routers, norms and biases
-        are never quantised.
+        Embedding tables are int8 if weights are int4, and wide next to adapters; routers, norms, biases and
+        gates by blocks are never quantised.
         """
         name = path.rpartition("/")[2]
         if self.experts_dtype and name.startswith("expert_") and param.init == "normal":

@@ -12,6 +12,7 @@ from meshwright.models.mixers import (
     MIXERS,
     GatedDelta,
     Lightning,
+    LinearUnit,
     Selective,
     ShortConvolution,
     StateMixer,
@@ -393,8 +394,9 @@ class ModelConfig:
     head_bias: of the output projection. embedding_norm: embeddings are normed (BLOOM). layers_per_cache:
     consecutive layers that read one cache of keys and values, made by the first of them (cross-layer
     attention, Brandon et al., 2024).
-    delta, state_space, short_convolution, lightning, selective: the mixer with a state, if there is one
-    (models/mixers/). mixers, feed_forwards: of each layer, from the first, repeated over the layers; None for
+    delta, state_space, short_convolution, lightning, selective, linear_unit: the mixer with a state, if there
+    is one (models/mixers/).
+    mixers, feed_forwards: of each layer, from the first, repeated over the layers; None for
     attention in all of them, and for feed-forwards as `moe` says. "none" leaves out the norm before it, too.
     compressed, compressed_top_k: a layer also reads an entry for each of this number of earlier positions,
     the top_k best of them, or all (DeepSeek-V4). q_rank: queries come from a latent of this size. out_rank,
@@ -491,6 +493,7 @@ class ModelConfig:
     short_convolution: ShortConvolution | None = None
     lightning: Lightning | None = None
     selective: Selective | None = None
+    linear_unit: LinearUnit | None = None
     mixers: tuple[Mixer, ...] | None = None
     feed_forwards: tuple[FeedForward, ...] | None = None
     planned_only: str | None = None

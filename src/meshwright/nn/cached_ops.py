@@ -25,6 +25,7 @@ from meshwright.layout import Layout
 from meshwright.layout.contractions import contraction_of, input_groups
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, uses_ring
 from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.mixers import BLOCK_GATES
 from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
 from meshwright.models.transformer import Places
 from meshwright.native import kernels
@@ -52,13 +53,13 @@ from meshwright.nn.products.row_products import einsum_of_rows
 from meshwright.nn.stack import KindInLoop
 from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.einsum import Contraction, Reshard
+from meshwright.notation.einsum import Contraction, Einsum, Reshard
 from meshwright.platforms import platform_of
 
 Params = dict[str, Any]
 
-# Matrices with other uses than products of rows: looked up, absorbed, or of a router.
-_READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up"}
+# Matrices with other uses than products of rows: looked up, absorbed, of a router, or by blocks.
+_READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up", *BLOCK_GATES}
 _BEFORE_ATTENTION = {"wq_bias", "wk_bias", "wv_bias"}
 # Weights that are multiplied by one input, stored as one array on platforms where that is faster.
 _OF_ONE_INPUT = ("wq", "wk", "wv"), ("w_gate", "w_in"), ("shared_gate", "shared_in")
@@ -402,7 +403,7 @@ def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Arra
     """The einsum by XLA, summed in float32, in the form that is fastest on the platform."""
     if x.shape[:2] == (1, 1) and spec.startswith("B") and _is_paired(x):
         return _product(spec, jnp.concatenate([x, x]), w, out_sharding)[:1]
-    if spec.startswith("B") and w.ndim > 2:
+    if spec.startswith("B") and w.ndim > 2 and not Einsum.parse(spec).batched:
         return _of_flat_weight(spec, x, w, out_sharding)
     return jnp.einsum(spec, x, w, out_sharding=out_sharding, preferred_element_type=jnp.float32)
 

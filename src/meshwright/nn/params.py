@@ -113,6 +113,9 @@ def _start(
         key = jax.random.fold_in(jax.random.key(seed), number)
         if init == "decay":
             return jnp.log(jax.random.uniform(key, shape, jnp.float32, 1.0, 16.0)).astype(dtype)
+        if init == "slow_decay":
+            squared = jax.random.uniform(key, shape, jnp.float32, 0.9**2, 0.999**2)
+            return jnp.log(jnp.expm1(-0.5 * jnp.log(squared))).astype(dtype)
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
 
     def start(number: jax.Array) -> Any:

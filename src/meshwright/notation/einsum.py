@@ -77,6 +77,15 @@ class Einsum:
     def contracted(self) -> str:
         return "".join(letter for letter in self.letters if letter not in self.out)
 
+    @property
+    def batched(self) -> str:
+        """The letters of independent products: in both operands and the result.
+
+        >>> Einsum.parse("BTgu,guo->BTgo").batched
+        'g'
+        """
+        return "".join(letter for letter in self.out if letter in self.lhs and letter in self.rhs)
+
     def flops(self, sizes: Mapping[str, float]) -> float:
         """Two FLOPs (multiply, add) for every point of the index space."""
         return 2 * prod(sizes[letter] for letter in self.letters)

@@ -10,6 +10,7 @@ from tests.nn.test_layouts import (
     DELTA,
     DELTA_BY_ELEMENT,
     LIGHTNING,
+    LINEAR_UNIT,
     MAMBA,
     SELECTIVE,
     TINY,
@@ -42,6 +43,7 @@ def _one_device(config: ModelConfig) -> tuple[float, Arrays]:
         (TWO_DELTAS, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (SELECTIVE, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
         pytest.param(LIGHTNING, "context=2,data=2,tensor=2", marks=pytest.mark.slow),
+        pytest.param(LINEAR_UNIT, "context=4,tensor=2,sequence_parallel=true", marks=pytest.mark.slow),
         pytest.param(SELECTIVE, "context=4,data=2,remat=matmuls", marks=pytest.mark.slow),
         pytest.param(CONVOLUTION, "context=2,tensor=2,data=2,context_method=ulysses", marks=pytest.mark.slow),
         pytest.param(

@@ -153,6 +153,8 @@ def _weights(config: ModelConfig) -> dict[str, np.ndarray]:
             made = noise * np.prod([sizes[letter] for letter in param.fan_in]) ** -0.5
         elif param.init == "decay":
             made = rng.uniform(0.0, 1.0, shape)
+        elif param.init == "slow_decay":
+            made = rng.uniform(-7.0, -3.0, shape)
         else:
             made = (param.init == "ones") + 0.2 * noise
         weights[path] = np.asarray(made, np.float32)

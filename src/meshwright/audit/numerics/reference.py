@@ -17,7 +17,14 @@ import numpy as np
 from jax import Array, lax
 
 from meshwright.models.config import DRAFT_WEIGHT, Layer, ModelConfig, MoE, Window
-from meshwright.models.mixers import GatedDelta, Lightning, Selective, ShortConvolution, StateSpace
+from meshwright.models.mixers import (
+    GatedDelta,
+    Lightning,
+    LinearUnit,
+    Selective,
+    ShortConvolution,
+    StateSpace,
+)
 
 Weights = Mapping[str, Any]
 # (gates[B, T, E]) -> gates: which of the chosen experts have capacity left.
@@ -625,6 +632,28 @@ def _selective(mixer: Selective, w: Weights, h: Array, eps: float) -> Array:
     return product("state_out", y)
 
 
+def _linear_unit(mixer: LinearUnit, w: Weights, h: Array, eps: float) -> Array:
+    """RG-LRU (arXiv:2402.19427), position by position."""
+
+    def by_blocks(name: str) -> Array:
+        return jax.nn.sigmoid(jnp.einsum("BTgu,guo->BTgo", x, w[name]) + w[f"{name}_bias"])
+
+    x = _convolution(jnp.tensordot(h, w["state_x"], 1) + w["state_x_bias"], w["conv_x"], w["conv_x_bias"])
+    a = jnp.exp(-8 * by_blocks("decay_gate") * jnp.log1p(jnp.exp(w["decay_rate"])))
+    v = by_blocks("input_gate") * x
+    v = jnp.concatenate([v[:, :1], (jnp.sqrt(1 - a**2) * v)[:, 1:]], 1)
+
+    def step(state: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        state = now[0] * state + now[1]
+        return state, state
+
+    by_position = jnp.moveaxis(a, 1, 0), jnp.moveaxis(v, 1, 0)
+    y = jnp.moveaxis(lax.scan(step, jnp.zeros_like(v[:, 0]), by_position)[1], 0, 1)
+    gate = jnp.tensordot(h, w["state_gate"], 1) + w["state_gate_bias"]
+    y *= 0.5 * gate * (1 + jnp.tanh(sqrt(2 / pi) * (gate + 0.044715 * gate**3)))
+    return jnp.tensordot(y, w["state_out"], 2) + w["state_out_bias"]
+
+
 def _lightning(slope: float, w: Weights, h: Array) -> Array:
     """Lightning attention (arXiv:2501.08313): decays fixed by head and layer."""
     q, k, v = (_silu(jnp.tensordot(h, w[f"state_{name}"], 1)) for name in "qkv")
@@ -641,5 +670,6 @@ _MIXERS: dict[Any, Callable[..., Array]] = {
     GatedDelta: _gated_delta,
     StateSpace: _state_space,
     Selective: _selective,
+    LinearUnit: _linear_unit,
     ShortConvolution: _short_convolution,
 }

@@ -200,8 +200,10 @@ def _tiny_mixer(config: ModelConfig) -> dict[str, StateMixer]:
     mixer = config.state_mixer
     if mixer is None:
         return {}
-    few = {"num_key_heads": 2, "num_value_heads": 4, "num_heads": 4, "num_groups": 2}
-    few |= dict.fromkeys(("key_dim", "value_dim", "head_dim", "state_dim", "rank", "step_rank"), 8)
+    few = {"num_key_heads": 2, "num_value_heads": 4, "num_heads": 4, "num_groups": 2, "num_blocks": 4}
+    few |= dict.fromkeys(
+        ("key_dim", "value_dim", "head_dim", "state_dim", "rank", "step_rank", "block_width"), 8
+    )
     few["width"] = 64
     sizes = {one.name: few[one.name] for one in fields(mixer) if one.name in few}
     kept = {name: min(size, getattr(mixer, name)) for name, size in sizes.items() if getattr(mixer, name)}

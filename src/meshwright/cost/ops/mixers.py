@@ -99,12 +99,27 @@ class MixerOps(ProductOps):
 
         The backward pass computes the states and parts of each chunk again (`backward_flops`).
         """
-        mixer, d_model = self._state_mixer(), self.config.d_model
         if log_rates is not None:
             operation = placed((v.array, log_rates.array), v.array, wanted=True)
             self.sum_gradient(log_rates.name, log_rates, operation.reshards[1].yielded)
+        scanned = (k, v, decay, *([beta] if beta else []))
+        # The delta rule changes a state by a product with an array [s, s], which is gathered too; other rules
+        # have one decay a row.
+        columns = self.sizes["p"] + (1 if beta is None else self.sizes["s"])
+        return self._scanned(name, (q, *scanned), scanned, v, columns), cache
+
+    def linear_unit(
+        self, name: str, v: Value, decay: Value, places: Places, cache: object, kind: LayerKind
+    ) -> tuple[Value, object]:
+        scanned = v, decay
+        return self._scanned(name, scanned, scanned, v, self.sizes["p"] + 1), cache
+
+    def _scanned(
+        self, name: str, inputs: tuple[Value, ...], scanned: tuple[Value, ...], v: Value, columns: int
+    ) -> Value:
+        """The result, like v. scanned, columns: as in `_gathered_states`."""
+        mixer, d_model = self._state_mixer(), self.config.d_model
         out = self.value(v.array, v.dtype)
-        inputs = (q, k, v, decay, *([beta] if beta else []))
         heads, tokens, chunk = mixer.total_heads(d_model), self._tokens_of_heads(v), self._chunk(v)
         moved = sum(value.bytes_per_device for value in (*inputs, out))
         shape = self.sizes["T"], float(self.sizes["s"]), chunk
@@ -112,7 +127,7 @@ class MixerOps(ProductOps):
             # Read once; written after each token, since drafts may be wrong.
             state = self.states(1)["state"].bytes_per_device * (1 + self.sizes["T"])
             work = Work(mixer.step_flops(d_model) * tokens, moved + state, shape=shape)
-            return self.add(Node(name, "attention", inputs, (out,), inputs, (work,))), cache
+            return self.add(Node(name, "attention", inputs, (out,), inputs, (work,)))
         of_state = tokens * heads * self.sizes["s"] * self.sizes["p"] / chunk * 4
         states = Value(v.array.replace(name="chunk_states"), "f32", whole(of_state))
         flops = mixer.chunk_flops(d_model, chunk) * tokens
@@ -120,10 +135,7 @@ class MixerOps(ProductOps):
         forward = Work(flops, moved + 2 * written, shape=shape)
         backward = Work(mixer.backward_flops(d_model, chunk) * tokens, 2 * moved + 4 * written, shape=shape)
         if over := v.array.axes_of("T"):
-            # The delta rule changes a state by a product with an array [s, s], which is gathered too; other
-            # rules have one decay a row.
-            columns = self.sizes["p"] + (1 if beta is None else self.sizes["s"])
-            inputs += (self._gathered_states(name, inputs[1:], v, columns),)
+            inputs += (self._gathered_states(name, scanned, v, columns),)
             sequences = tokens / self.sizes["T"] * self.mesh.size(over)
             num_pieces = self.mesh.size(over) * self._pieces_of_device(v.array)
             added = mixer.piece_flops(d_model, chunk).added * sequences * num_pieces
@@ -131,7 +143,7 @@ class MixerOps(ProductOps):
             backward = replace(backward, flops=backward.flops + 3 * added)
         return self.add(
             Node(name, "attention", inputs, (out, states), (*inputs, states), (forward,), (backward,))
-        ), cache
+        )
 
     def _gathered_states(self, name: str, scanned: tuple[Value, ...], v: Value, columns: int) -> Value:
         """The states and decays of all pieces of a sequence whose positions are split, on each device.

@@ -131,7 +131,8 @@ class ProductOps(Recorder):
         dtype = self.layout.precision.compute_dtype
         w = self.fetch(name, stored, plan.rhs_reshard)
         partial = self.value(plan.product, dtype)
-        self._quantise(name, x, w, partial)
+        if "E" in plan.einsum.batched or not plan.einsum.batched:
+            self._quantise(name, x, w, partial)
         rows, inner, columns, batch = self._product_shape(plan, x, w)
         read, taken = self.read_share(plan), self.multiplied_share(plan.product)
         rows = rows * taken
@@ -187,9 +188,8 @@ class ProductOps(Recorder):
     def _product_shape(self, plan: Contraction, x: Value, w: Value) -> tuple[float, float, float, float]:
         """(rows, contracted, columns, products at once) on one device."""
         e = plan.einsum
-        shared = [letter for letter in e.lhs if letter in e.rhs and letter in e.out]
         x_elements, w_elements = self.elements(x.array), self.elements(w.array)
-        batch = prod(self._local(x.array, letter) for letter in shared)
+        batch = prod(self._local(x.array, letter) for letter in e.batched)
         inner = prod(self._local(x.array, letter) for letter in e.lhs if letter in e.contracted)
         return x_elements / batch / inner, inner, w_elements / batch / inner, batch
 

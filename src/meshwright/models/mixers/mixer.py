@@ -4,10 +4,10 @@ A mixer is one file of this folder: a table of ModelConfig with its sizes, weigh
 `nn/mixers/` computes the operations that `mix` calls.
 
 Letters: g groups of heads (key heads), u heads of a group, s elements of a key (the state's size), p elements
-of a value, c taps of a convolution along positions and t the inputs that it remembers (c - 1), r rank of
-decays and gates, i channels of a short convolution. Heads are split as query heads N are: by g, or by u if
-there is one group, in which case arrays have no g. Channels i are split as F is. The latent m that experts
-read in place of a token (models/config.py, MoE) is split as D is.
+of a value, o channels of a gate, c taps of a convolution along positions and t the inputs that it
+remembers (c - 1), r rank of decays and gates, i channels of a short convolution. Heads are split as query
+heads N are: by g, or by u if there is one group, in which case arrays have no g. Channels i are split as F
+is. The latent m that experts read in place of a token (models/config.py, MoE) is split as D is.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ HEADS = "gu"  # letters of heads; arrays of mixers with one group have no g
 # The letters that take the place of a letter of the rules in arrays of mixers, the first that an array has.
 LIKE_LETTERS: Mapping[str, str] = {"N": HEADS, "F": "i", "D": "m"}
 # Functions of `apply` whose results stay in float32, since they are exponents or small shares.
-WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "step")
+WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "slow_decay", "step")
 # Positions that the chunked form computes at once.
 CHUNK = 64
 # What the operations compute with: arrays in `nn/`, recorded values in `cost/`.
@@ -65,6 +65,8 @@ class StateOps(Protocol[V]):
       head and position, S = exp(decay) S + k v^T and o = q S. With beta [B, T, g, u] the delta rule:
       S = exp(decay) S + k (beta (v - k exp(decay) S))^T. A decay with s more is per element of the key.
       With log_rates[u, s] and values [B, T, u], the log-decay is -exp(log_rates) times `decay`.
+    linear_unit: h[B, T, g, u] of inputs v and log-decays of the same shape: h = a h + sqrt(1 - a^2) v with
+      a = exp(decay), and v at the first position of a document.
     """
 
     def einsums(self, x: V, weights: Mapping[str, V], **specs: str) -> tuple[V, ...]: ...
@@ -99,6 +101,9 @@ class StateOps(Protocol[V]):
         cache: Cache,
         kind: Kind,
         log_rates: V | None = None,
+    ) -> tuple[V, Cache]: ...
+    def linear_unit(
+        self, name: str, v: V, decay: V, places: Any, cache: Cache, kind: Kind
     ) -> tuple[V, Cache]: ...
 
 

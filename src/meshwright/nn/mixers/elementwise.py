@@ -35,6 +35,16 @@ def _step(x: Array, bias: Array, *, least: float | None, axes: Sequence[int]) ->
     return step if least is None else jnp.maximum(step, least)
 
 
+# The exponent c of RG-LRU's decays, a ** (c r).
+_DECAY_EXPONENT = 8.0
+
+
+def _slow_decay(x: Array, rate: Array, *, axes: Sequence[int]) -> Array:
+    """-8 softplus(rate) sigmoid(x): the logarithm of a decay."""
+    wide, rate = x.astype(jnp.float32), rate.astype(jnp.float32)
+    return -_DECAY_EXPONENT * jax.nn.softplus(rate) * jax.nn.sigmoid(wide)
+
+
 def _inverse_size(wide: Array, axes: Sequence[int], eps: float) -> Array:
     mean = jnp.mean(wide * wide, axis=tuple(axes), keepdims=True)
     if any(jax.typeof(wide).sharding.spec.partitions[axis] for axis in axes):
@@ -68,8 +78,11 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "decayed_step": lambda step, log, axes: -jnp.exp(log.astype(jnp.float32)) * step,
     "sigmoid": lambda x, axes: jax.nn.sigmoid(x.astype(jnp.float32)),
     "times": lambda x, y, axes: (x * y).astype(x.dtype) if x.dtype == y.dtype else _times(x, y),
+    "times_sigmoid": lambda x, gate, axes: _times(x, jax.nn.sigmoid(gate.astype(jnp.float32))),
+    "slow_decay": _slow_decay,
     "skipped": lambda y, x, skip, axes: y + x * skip.astype(x.dtype),
     "gated": lambda y, gate, axes: y * jax.nn.silu(gate.astype(jnp.float32)).astype(y.dtype),
+    "gated_by_gelu": lambda y, gate, axes: y * jax.nn.gelu(gate.astype(jnp.float32)).astype(y.dtype),
     "rms": _rms,
     "normed_by_silu": _normed_and_gated,
     "normed_by_sigmoid": partial(_normed_and_gated, shape=jax.nn.sigmoid),
@@ -80,6 +93,23 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
 
 def _times(x: Array, wide: Array) -> Array:
     return (x.astype(jnp.float32) * wide).astype(x.dtype)
+
+
+@jax.custom_jvp
+def _root(x: Array) -> Array:
+    return jnp.sqrt(x)
+
+
+@_root.defjvp
+def _root_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    """With a slope of at most 1000, as in Griffin: it grows without bound as a decay's factor nears 1."""
+    (x,), (d_x,) = primals, tangents
+    return jnp.sqrt(x), d_x / jnp.sqrt(jnp.maximum(4 * x, 1e-6))
+
+
+def unit_inputs(v: Array, decay: Array, is_first: Array) -> Array:
+    """sqrt(1 - exp(2 decay)) v, so that states keep the size of v; v at the first position of a document."""
+    return _times(v, jnp.where(is_first, 1.0, _root(-jnp.expm1(2 * decay))))
 
 
 def apply(function: str, *arrays: Array, **constants: object) -> Array:

@@ -19,6 +19,9 @@ With `log_rates` (Mamba) the decay is -exp(log_rates) times `decay`, for each va
 product sums over such decays. A scan of pairs (exp(decay), k v^T) computes the states of all positions of a
 chunk, and o_i = q_i S_i.
 
+Keys of one element, without the delta rule (RG-LRU), leave nothing to sum over either; the states are
+computed by the same scan.
+
 All of it is float32. The backward pass computes each chunk again from the state before it.
 
 Positions split over devices (`over_pieces`): a piece of positions maps the state S before it to A S + R. With
@@ -226,7 +229,9 @@ def _over_chunks(
     if state is not None:
         first = state if grouped else state[:, None]
     start = (first, segments[:, 0] if before is None else before)
-    of_chunk = _chunk if log_rates is None else partial(_chunk_of_rates, rates_of(log_rates))
+    of_chunk = _chunk
+    if log_rates is not None or (k.shape[-1] == 1 and beta is None and decay.ndim < v.ndim):
+        of_chunk = partial(_by_scan, None if log_rates is None else rates_of(log_rates))
     (after, _), out = lax.scan(jax.checkpoint(of_chunk), start, (*wide, places))
     after = after if grouped else after[:, 0]
     if out is None:
@@ -240,16 +245,17 @@ def rates_of(log_rates: Array) -> Array:
     return -jnp.exp(log_rates.astype(jnp.float32))
 
 
-def _chunk_of_rates(
-    rates: Array,
+def _by_scan(
+    rates: Array | None,
     carry: tuple[Array, Array],
     chunk: tuple[Array | None, Array, Array, Array, None, Array],
 ) -> tuple[tuple[Array, Array], Array | None]:
-    """`_chunk` with a decay of each value and element of a key, decay[B, C, g, u] times rates[g, u, s]."""
+    """`_chunk` by a scan of the states, with decays[B, C, g, u], perhaps times rates[g, u, s]."""
     (state, before), (q, k, v, steps, _, places) = carry, chunk
     earlier = jnp.concatenate([before[:, None], places[:, :-1]], axis=1)
     continues = (places == earlier)[:, :, None, None, None]
-    kept = jnp.where(continues, jnp.exp(steps[..., None] * rates[None, None]), 0.0)[..., None]
+    decay = steps[..., None] if rates is None else steps[..., None] * rates[None, None]
+    kept = jnp.where(continues, jnp.exp(decay), 0.0)[..., None]
     added = k[:, :, :, None, :, None] * v[..., None, :]
     added = added.at[:, 0].add(kept[:, 0] * state)
 
@@ -257,7 +263,11 @@ def _chunk_of_rates(
         return first[0] * second[0], first[1] * second[0] + second[1]
 
     _, states = lax.associative_scan(after, (kept, added), axis=1)
-    out = None if q is None else jnp.einsum("bigs,bigusp->bigup", q, states)
+    out = None
+    if q is not None and rates is None:
+        out = q[..., None] * states[..., 0, :]
+    elif q is not None:
+        out = jnp.einsum("bigs,bigusp->bigup", q, states)
     return (states[:, -1], places[:, -1]), out
 
 

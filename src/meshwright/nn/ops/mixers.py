@@ -13,7 +13,7 @@ from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.transformer import Places
 from meshwright.nn.each_device import KEPT, axes_of, own_copies, spec_of
 from meshwright.nn.mixers.convolution import convolved, convolved_pieces
-from meshwright.nn.mixers.elementwise import apply
+from meshwright.nn.mixers.elementwise import apply, unit_inputs
 from meshwright.nn.mixers.pieces import Pieces
 from meshwright.nn.mixers.recurrence import Inputs, over_pieces, recurrence
 from meshwright.nn.norms import along
@@ -121,6 +121,19 @@ class MixerOps(ProductOps):
                 to_all = gathered_states(self.layout, name, "BTgusp" if v.ndim == 5 else "BTusp")
                 o = over_pieces(inputs, segments, pieces, to_all)
             return checkpoint_name(jnp.reshape(o, v.shape, out_sharding=spec_of(v)), KEPT), None
+
+    def linear_unit(
+        self, name: str, v: Array, decay: Array, places: Places, cache: Any, kind: KindInLoop
+    ) -> tuple[Array, Any]:
+        split = spec_of(v)
+        with jax.named_scope(name):
+            positions = reshard(places.positions, PartitionSpec(*split.partitions[:2]))
+            is_first = along(v, positions == 0, (0, 1))
+            v = checkpoint_name(unit_inputs(v, decay, is_first), OPERATION)
+            of_heads = PartitionSpec(*split.partitions[:3], None)
+            ones = jnp.broadcast_to(jnp.ones((), v.dtype), (*v.shape[:3], 1), out_sharding=of_heads)
+        y, cache = self.recurrence(name, ones, ones, v[..., None], decay, None, places, cache, kind)
+        return y[..., 0], cache
 
     def _inputs(
         self, q: Array, k: Array, v: Array, decay: Array, beta: Array | None, log_rates: Array | None

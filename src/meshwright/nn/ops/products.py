@@ -135,7 +135,7 @@ class ProductOps:
             if self._routes:
                 multiply = narrow_multiply(self.dtype, self._narrow, self._scales) if self._narrow else None
                 return checkpoint_name(grouped_product(plan, wide(x), w, self._routes, multiply), kind)
-            if self._narrow:
+            if self._narrow and not plan.einsum.batched:
                 y = narrow_product(plan, self.dtype, self._narrow, x, w, self._scales)
             else:
                 y = local_product(plan, self.dtype, wide(x), w, self._token)
