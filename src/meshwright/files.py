@@ -1,5 +1,6 @@
 """Files: checked reading of text, atomic writing, and checksums."""
 
+import difflib
 import errno
 import fcntl
 import hashlib
@@ -43,9 +44,19 @@ def read_text(path: Path, kind: type[MeshwrightError], *, undecoded: str = "stri
             raise kind(f"{path}: cannot be read: it has {info.st_size:,} bytes, more than {_MOST_BYTES:,}")
         return path.read_text(encoding="utf-8", errors=undecoded)
     except OSError as error:
-        raise kind(f"{path}: cannot be read: {error.strerror}") from error
+        near = _near(path) if isinstance(error, FileNotFoundError) else ""
+        raise kind(f"{path}: cannot be read: {error.strerror}{near}") from error
     except UnicodeDecodeError as error:
         raise kind(f"{path}: not a text file: byte {error.start} is not UTF-8") from error
+
+
+def _near(path: Path) -> str:
+    """The names in a missing file's folder that resemble it, as the end of a sentence; empty without any."""
+    with suppress(OSError):
+        names = [each.name for each in path.parent.iterdir() if not each.name.startswith(".")]
+        close = difflib.get_close_matches(path.name, names, n=2)
+        return f"; did you mean {' or '.join(str(path.with_name(name)) for name in close)}?" if close else ""
+    return ""
 
 
 @contextmanager
@@ -68,8 +79,24 @@ def parse_json(text: str) -> Any:
     """The value of a JSON text. Raises ValueError for other text, or one nested too deeply."""
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error}{_slip_in_json(text, error.pos)}") from None
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
+
+
+def _slip_in_json(text: str, place: int) -> str:
+    """The change that a frequent slip needs, as the end of a sentence; empty for other faults.
+
+    >>> _slip_in_json('{"a": 1,}', 8), _slip_in_json("{'a': 1}", 1)
+    ('; remove the comma before }', '; write names and texts in double quotes')
+    """
+    before, after = text[:place].rstrip(), text[place:].lstrip()
+    if before.endswith(",") and after[:1] in ("}", "]"):
+        return f"; remove the comma before {after[0]}"
+    if after.startswith(("//", "#", "/*")):
+        return "; JSON has no comments"
+    return "; write names and texts in double quotes" if after[:1] == "'" else ""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -148,6 +175,15 @@ def check_writable(path: Path) -> None:
         for folder in made:
             with suppress(OSError):
                 folder.rmdir()
+
+
+def check_page(path: Path) -> None:
+    """`check_writable`, for a page in HTML. Raises OutputError for a file of another form too."""
+    if path.suffix in (".pdf", ".png", ".jpg", ".docx", ".md", ".txt"):
+        raise OutputError(
+            f"-o {path}: a page is HTML; write -o {path.with_suffix('.html')}, which a browser prints to PDF"
+        )
+    check_writable(path)
 
 
 def write_whole(path: Path, text: str) -> Path:

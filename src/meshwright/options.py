@@ -100,7 +100,11 @@ class Option:
         try:
             value = number(_bare(text) if number is float else text)
         except ValueError:
+            if re.fullmatch(r"[\d.]+(,\s*[\d.]+)+", text):
+                raise MeshwrightError(f"{brief(text)} is several; run it once for each number") from None
+            begins = re.match(r"\s*[$€£]?\s*(\d+(\.\d+)?)", text)
             example = self.default if isinstance(self.default, int | float) else self.least or 1
+            example = number(float(begins[1])) if begins else example
             raise MeshwrightError(
                 f"{brief(text)} is not a {'whole ' * (number is int)}number; write {example:{form}}"
             ) from None

@@ -157,6 +157,8 @@ def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
     factor = match and (suffixes | _BINARY).get(_IN_WORDS.get(match[2], match[2]))
     if not match or not factor:
         is_list = re.fullmatch(r"\w+(,\s*\w+)+", str(text))
+        if within := re.fullmatch(r"[a-z=]+(\d+)", str(text)):
+            examples = within[1]
         raise MeshwrightError(
             f"{text!r} is not a count{', but several' if is_list else ''}; write {examples}"
         )

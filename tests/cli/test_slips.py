@@ -1,6 +1,7 @@
 """Slips at the command line: each is answered with what to type instead."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -128,7 +129,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --layout fsdp=8,seq_len=4096", "write --seq-len 4096"),
         ("plan train $P --given 'pp>1'", "pp is pipe here; write pipe>1"),
         ("plan train $P --given 'tensor>=2 pipe=1'", "joined by commas; write tensor>=2,pipe=1"),
-        ("plan train $P --given 'mfu>50%'", "write a word of a layout or memory"),
+        ("plan train $P --given 'mfu>50%'", "it is a result, by which layouts are ranked"),
         ("plan train $P --price 2,5", "write 2.5"),
         (
             "plan train $P --price '2.5 usd' --currency EUR",
@@ -232,6 +233,48 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("hardware --list", "type mw hardware for the list"),
         ("train llama-3-8b --data a.jsonl", "first type mw plan train --model llama-3-8b"),
         ("serve --checkpoint a --served-model-name x", "the model has its folder's name"),
+        ("eval runs/demo", "--eval is an option of mw train"),
+        ("roofline llama-3-8b", "type mw plot"),
+        ("merge-lora runs/x", "type mw export"),
+        ("llama-3-8b fit", "type mw fit llama-3-8b"),
+        ("zzz", "which layout: mw plan train"),
+        ("--json plan train $P", "options follow the command: mw plan train ... --json"),
+        (
+            "plan train $P --tp 8 --pp 2 --zero 1",
+            "--pp is --given pipe=2 here; --zero is --given zero=1 here",
+        ),
+        (
+            "plan train --model h100:8 --hardware llama-3-8b --batch-tokens 1M --seq-len 8k",
+            "write --hardware h100:8",
+        ),
+        ("plan train $P --layout ici_fsdp_parallelism=8", "is fsdp=8 here"),
+        ("plan train $P --layout fsdp=8,optimizer=adam8bit", "write optimizer=adamw,optimizer_dtype=int8"),
+        ("plan train $P --layout fsdp=8,weights_dtype=fp8", "matmul_dtype = fp8 multiplies in it"),
+        ("plan train $P --given 'chips<=4'", "the machine is --hardware h100:4"),
+        ("plan train $P --hardware h100:1x16", "write h100:2x8"),
+        ("plan train $P --hardware g5.12xlarge", "the catalog lacks this cloud machine"),
+        ("plan train $P --hardware g6e.48xlarge", "write l40s:8"),
+        ("plan train $P -o plan.txt", "write -o plan.toml"),
+        ("report runs/demo -o page.pdf", "write -o page.html"),
+        ("plan serve $S --lengths 2k/200", "write --prompt-tokens 2k --output-tokens 200"),
+        ("plan serve $S --max-price-per-hour 100USD/h", "write 100"),
+        ("bench serve --concurrency 1,2,4", "run it once for each number"),
+        ("bench serve localhost:8000", "write --url localhost:8000"),
+        (
+            "serve --checkpoint meta-llama/Llama-3.1-8B",
+            "type hf download meta-llama/Llama-3.1-8B --local-dir",
+        ),
+        ("train plan.toml --data https://example.com/x.jsonl", "load it first: curl -LO"),
+        ("train plan.toml --data 'a.jsonl b.jsonl'", "write --data a.jsonl --data b.jsonl"),
+        ("train stdlib", "mw train plan.toml --data stdlib"),
+        ("train plan.toml --from llama --lora r16", "write 16"),
+        ("train --plan plan.toml", "has no dashes here"),
+        ("fit llama-3-8b --on rtx4090", "write --hardware rtx4090"),
+        ("fit llama-3-8b --hardware 24GB", "these have 24 GB: a10, l4"),
+        ("hardware h100 --compare a100", "type mw compare"),
+        ("compare llama-3-8b:h100:8", "write llama-3-8b@h100:8"),
+        ("generate --checkpoint a --file prompt.txt", 'write mw generate "$(cat prompt.txt)"'),
+        ("launch slurm -N 4 -- mw train plan.toml", "hosts come from the plan"),
         ("train plan.toml --from llama --qlora", "is --lora 16 --base-dtype nf4 here"),
     ],
 )
@@ -248,6 +291,39 @@ def test_keys_of_other_files_are_named(tmp_path, capsys: pytest.CaptureFixture[s
     path.write_text("hidden_size = 64\n")
     assert main(["model", str(path)]) == 2
     assert "'hidden_size' is unknown; write d_model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "text", "answer"),
+    [
+        ("audit {}", "plan.yaml", "model: x", "is YAML"),
+        ("audit {}", "plan.json", '{"best": {}, "candidates": []}', "is the document of a plan"),
+        ("train {}", "data.csv", "text,label", "write its rows as JSON lines"),
+        ("train {}", "a.jsonl.gz", "", "unpack it first"),
+        ("serve --checkpoint {}", "model.gguf", "GGUF", "take the model's Hugging Face folder"),
+        ("model {}", "plan.toml", "[layout]\n[workload]", "is a plan"),
+        ("fit {}", "chip.toml", "hbm_bytes = 1", "describes a chip; type --hardware"),
+        ("model {}", "config.json", '{"model_type": "llama",}', "remove the comma before }"),
+        ("audit {}", "plam.tml", None, "did you mean"),
+        ("model {}", "adapter/adapter_config.json", "{}", "is a LoRA adapter"),
+        ("serve --checkpoint {}", "bin/pytorch_model.bin", "", "has pytorch_model.bin and no config.json"),
+    ],
+)
+def test_files_of_another_kind_are_named(
+    typed: str, name: str, text: str | None, answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    (tmp_path / "plan.tml" if text is None else path).write_text(text or "")
+    given = path.parent if path.parent != tmp_path else path
+    assert main(typed.format(given).split()) == 2
+    assert answer in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("typed", ["–model", "—model", "–-model"])
+def test_typographic_dashes_are_options(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collective", typed]) == 2
+    assert "mw collective has no --model;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

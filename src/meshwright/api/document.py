@@ -126,11 +126,14 @@ def write_plan(path: Path, plan: Plan, document: dict) -> Path:
 
 
 def check_output(path: Path) -> None:
-    """Raise PlanError if figures would overwrite the plan, OutputError if it cannot be written."""
+    """Raise PlanError for a file that is not for TOML, OutputError if it cannot be written."""
     if path.suffix == ".json":
         raise PlanError(
             f"-o {path}: the plan is TOML, and the .json next to it holds its figures; name a .toml"
         )
+    if path.suffix in (".yaml", ".yml", ".txt", ".md", ".csv", ".html", ".py"):
+        page = f"; for a page type mw report plan.toml -o {path}" if path.suffix == ".html" else ""
+        raise PlanError(f"-o {path}: a plan is TOML; write -o {path.with_suffix('.toml')}{page}")
     check_writable(path)
 
 

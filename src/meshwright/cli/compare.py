@@ -11,7 +11,7 @@ from meshwright.api.results import PricedLayout
 from meshwright.cli.command_options import command
 from meshwright.cli.console import JSON, emit, load_hardware, note, show, waiting
 from meshwright.errors import PlanError
-from meshwright.files import check_writable, write_whole
+from meshwright.files import check_page, write_whole
 from meshwright.hardware.prices import Prices
 from meshwright.options import option
 from meshwright.plan.chosen import plan_of
@@ -53,7 +53,7 @@ def compare(
     mw compare v5p.toml h100.toml -o compare.html
     """
     if output:
-        check_writable(output)
+        check_page(output)
     planned = []
     for name in plans:
         with waiting(f"planning {name}"):
@@ -99,6 +99,9 @@ def _planned(name: str, batch_tokens: int | None, seq_len: int | None) -> Plan:
     if not rest:
         path = Path(name)
         if not path.suffix and not path.exists():
+            if ":" in name:
+                fits = f"{name.partition(':')[0]}@{name.partition(':')[2]}"
+                raise PlanError(f"{name} is no plan's file; of a model on a machine, write {fits}")
             raise PlanError(f"{name} is no plan's file; of a model, write {name}@HARDWARE: {name}@v5p:4x4x4")
         return load_plan(path)
     if len(rest) > 2:

@@ -8,13 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from meshwright.errors import LayoutError, ModelError, PlanError, nearest
+from meshwright.errors import LayoutError, MeshwrightError, ModelError, PlanError, nearest
 from meshwright.hardware import catalog
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.short import read_words
@@ -23,6 +23,7 @@ from meshwright.models.model_files import field_here
 from meshwright.models.presets import load_model
 from meshwright.options import REQUIRED, option
 from meshwright.progress import Progress
+from meshwright.units import parse_count
 
 # Width of piped output, enough for the tables.
 _PIPED_WIDTH = 140
@@ -125,7 +126,15 @@ def load_model_with(model: str, changes: str | None) -> ModelConfig:
         if name not in known:
             hint = f"write {ours}" if (ours := field_here(name)) in known else nearest(name, known)
             raise ModelError(f"--set {name}: a model has no such field; {hint}")
-    return replace(config, **{name: _FLAGS.get(str(value), value) for name, value in words.items()})
+    return replace(config, **{name: _field(config, name, value) for name, value in words.items()})
+
+
+def _field(config: ModelConfig, name: str, value: object) -> object:
+    """A field's value from its text: flags, and counts such as 128k."""
+    if isinstance(value, str) and type(getattr(config, name)) is int:
+        with suppress(MeshwrightError):
+            return parse_count(value)
+    return _FLAGS.get(str(value), value)
 
 
 def warn_of_long_context(config: ModelConfig, context: int) -> None:

@@ -11,8 +11,14 @@ import typer
 from typer.main import get_command as to_command
 
 from meshwright.cli.other_subjects import meaning, subject
-from meshwright.cli.other_values import is_chip, strategy, with_value
-from meshwright.cli.other_words import answer_here, option_here, subcommand_here
+from meshwright.cli.other_values import is_chip, plain_words, strategy, with_value
+from meshwright.cli.other_words import (
+    answer_here,
+    command_here,
+    command_of_words,
+    option_here,
+    subcommand_here,
+)
 from meshwright.errors import HardwareError, MeshwrightError, ModelError, nearest
 
 # The parser's message for a group without a command, such as `mw plan`.
@@ -20,8 +26,15 @@ _NO_COMMAND = "Missing command."
 # difflib's ratio of similarity from which a name is taken for a typing error, or offered as a similar name.
 _TYPO, _ALIKE = 0.85, 0.7
 _MOST_NAMED = 6  # options of a command in a message
+_MOST_ANSWERS = 4  # unknown options that are answered together
+# The answer to a command that resembles none.
+_QUESTIONS = (
+    "which layout: mw plan train; to size a service: mw plan serve; does it fit: mw fit; to train or "
+    "fine-tune: mw train; all commands: mw help"
+)
 # Words of other programs' commands that have no counterpart in ours: `mw model show llama-3-8b`.
 _VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
+_LONGEST_VAGUE = 6  # characters, with dashes, of an option that its value explains: --on rtx4090
 _LEAST_BEGUN = 4  # characters, with dashes, of the beginning of an option
 _EXTRA = re.compile(r"Got unexpected extra arguments? ?(?:\(s\) )?\((.+)\)")
 _NO_VALUE = re.compile(r"Option '(.+?)' requires an argument")
@@ -32,7 +45,7 @@ def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequ
 
     args: the words after `mw`. commands: the modules of cli/ whose options may be meant.
     """
-    context = getattr(error, "ctx", None)
+    context, given = getattr(error, "ctx", None), getattr(error, "option_name", "")
     if match := _NO_VALUE.match(error.message):
         return f"{match[1]} is last and has no value; write it after the option"
     if context is None:
@@ -44,7 +57,7 @@ def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequ
     # Typer exports no classes for these errors.
     kind = type(error).__name__
     if kind == "NoSuchOption":
-        return _unknown_option(error, context, args, commands)
+        return _unknown_options(given, context, args, commands)
     if names and (match := re.match(r"No such command '(.+?)'", message)):
         if ours := subcommand_here(match[1]):
             return f"{context.command_path} has no command {match[1]!r}; type {context.command_path} {ours}"
@@ -62,35 +75,128 @@ def _of_parser(error: typer.TyperException) -> str:
     return getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
 
 
-def _unknown_option(error: Any, context: Any, args: Sequence[str], commands: Sequence[str]) -> str:
-    given, path = error.option_name, context.command_path
-    if names := getattr(context.command, "commands", None):
-        return f"name a command of {path} before {given}: {', '.join(f'{path} {name}' for name in names)}"
+_OTHER_WORD = re.compile(r"layout: '([\w.]+)' is not supported")
+_OTHER_VALUE = re.compile(r"layout: (\w+) = '([^']+)'; ")
+
+
+def value_fault(message: str, args: Sequence[str]) -> str:
+    """A command's fault, with the words to type if a value is another option's or another program's."""
+    for option, value in pairwise(plain_words(args)):
+        is_wrong = option in _KINDS and repr(value) in message and not _KINDS[option](value)
+        if is_wrong and (ours := next((name for name, known in _KINDS.items() if known(value)), "")):
+            return f"{option} {value}: this is a value of {ours}; write {ours} {value}"
+    if match := _OTHER_WORD.search(message):
+        from meshwright.layout.short import WORDS  # here, since most command lines are right
+
+        given = f"--{match[1]}"
+        value = next((found[1] for arg in args if (found := re.search(rf"{match[1]}=([^,\s]+)", arg))), "")
+        ours = option_here(given, ["--given"], value) or with_value(meaning(given, ["--given"]), value)
+        ours = "" if get_close_matches(match[1], WORDS, cutoff=_TYPO) else ours
+        return f"layout: {match[1]} is {ours.removeprefix('--given ')} here" if ours else message
+    if match := _OTHER_VALUE.search(message):
+        from meshwright.layout.short import value_here
+
+        ours = value_here(match[1], match[2])
+        return f"{message}; write {ours}" if ours and ours != f"{match[1]}={match[2]}" else message
+    return message
+
+
+def unknown_command(words: Sequence[str], commands: Sequence[str]) -> str:
+    """What to type in place of an unknown command, the first of `words`, as the end of a sentence."""
+    name = words[0]
+    if ours := command_here(name, commands):
+        return f"type {ours}"
+    if close := get_close_matches(name, [*commands, "help", "version"], n=2, cutoff=_ALIKE):
+        return f"did you mean {' or '.join(close)}?"
+    first = next((word for word in words[1:] if word in commands), "")
+    if _is_model(name) or _is_machine(name):
+        return f"type mw {first or ('fit' if _is_model(name) else 'hardware')} {name}"
+    if owners := _with_option(f"--{name.lstrip('-')}", commands):
+        return f"--{name} is an option of {' and '.join(owners[:3])}"
+    if ours := command_of_words(name, commands):
+        return f"type {ours}"
+    return _QUESTIONS
+
+
+def _unknown_options(first: str, context: Any, args: Sequence[str], commands: Sequence[str]) -> str:
+    """The answers to all unknown options of a command, the parser's `first` before the others."""
+    ours = args[: args.index("--")] if "--" in args else args  # the rest is another command's
+    known = {name for param in context.command.params for name in (*param.opts, *param.secondary_opts)}
+    written = (word.partition("=")[0] for word in ours if word.startswith("--"))
+    others = [name for name in dict.fromkeys(written) if name not in known and name != first]
+    if getattr(context.command, "commands", None) is not None:
+        others = []
+    answers = [
+        _unknown_option(name, context, args, commands) for name in (first, *others[: _MOST_ANSWERS - 1])
+    ]
+    return "; ".join(dict.fromkeys(answers))
+
+
+def _unknown_option(given: str, context: Any, args: Sequence[str], commands: Sequence[str]) -> str:
+    path = context.command_path
+    if answer := _too_early(given, context, args, commands):
+        return answer
     options = [name for param in context.command.params for name in param.opts]
     value = _value_of(given, args)
     if answer := _short_option(given, context, args) or _renamed(given, path, options, value):
         return answer
-    arguments = {param.name for param in context.command.params if param.param_type_name == "argument"}
-    if given.lstrip("-") in arguments:
-        return f"{given} has no dashes here: {path} {given.lstrip('-').upper()}"
+    if argument := _argument(given, context):
+        return f"{given} has no dashes here: {path} {argument}"
     if ours := meaning(given, options):
         return f"{given} is {with_value(ours, value)} here"
+    if answer := _by_value(value, options, given):
+        return answer
     owners = _with_option(given, commands)
     typo = get_close_matches(given, options, n=2, cutoff=_TYPO)
     if typo and not owners:
         return f"{path} has no {given}; did you mean {' or '.join(typo)}?"
     if answer := subject(given, path) or subject(given, ""):
         return answer
+    if not owners and given.lstrip("-") in commands:
+        return f"{given}: this is a command; type mw {given.lstrip('-')}"
     if path == "mw train" and "mw plan train" in owners:
         return f"{given}: the plan sets it: mw plan train {given} {value}".rstrip()
     if owners:
         return f"{path} has no {given}; it is an option of {' and '.join(owners[:3])}"
     begun = [option for option in options if len(given) >= _LEAST_BEGUN and option.startswith(given)]
-    if alike := begun[:2] or get_close_matches(given, options, n=2, cutoff=_ALIKE):
+    near = get_close_matches(given, options, n=2, cutoff=_ALIKE) if len(given) > _LEAST_BEGUN else []
+    if alike := begun[:2] or near:
         return f"{path} has no {given}; did you mean {' or '.join(alike)}?"
     taken = [each for each in options if each.startswith("--") and each not in ("--json", "--help")]
     names = ", ".join(taken[:_MOST_NAMED]) + (", ..." if len(taken) > _MOST_NAMED else "")
     return f"{path} has no {given}; leave it out, or take an option that {path} --help lists: {names}"
+
+
+def _too_early(given: str, context: Any, args: Sequence[str], commands: Sequence[str]) -> str:
+    """The answer to an option that is written before its command; empty for others."""
+    path = context.command_path
+    if names := getattr(context.command, "commands", None):
+        return f"name a command of {path} before {given}: {', '.join(f'{path} {name}' for name in names)}"
+    if path == "mw" and (later := next((word for word in args if word in commands), "")):
+        words = [later, *args[args.index(later) + 1 :][:1]]
+        return f"options follow the command: mw {' '.join(words)} ... {given}"
+    return ""
+
+
+def _argument(given: str, context: Any) -> str:
+    """The arguments of a command, if an option has the name of one, or of a word for one; otherwise empty."""
+    arguments = [param for param in context.command.params if param.param_type_name == "argument"]
+    words = {word for each in arguments for word in (each.name, *re.findall(r"[a-z]+", _shown(each).lower()))}
+    plain = given.lstrip("-")
+    if (
+        plain in words
+        or {"from": "before", "to": "after", "src": "before", "dst": "after"}.get(plain) in words
+    ):
+        return " ".join(map(_shown, arguments))
+    return ""
+
+
+def _by_value(value: str, options: Sequence[str], given: str) -> str:
+    """The option that takes a value, for an option of a short name that nothing else explains."""
+    if not value or len(given) > _LONGEST_VAGUE:
+        return ""
+    ours = next((name for name, known in _KINDS.items() if name in options and known(value)), "")
+    return f"{given} is {ours} here; write {ours} {value}" if ours else ""
 
 
 def _renamed(given: str, path: str, options: Sequence[str], value: str) -> str:
@@ -203,8 +309,22 @@ def _is_layout(word: str) -> bool:
         return False
 
 
+def _is_address(word: str) -> bool:
+    return re.fullmatch(r"(https?://\S+|(localhost|[\d.]{7,15}|[\w.-]+):\d{2,5}(/\S*)?)", word) is not None
+
+
+def _is_corpus(word: str) -> bool:
+    return word in ("stdlib", "stories") or word.endswith((".txt", ".jsonl", ".parquet"))
+
+
 # Options whose values are recognised, in the order in which they are tried.
-_KINDS = {"--layout": _is_layout, "--hardware": _is_machine, "--model": _is_model}
+_KINDS = {
+    "--layout": _is_layout,
+    "--hardware": _is_machine,
+    "--model": _is_model,
+    "--url": _is_address,
+    "--data": _is_corpus,
+}
 
 
 def _missing(context: Any) -> str:

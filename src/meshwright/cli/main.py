@@ -23,10 +23,10 @@ from typer.main import get_command as to_command
 
 from meshwright import __version__
 from meshwright.cli.extras import bringing
-from meshwright.cli.faults import usage_fault
-from meshwright.cli.other_values import without_json
-from meshwright.cli.other_words import command_here
-from meshwright.errors import MeshwrightError, nearest, shorten
+from meshwright.cli.faults import unknown_command, usage_fault, value_fault
+from meshwright.cli.other_files import other_file
+from meshwright.cli.other_values import plain_words
+from meshwright.errors import MeshwrightError, shorten
 
 BAD_INPUT, INTERRUPTED = 2, 130
 # Maximum length of a path or a layout in a message.
@@ -82,13 +82,11 @@ class _LazyGroup(TyperGroup):
             self.main(args=args, prog_name=ctx.command_path, standalone_mode=False)
             raise typer.Exit
         if name not in COMMANDS:
-            ours = command_here(name, COMMANDS)
-            hint = f"type {ours}" if ours else nearest(name, [*COMMANDS, "help", "version"])
-            raise MeshwrightError(f"command {name!r} is unknown; {hint}")
+            raise MeshwrightError(f"command {name!r} is unknown; {unknown_command(args, list(COMMANDS))}")
         _refuse_empty(args)
         command = to_command(import_module(f"meshwright.cli.{name}").app)
         command.name = name
-        return name, named_values(command), without_json(args[1:])
+        return name, named_values(command), plain_words(args[1:])
 
 
 def _refuse_empty(args: list[str]) -> None:
@@ -159,7 +157,7 @@ def main(args: Sequence[str]) -> int:
         result = to_command(app).main(args=list(args) or ["--help"], prog_name="mw", standalone_mode=False)
         sys.stdout.flush()
     except MeshwrightError as error:
-        return _fail(str(error))
+        return _fail(other_file(args, str(error)) or value_fault(str(error), args))
     except typer.TyperException as error:
         return _fail(usage_fault(error, args, list(COMMANDS)))
     except ModuleNotFoundError as error:

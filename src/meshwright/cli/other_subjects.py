@@ -293,8 +293,14 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "it is automatic; leave it out": (
             "tqdm liger cache torch workers prefetch dataloader pin compile flash attn fused tokenize"
         ),
+        "the size of the model follows from the text and the machine; a PLAN.toml sets it: mw plan train": (
+            "size params parameters"
+        ),
     },
     "mw model": {"it is shown; leave it out": "flops params parameters memory cache count size intensity"},
+    "mw support": {
+        "it shows every layout and machine; leave it out": "layout hardware phase tp pp dp gpu chip"
+    },
     "mw hardware": {
         "it is shown; leave it out": "memory bandwidth flops specs sources topology power",
     },
@@ -326,7 +332,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "requests queue by --scheduling-policy fcfs or priority": "schedule scheduling policy priority",
         "metrics are at /metrics; leave it out": "metrics prometheus",
         "each request sets it; leave it out": (
-            "seed logprobs sampling temperature stop top-p top-k role penalty"
+            "tokens max-tokens max-new seed logprobs sampling temperature stop top-p top-k role penalty"
         ),
         "it runs here in JAX; leave it out": (
             "trust device enforce eager cuda graph backend attention compile"
@@ -358,7 +364,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "hosts come from the plan: mw "
         "launch slurm -- mw train "
         "plan.toml; local starts "
-        "processes on this host": ("nnodes nodes node standalone ntasks gres gpus gpu hosts hostfile"),
+        "processes on this host": ("n nnodes nodes node standalone ntasks gres gpus gpu hosts hostfile"),
     },
     "": {
         "notes go to stderr; add 2>/dev/null": "quiet silent progress q",

@@ -121,14 +121,23 @@ def is_chip(text: str) -> bool:
 _LISTS = {"--hardware", "--layout", "--given", "--weights-dtype", "--kv-dtype", "--set", "--dims", "--mesh"}
 
 
-def without_json(args: Sequence[str]) -> list[str]:
-    """The arguments with JSON lists and objects as words joined by commas.
+# Characters that editors and chats put in the place of dashes, quotes and times signs.
+_DASHES = re.compile("^(?:[\u2013\u2014\u2212]-?|-[\u2013\u2014\u2212])(?=[A-Za-z])")
+_TYPOGRAPHIC = str.maketrans("\u00d7", "x", "\u201c\u201d\u2018\u2019")
 
-    >>> without_json(["--hardware", '["h100:8", "v5p:8"]', "--layout", '{"data": 8}'])
+
+def plain_words(args: Sequence[str]) -> list[str]:
+    """The arguments with JSON as words joined by commas, and without dashes and quotes of word processors.
+
+    >>> plain_words(["--hardware", '["h100:8", "v5p:8"]', "--layout", '{"data": 8}'])
     ['--hardware', 'h100:8,v5p:8', '--layout', 'data=8']
+    >>> plain_words(["\u2013-model", "\u201cllama-3-8b\u201d", "--hardware", "8\u00d7h100"])
+    ['--model', 'llama-3-8b', '--hardware', '8xh100']
     """
-    words = list(args)
-    for at, (option, value) in enumerate(pairwise(args), 1):
+    words = [_DASHES.sub("--", word) for word in args]
+    for at, (option, value) in enumerate(pairwise(words), 1):
+        if option == "--model" or option in _LISTS:
+            words[at] = value.translate(_TYPOGRAPHIC)
         if option in _LISTS and value[:1] in ("[", "{"):
             words[at] = _joined(value)
     return words

@@ -1,5 +1,6 @@
 """Commands and options by their names in other programs, each with the words to type here instead."""
 
+import re
 from collections.abc import Collection
 
 from meshwright.cli.other_values import MACHINE, with_value
@@ -118,6 +119,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--max-model-len", "--seq-len", "--max-seq-len", "--context-length",
     ),
     "--checkpoint": ("--model", "--model-path", "--weights", "--ckpt", "--pretrained", "--model-id"),
+    "--to": ("--dtype", "--weights-dtype", "--bits", "--quantization", "--scheme", "--precision"),
     "--from": ("--pretrained", "--base-model", "--model", "--init-from", "--checkpoint"),
     "--model": ("--model-name", "--model-id", "--arch", "--config", "--preset"),
     "--data": ("--dataset", "--train-data", "--data-path", "--train-file", "--corpus", "--dataset-path"),
@@ -270,6 +272,9 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "mw generate": {
+        'the prompt is an argument; write mw generate "$(cat prompt.txt)"': (
+            "--file", "--prompt-file", "--input", "--input-file", "-f", "-i",
+        ),
         "tokens are sampled with --temperature and --top-p; leave it out": ("--top-k", "--topk", "--min-p"),
     },
     "mw compare": {
@@ -297,16 +302,21 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "estimate", "search", "optimize", "optimise", "layout", "layouts", "parallelism", "autotune", "cost",
         "mfu", "solve", "plan-training", "planner", "predict",
     ),
-    "plan serve": ("size", "capacity", "deploy", "frontier", "inference", "plan-serving"),
+    "plan train --smallest": ("how-many", "how-many-gpus", "how-many-chips", "gpus-needed", "smallest"),
+    "plan serve": (
+        "size", "capacity", "sizing", "slo", "latency", "throughput", "qps", "deploy", "frontier",
+        "inference", "plan-serving",
+    ),
     "train --from DIR --lora 16": ("finetune", "fine-tune", "sft", "lora", "qlora", "peft", "adapt"),
     "train plan.toml --rl": ("rl", "grpo", "ppo", "rlhf", "dpo"),
     "generate": ("chat", "run", "infer", "complete", "prompt", "sample", "ask"),
     "serve --checkpoint DIR": (
-        "server", "api", "host", "openai", "up", "vllm", "sglang", "deploy-model", "tgi",
+        "server", "api", "host", "openai", "up", "vllm", "sglang", "deploy-model", "tgi", "trtllm-serve",
+        "trtllm", "ollama", "lmdeploy", "sglang.launch_server", "triton",
     ),
     "model": (
         "models", "list", "ls", "presets", "params", "parameters", "count", "inspect", "show", "summary",
-        "flops", "list-models",
+        "flops", "list-models", "cache", "kv", "kv-cache", "config",
     ),
     "hardware": (
         "chips", "gpus", "gpu", "tpu", "tpus", "devices", "machines", "machine", "chip", "accelerators",
@@ -335,7 +345,9 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "--install-completion": ("completion", "completions", "complete-shell"),
     "CMD --help": ("man", "docs", "usage", "explain"),
-    "train my.txt": ("pretrain", "fit-model", "learn"),
+    "train my.txt": ("pretrain", "fit-model", "learn", "tokenize", "tokenise", "prepare-data", "preprocess"),
+    "train --run RUN --resume": ("resume", "continue", "restart", "resume-training"),
+    "plot": ("roofline", "curves", "graph", "chart", "figure"),
 }  # fmt: skip
 
 
@@ -382,6 +394,18 @@ def command_here(given: str, commands: Collection[str]) -> str:
     for order in (words, words[::-1]):  # plan-train, train-plan
         if len(order) == 2 and order[0] in commands and order[0] in ("plan", "bench"):
             return f"mw {order[0]} {subcommand_here(order[1]) or order[1]}"
+    return ""
+
+
+def command_of_words(given: str, commands: Collection[str]) -> str:
+    """The command line for an unknown command of several words, by its first word that is known.
+
+    >>> command_of_words("merge-lora", ["export"]), command_of_words("vram-use", ["fit"])
+    ('mw export', 'mw fit')
+    """
+    for word in re.split(r"[-_ ]", given.lower()):
+        if ours := f"mw {word}" if word in commands else command_here(word, commands):
+            return ours
     return ""
 
 

@@ -8,7 +8,7 @@ import typer
 from meshwright.cli.command_options import command
 from meshwright.cli.console import JSON, emit, progress
 from meshwright.errors import PlanError
-from meshwright.files import check_writable, read_text, well_formed, write_whole
+from meshwright.files import check_page, check_writable, read_text, well_formed, write_whole
 from meshwright.options import option
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def report(
     mw report runs/demo -o report.html
     mw report plan.toml -o report.html --plots figures
     """
-    check_writable(output)
+    check_page(output)
     if plots:
         check_writable(plots / "figure.svg")
     with well_formed(f"{run}: a report cannot be made of it", PlanError):

@@ -19,7 +19,7 @@ from meshwright.cli.console import (
     show,
 )
 from meshwright.cli.train_text import continue_text, of_checkpoint, of_text
-from meshwright.errors import DeviceError, MeshwrightError
+from meshwright.errors import DeviceError, MeshwrightError, PlanError
 from meshwright.files import check_writable, held
 from meshwright.hardware import catalog
 from meshwright.native.processor import keep_freed_memory
@@ -28,6 +28,7 @@ from meshwright.nn.start.processes import is_first, num_processes
 from meshwright.options import flag_of, option
 from meshwright.plan_file import PLAN_FILE, load_plan
 from meshwright.reinforcement.settings import RL_SETTINGS, RlSettings, check_learns, rl_settings
+from meshwright.train.documents import STDLIB, STORIES
 from meshwright.train.job import RunOptions, TrainingJob, prepare_job
 from meshwright.train.of_text import is_text
 from meshwright.train.settings import Settings
@@ -69,6 +70,8 @@ def train(
     mw train --from llama/ --lora 16 --base-dtype nf4 --data chats.jsonl --run runs/tuned
     mw train plan.toml --rl --from llama/ --data prompts.jsonl --reward rewards.py:score
     """
+    if plan_path is not None and str(plan_path) in (STDLIB, STORIES) and not plan_path.exists():
+        raise PlanError(f"{plan_path} is a corpus; write mw train plan.toml --data {plan_path}")
     text = plan_path if plan_path is not None and is_text(plan_path) else None
     if text is not None:
         plan_path = None

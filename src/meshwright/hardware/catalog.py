@@ -74,13 +74,16 @@ def usual(spec: str) -> str:
     ('v4p:16', 'v4p:16')
     >>> usual("RTX 4090"), usual("2x4090")
     ('rtx4090', 'rtx4090:2')
+    >>> usual("2 x RTX 3090")
+    'rtx3090:2'
     """
     for joined in (spec.replace(" ", ""), spec.replace(" ", "-")):
         name, colon, sizes = joined.partition(":")
         if " " in spec and name.lower() in _aliases():
             return f"{_aliases()[name.lower()]}{colon}{sizes}"
+    joined = spec.replace(" ", "")
     for pattern, form in _USUAL:
-        if (match := re.fullmatch(pattern, spec, re.I)) and match["name"].lower() in _aliases():
+        if (match := re.fullmatch(pattern, joined, re.I)) and match["name"].lower() in _aliases():
             known = chip(match["name"])
             number = int(match["number"])
             if form == "cores":
@@ -169,6 +172,12 @@ _OF_VENDORS = {
 }  # fmt: skip
 
 
+# Names of machines that clouds rent: p5.48xlarge, Standard_ND96isr_H100_v5, a3-megagpu-8g, BM.GPU.H100.8.
+_OF_CLOUDS = re.compile(
+    r"(ml\.)?[a-z]+\d\w*\.(\d*x?large|metal)|standard_n[\w-]+|(a|g|n)\d-\w+-\d+\w*|bm\.gpu[\w.-]*|gpu_\d+x_\w+"
+)
+
+
 def _like(name: str, known: Iterable[str]) -> str:
     """A hint for an unknown name of a chip.
 
@@ -180,6 +189,10 @@ def _like(name: str, known: Iterable[str]) -> str:
     )
     if machine in _machines():
         return f"write {_machines()[machine]}"
+    if size := re.fullmatch(r"(\d+) ?gi?b?", name):
+        return f"name a chip; these have {size[1]} GB: {', '.join(_with_memory(int(size[1])))}"
+    if _OF_CLOUDS.fullmatch(name):
+        return "the catalog lacks this cloud machine; write its chips, such as a10:4 (mw hardware lists them)"
     words = set(re.split(r"[^a-z0-9]+", name.replace("litepod", "e").replace("lite", "e")))
     joined = re.sub(r"[^a-z0-9]", "", name)
     within = [chip for chip in known if words >= set(chip.split("-")) or joined == chip.replace("-", "")]
@@ -201,6 +214,12 @@ def _aliases() -> dict[str, str]:
             read = read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}").chip
             by_name |= dict.fromkeys((read.name, *read.aliases), read.name)
     return by_name
+
+
+def _with_memory(gigabytes: int) -> list[str]:
+    """The chips whose memory is nearest to a size."""
+    off = {name: abs(chip(name).hbm_bytes - gigabytes * 1e9) for name in names()}
+    return sorted(name for name, each in off.items() if each == min(off.values()))
 
 
 @cache
@@ -355,7 +374,10 @@ def _switch_dims(name: str, chip: Chip, domain: int, spec: str, sizes: tuple[int
     if len(sizes) != 2:
         raise HardwareError(f"hardware {spec!r}: write domains x GPUs, such as {name}:8x{domain}")
     if sizes[1] > domain:
-        raise HardwareError(f"hardware {spec!r}: an NVLink domain of {name} holds {domain}, not {sizes[1]}")
+        fits = f"{name}:{-(-prod(sizes) // domain)}x{domain}"
+        raise HardwareError(
+            f"hardware {spec!r}: an NVLink domain of {name} holds {domain}, not {sizes[1]}; write {fits}"
+        )
     return sizes
 
 

@@ -75,7 +75,7 @@ class Prices:
 
         Raises HardwareError if they name several.
         """
-        named = [self.currency] if self.currency else []
+        named = [self.currency.upper()] if self.currency else []
         for item in (self.price or "").split(","):
             if match := _PRICE.fullmatch(item.rpartition("=")[2]):
                 word = match[1] or match[3] or ""

@@ -96,8 +96,14 @@ class Precision:
         if self.weights_dtype not in fits and not (adapters and self.weights_dtype in types_for("weights")):
             raise LayoutError(
                 f"layout: weights_dtype = {self.weights_dtype!r}; fits: {', '.join(fits)} in training, or "
-                "lora_rank=16 in the model, which trains adapters only"
+                f"lora_rank=16 in the model, which trains adapters only{self._as_operands()}"
             )
+
+    def _as_operands(self) -> str:
+        """The field that multiplies in the type of weights, as the end of a sentence; empty if none does."""
+        if self.weights_dtype not in types_for("operands", "train"):
+            return ""
+        return f"; matmul_dtype = {self.weights_dtype} multiplies in it"
 
 
 def published_precision(model: ModelConfig, *, by_engine: bool = False) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Requests of a load test and their arrivals, from a seed: the same on every machine."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,10 @@ def named_lengths(name: str, prompt_tokens: int | None, output_tokens: int | Non
         if "." in name:
             raise DataError(
                 f"--lengths takes a distribution; for the requests of a file write --trace {name}"
+            )
+        if match := re.fullmatch(r"(\d+[kK]?)\D(\d+[kK]?)", name):
+            raise DataError(
+                f"--lengths takes a distribution; write --prompt-tokens {match[1]} --output-tokens {match[2]}"
             )
         raise DataError(f"lengths {name!r} are unknown; {nearest(name, list(LENGTHS))}")
     known = LENGTHS[name]

@@ -518,7 +518,8 @@ class ModelConfig:
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
                 f"{self.name}: {self.num_heads} query heads (N) do not divide over "
-                f"{self.num_kv_heads} KV heads (K)"
+                f"{self.num_kv_heads} KV heads (K); fits: K in "
+                f"{{{', '.join(str(k) for k in range(1, self.num_heads + 1) if self.num_heads % k == 0)}}}"
             )
         if self.positions == "rope" and self.d_head % 2:
             raise ModelError(f"{self.name}: d_head = {self.d_head} is odd; rotary positions turn pairs")

@@ -26,6 +26,22 @@ NOT_SEARCHED = (
 )
 # Fields with an option of their own.
 _OPTIONS = {"weights_dtype": "--weights-dtype", "compute_dtype": "--compute-dtype"}
+# Words of machines and of results, which are no conditions, with what to type instead.
+_NO_CONDITIONS = {
+    **dict.fromkeys(
+        ("chips", "gpus", "devices", "nodes", "hosts", "chip", "gpu"),
+        "the machine is --hardware h100:4; --smallest finds the fewest chips",
+    ),
+    **dict.fromkeys(
+        ("step_time", "step_seconds", "seconds", "time", "mfu", "hfu", "throughput", "tokens_per_second"),
+        "it is a result, by which layouts are ranked; leave it out",
+    ),
+    **dict.fromkeys(
+        ("price", "cost", "usd", "days"), "with --smallest and --tokens 15T type --days 30 or --price 2.5"
+    ),
+    **dict.fromkeys(("batch", "batch_size", "global_batch", "batch_tokens"), "write --batch-tokens 1Mi"),
+    **dict.fromkeys(("seq", "seq_len", "sequence_length"), "write --seq-len 8k"),
+}
 _COMPARISONS = {"=": eq, "!=": ne, "<=": le, ">=": ge, "<": lt, ">": gt}
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|=|<|>)\s*([^\s<>=!]+)\s*")
 
@@ -95,6 +111,8 @@ def _condition(text: str) -> Condition:
     if (word := word_here(field)) != field:
         fits = word if "=" in word else f"{word}{comparison}{written}"
         raise PlanError(f"--given {text.strip()}: {field} is {word.partition('=')[0]} here; write {fits}")
+    if answer := _NO_CONDITIONS.get(field.lower()):
+        raise PlanError(f"--given {text.strip()}: {answer}")
     if field not in (*WORDS, "memory"):
         raise PlanError(
             f"--given {text.strip()}: write a word of a layout or memory: tensor=8, memory<=70GB; "

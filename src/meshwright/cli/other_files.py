@@ -1,0 +1,149 @@
+"""Files and folders given for another kind: each is answered with its kind and what the command takes."""
+
+import re
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from meshwright.errors import MeshwrightError
+from meshwright.files import parse_json, parse_toml, read_text
+
+_PLAN, _CHIP, _MODEL, _WEIGHTS, _DATA = "plan", "chip", "model", "weights", "data"
+# Phrases for the kinds of files that commands take.
+_TAKEN = {
+    _PLAN: "a plan.toml, which mw plan train and mw plan serve write with -o plan.toml",
+    _CHIP: "a machine such as h100:8, or the .toml of a chip",
+    _MODEL: "a preset such as llama-3-8b, a config.json or its folder",
+    _WEIGHTS: "a run of mw train, or the folder of a Hugging Face model: config.json and *.safetensors",
+    _DATA: "a text (.txt, .md, .py), .jsonl or .parquet file, or a folder of them",
+}
+# Our own kinds of files, each with the words that take it.
+_OURS = {
+    _PLAN: "is a plan, which mw train, mw audit and mw compare take",
+    _CHIP: "describes a chip; type --hardware {path}:8",
+    _MODEL: "describes a model; type --model {path}",
+}
+# Files that no command reads, by their suffixes, with the way to one that is read.
+_FOREIGN = {
+    (".yaml", ".yml"): "is YAML, which no command reads",
+    (".csv", ".tsv", ".xls", ".xlsx"): "is a table; write its rows as JSON lines with a 'text' field",
+    (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz"): "is compressed; unpack it first",
+    (".pdf", ".docx", ".doc", ".epub", ".odt"): "is a document; write its text to a .txt file first",
+    (".gguf", ".ggml"): "is in llama.cpp's form; take the model's Hugging Face folder",
+    (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".npz", ".onnx"): (
+        "is in a form that is not read; save the model with save_pretrained(DIR, safe_serialization=True)"
+    ),
+    (".safetensors",): "has weights only; name the folder that has it and config.json",
+    (".ipynb",): "is a notebook; save it as .py",
+}
+_BY_OPTION = {
+    "--model": {_MODEL}, "--hardware": {_CHIP}, "--checkpoint": {_WEIGHTS}, "--from": {_WEIGHTS},
+    "--draft-checkpoint": {_WEIGHTS}, "--data": {_DATA}, "--eval": {_DATA}, "--plan": {_PLAN},
+}  # fmt: skip
+# What commands take without an option.
+_BY_COMMAND = {
+    "train": {_PLAN, _DATA}, "serve": {_PLAN}, "audit": {_PLAN}, "tune": {_PLAN}, "compare": {_PLAN},
+    "model": {_MODEL}, "fit": {_MODEL}, "support": {_MODEL},
+    "hardware": {_CHIP}, "export": {_WEIGHTS}, "quantize": {_WEIGHTS},
+}  # fmt: skip
+
+
+def other_file(args: Sequence[str], message: str) -> str:
+    """The answer to a command line with a file of another kind, if `message` is about it; otherwise empty.
+
+    args: the words after `mw`. message: the fault that the command reported.
+    """
+    command = args[0] if args else ""
+    for before, arg in pairwise(args):
+        name, _, value = arg.partition("=") if arg.startswith("--") else (before, "", arg)
+        taken = _BY_OPTION.get(name) or (set() if name.startswith("-") else _BY_COMMAND.get(command, set()))
+        if taken - {_CHIP, _PLAN} and (elsewhere := _elsewhere(value, name)):
+            return f"{value}: {elsewhere}"
+        if taken and value and value in message and (kind := _kind_of(Path(value), taken)):
+            what = _OURS.get(kind, kind).format(path=value)
+            takes = ", or ".join(_TAKEN[each] for each in sorted(taken, key=list(_TAKEN).index))
+            taker = name if name.startswith("--") else f"mw {command}"
+            return f"{value}: {what}; {taker} takes {takes}"
+    return ""
+
+
+_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+def _elsewhere(value: str, option: str) -> str:
+    """Where a missing file may be, with the command that brings it here; empty if nothing is known."""
+    if value.startswith(("http://", "https://")):
+        return "is an address; load it first: curl -LO, then name the file"
+    path = Path(value)
+    if path.exists() or path.parent.exists():
+        files = value.replace(",", " ").split()
+        several = option in ("--data", "--eval") and len(files) > 1 and not path.exists()
+        return f"is several; write {' '.join(f'{option} {file}' for file in files)}" if several else ""
+    if option == "--model" or not _HUB.fullmatch(value):
+        return ""
+    form = " --repo-type dataset" if option in ("--data", "--eval") else ""
+    folder = value.rpartition("/")[2]
+    named = f"{option} {folder}" if option.startswith("--") else folder
+    return (
+        f"there is no such path; if it is a name on the Hugging Face hub, type hf download {value}{form} "
+        f"--local-dir {folder}, then {named}"
+    )
+
+
+def _kind_of(path: Path, taken: Collection[str]) -> str:
+    """The kind of a file that is not `taken`, or a phrase for one that no command reads; otherwise empty."""
+    with suppress(OSError, ValueError):
+        kind = _of_folder(path, taken) if path.is_dir() else _of_file(path) if path.is_file() else ""
+        return "" if kind in taken else kind
+    return ""
+
+
+def _of_folder(folder: Path, taken: Collection[str]) -> str:
+    names = {path.name for path in folder.iterdir()}
+    if "adapter_config.json" in names:
+        return "is a LoRA adapter without its base model; merge them first (PEFT's merge_and_unload)"
+    if _DATA in taken:
+        return ""
+    weights = sorted(
+        name for name in names if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))
+    )
+    if "config.json" not in names and weights:
+        return f"has {weights[0]} and no config.json; add the config.json of its model"
+    if "config.json" in names and not any(name.endswith(".safetensors") for name in weights):
+        return _foreign(weights[0]) if weights and _MODEL not in taken else ""
+    return ""
+
+
+def _of_file(path: Path) -> str:
+    if foreign := _foreign(path.name):
+        return foreign
+    with suppress(MeshwrightError, ValueError):
+        text = read_text(path, MeshwrightError)
+        if path.suffix == ".json" or (path.suffix == ".toml" and text.lstrip()[:1] == "{"):
+            return _of_object(path, parse_json(text))
+        if path.suffix == ".toml":
+            return _of_toml(set(parse_toml(text)))
+    return ""
+
+
+def _of_object(path: Path, values: object) -> str:
+    keys = set(values) if isinstance(values, dict) else set()
+    if {"candidates", "best"} & keys:
+        plan = path.with_suffix(".toml")
+        near = f"; the plan is {plan}" if plan.is_file() and plan != path else ""
+        return f"is the document of a plan, in JSON{near}"
+    return _MODEL if {"model_type", "hidden_size", "architectures"} & keys else ""
+
+
+def _of_toml(keys: set[str]) -> str:
+    if {"layout", "workload"} <= keys:
+        return _PLAN
+    if {"flops_per_second", "hbm_bytes", "network", "hbm_bytes_per_second"} & keys:
+        return _CHIP
+    return _MODEL if {"d_model", "num_layers", "num_heads"} & keys else ""
+
+
+def _foreign(name: str) -> str:
+    lower = name.lower()
+    return next((words for endings, words in _FOREIGN.items() if lower.endswith(endings)), "")
