@@ -12,7 +12,10 @@ from meshwright.cli.completions import OF_OPTIONS, chips, models
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("mw plan train --model llama-3.1", ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"]),
+        (
+            "mw plan train --model llama-3.1",
+            ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-3.1-405b-fp8"],
+        ),
         ("mw fit qwen3-32", ["qwen3-32b"]),
         ("mw plan train --for me", ["megatron"]),
     ],

@@ -11,6 +11,7 @@ from meshwright.cli.command_options import command
 from meshwright.cli.completions import models
 from meshwright.cli.console import CHANGES, JSON, emit, load_model_with, show, warn_of_long_context
 from meshwright.errors import ModelError
+from meshwright.layout.precision import Precision, published_precision, stored_bytes
 from meshwright.layout.runnable import model_lacks
 from meshwright.models import count as counted
 from meshwright.models.config import ModelConfig
@@ -120,6 +121,7 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
     return {
         "name": config.name,
         "params": {"total": params.total, **asdict(params)},
+        "stored": _stored(config),
         "mtp_params": counted.mtp_params(config),
         "tower_params": config.tower_params,
         "mtp_flops_per_token": counted.mtp_flops_per_token(config, seq_len),
@@ -138,6 +140,21 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
             "prefill": _intensities(config, seq_len, counted.prefill_intensity(config, seq_len)),
             "generate": _intensities(config, 1, counted.generation_intensity(config, seq_len)),
         },
+    }
+
+
+def _stored(config: ModelConfig) -> dict | None:
+    """The bytes of weights as served in the number type of their published files; None if that is wide."""
+    words = published_precision(config, by_engine=True)
+    if not words:
+        return None
+    plain = Precision()
+    tables = {"tables_dtype": plain.compute_dtype} if "weights_dtype" in words else {}
+    return {
+        "dtype": config.stored_dtype,
+        "wide_dtype": plain.weights_dtype,
+        "bytes": stored_bytes(config, replace(plain, **words, **tables)),
+        "wide_bytes": stored_bytes(config, plain),
     }
 
 
@@ -221,6 +238,10 @@ def _totals(document: dict) -> object:
     table.add_row("\nparameters", "\n" + format_count(params["total"]), f"\n{params['total']:,}")
     if params["active"] != params["total"]:
         table.add_row("  active per token", format_count(params["active"]), f"{params['active']:,}")
+    if stored := document["stored"]:
+        all_wide = f"{format_bytes(stored['wide_bytes'])} in {stored['wide_dtype']}"
+        wide = f"with the parts that stay in {stored['wide_dtype']}; {all_wide}"
+        table.add_row(f"weights, served in {stored['dtype']}", format_bytes(stored["bytes"]), wide)
     if more := document["mtp_params"]:
         flops = document["mtp_flops_per_token"]
         work = f" and {format_count(flops)} FLOPs a token" if flops else ""

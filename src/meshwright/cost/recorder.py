@@ -23,7 +23,7 @@ from meshwright.layout import Layout
 from meshwright.layout.moves.attention import token_sharding
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
-from meshwright.models.parameters import ENTERING, Param, dimensions
+from meshwright.models.parameters import ENTERING, Param, dimensions, stacked_layers
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective, gathered_of_block, reshard
 from meshwright.notation.einsum import Reshard
@@ -191,7 +191,7 @@ class Recorder:
         stored, dtype = self.layout.weight(name, letters), self.layout.precision.stored_dtype(path, param)
         summed = [letter for letter in param.fan_in if letter in letters]
         inputs = prod(self.sizes[letter] / self.mesh.size(stored.axes_of(letter)) for letter in summed)
-        bytes_each = number_type(dtype).weight_bytes(inputs)
+        bytes_each = self.layout.precision.weight_bytes(path, param, inputs)
         updated = self.layout.rules.updated.weight(name, letters)
         shard = WeightShard(path, param, updated, self.sizes, self.mesh)
         optimizer = OPTIMIZERS[self.layout.precision.optimizer]
@@ -212,7 +212,7 @@ class Recorder:
         )
         part = stack or name
         before = self._stored.get(part)
-        before = before or StoredWeights(part, self._place(stack, name), self._layers(stack))
+        before = before or StoredWeights(part, self._place(stack, name), stacked_layers(self.config, stack))
         self._stored[part] = before._replace(
             stored=before.stored + self._whole_elements(stored),
             stored_bytes=before.stored_bytes + self._whole_elements(stored) * bytes_each,
@@ -226,7 +226,7 @@ class Recorder:
         )
         of_a_layer = letters[1:] if stack else letters
         value = self.value(self.layout.weight(name, of_a_layer), dtype)
-        if number_type(dtype).scales:
+        if number_type(dtype).scales or param.wide_share:
             value = replace(value, bytes_per_device=whole(self.elements(value.array) * bytes_each))
         self.sizes = of_model
         return value if trained else replace(value, frozen=True)
@@ -242,10 +242,6 @@ class Recorder:
         if name == "embed":
             return "first and last" if self.config.tied_embeddings else "first"
         return "first" if name in ENTERING else "last"
-
-    def _layers(self, stack: str) -> frozenset[int]:
-        """The numbers of the layers whose weights are in the stack."""
-        return frozenset(n for n, layer in enumerate(self.config.all_layers) if layer.kind.stack == stack)
 
     def _whole_elements(self, array: ShardedArray) -> Any:
         """Elements of the largest block that a device has."""

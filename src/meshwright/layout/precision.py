@@ -1,18 +1,20 @@
 """The number types and the optimizer of a step."""
 
 from dataclasses import dataclass
+from math import prod
 
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError
 from meshwright.models.config import ModelConfig
 from meshwright.models.mixers import BLOCK_GATES
-from meshwright.models.parameters import Param, is_adapter
+from meshwright.models.parameters import Param, dimensions, is_adapter, parameters
 from meshwright.optimizers import OPTIMIZERS
 
 # The numbers of a narrow operand that share a scale (nn/products/narrow.py).
 MATMUL_SCALES = ("rows", "tiles")
 # Names of weights that are stored wider than `weights_dtype`, if that is narrower than bf16.
 _TABLES = ("embed", "unembed")
+_MOST = 0.5  # the share of layers from which a matrix counts as wide in all of them, for its products
 _NEVER_QUANTISED = ("router", "shared_router", "positions", *BLOCK_GATES)
 
 
@@ -80,11 +82,26 @@ class Precision:
             return record.name
         if param.init != "normal" or name in _NEVER_QUANTISED or is_adapter(path):
             return self.compute_dtype
+        if param.wide_in == record.name and param.wide_share >= _MOST:
+            return self.compute_dtype
         if name in _TABLES and not param.trained:
             return self.tables_dtype or self.compute_dtype
         if name in _TABLES and (self.tables_dtype or record.tables):
             return self.tables_dtype or record.tables or record.name
         return record.name
+
+    def weight_bytes(self, path: str, param: Param, inputs: float) -> float:
+        """Mean bytes of a weight's number over its layers, with its share of a scale.
+
+        inputs: the numbers that a product sums over. Published files may keep a matrix wide in some layers
+        only, next to a narrow type in the others.
+        """
+        bytes_each = number_type(self.stored_dtype(path, param)).weight_bytes(inputs)
+        if param.wide_in != self.weights_dtype or param.wide_share in (0, 1):
+            return bytes_each
+        dtypes = self.compute_dtype, self.weights_dtype
+        wide, narrow = (number_type(name).weight_bytes(inputs) for name in dtypes)
+        return param.wide_share * wide + (1 - param.wide_share) * narrow
 
     def check_trains(self, adapters: bool) -> None:
         """Raises LayoutError for stored weights that no optimizer updates.
@@ -104,6 +121,16 @@ class Precision:
         if self.weights_dtype not in types_for("operands", "train"):
             return ""
         return f"; matmul_dtype = {self.weights_dtype} multiplies in it"
+
+
+def stored_bytes(config: ModelConfig, precision: Precision) -> int:
+    """The bytes of all weights of a model, with their scales, on one device."""
+    total = 0.0
+    for path, param in parameters(config).items():
+        sizes = dimensions(config, path)
+        inputs = prod(sizes[letter] for letter in param.fan_in if letter in param.letters)
+        total += prod(param.shape(sizes)) * precision.weight_bytes(path, param, inputs)
+    return round(total)
 
 
 def published_precision(model: ModelConfig, *, by_engine: bool = False) -> dict[str, str]:

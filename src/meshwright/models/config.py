@@ -215,6 +215,15 @@ class Indexer:
 
 
 @dataclass(frozen=True)
+class Unquantised:
+    """A matrix that files in a narrow type, `dtype`, keep wide. num_layers: the number of layers that do."""
+
+    dtype: str
+    path: str
+    num_layers: int
+
+
+@dataclass(frozen=True)
 class Multipliers:
     """Factors of products in a model's files: a parameter is the file's tensor times its factors.
 
@@ -415,7 +424,7 @@ class ModelConfig:
     draft_head: one such module runs. From the last hidden state of a position and the embedding of the next
     token it predicts the token after that one, with a layer of its own and the model's table and head.
     stored_dtype: the number type of matrices in its published files, if they are quantised; plans to serve
-    take it by default.
+    take it by default. unquantised: matrices that these files keep wide.
     family: the model family whose files describe it; LLaMA's or another that computes the same if None.
     """
 
@@ -507,6 +516,7 @@ class ModelConfig:
     mtp_layers: int = field(default=0, compare=False)
     draft_head: DraftHead | None = None
     stored_dtype: str | None = field(default=None, compare=False)
+    unquantised: tuple[Unquantised, ...] = ()
     # Models of two families may compute the same, and are then equal.
     family: str | None = field(default=None, compare=False)
 
@@ -859,7 +869,9 @@ def _as_records(config: ModelConfig) -> None:
     extras = (Extra(**one) if isinstance(one, dict) else one for one in config.extras)
     of_pairs = (replace(one, sizes=tuple((letter, size) for letter, size in one.sizes)) for one in extras)
     variants = (Variant(**one) if isinstance(one, dict) else one for one in config.variants)
+    wide = (Unquantised(**one) if isinstance(one, dict) else one for one in config.unquantised)
     object.__setattr__(config, "extras", tuple(of_pairs))
+    object.__setattr__(config, "unquantised", tuple(wide))
     object.__setattr__(config, "variants", tuple(map(_with_tuples, variants)))
 
 

@@ -14,6 +14,7 @@ from meshwright.models.mixers import MIXERS
 from meshwright.models.recognised import is_harmless, is_missing, recognised, refusal, rules_of, value_of
 from meshwright.models.stored import stored_dtype
 from meshwright.models.towers import count_towers
+from meshwright.models.unquantised import unquantised
 
 
 def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
@@ -39,7 +40,8 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
         warnings.warn(f"{name}: {', '.join(towers.assumed)} counted as {counted_as}", stacklevel=2)
     if towers.uncounted:
         warnings.warn(f"{name}: {', '.join(towers.uncounted)} not counted in memory", stacklevel=2)
-    return replace(model, tower_params=towers.params, stored_dtype=stored_dtype(config))
+    kept = unquantised(config, model, family)
+    return replace(model, tower_params=towers.params, stored_dtype=stored_dtype(config), unquantised=kept)
 
 
 def family_of(config: Mapping[str, Any], name: str) -> Family:
@@ -62,7 +64,7 @@ def written_family(config: ModelConfig) -> Family:
 
 
 def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
-    config = config.text
+    config = replace(config.text, unquantised=())  # the written files have wide weights
     plainest = map(load_family, PLAINEST)
     first_family = (load_family(config.family),) if config.family else ()
     for candidate in (*plainest, *first_family, *families()):

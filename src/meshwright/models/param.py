@@ -14,6 +14,7 @@ class Param:
     decay with a factor uniform in 0.9 to 0.999.
     trained: whether gradients change it; a model with adapters trains only these.
     has_gradient: False if its gradient is zero, as of a bias that only chooses experts.
+    wide_in: the narrow type whose published files keep this matrix wide, in this share of its layers.
     """
 
     letters: str
@@ -21,6 +22,8 @@ class Param:
     fan_in: str = "D"
     trained: bool = True
     has_gradient: bool = True
+    wide_in: str | None = None
+    wide_share: float = 0.0
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(sizes[letter] for letter in self.letters)

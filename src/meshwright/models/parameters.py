@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -138,6 +138,7 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
         params["unembed"] = Param("DV")
     if config.head_bias:
         params["unembed_bias"] = Param("V", "zeros")
+    params |= dict(_unquantised(config, params))
     if config.lora_rank:
         params = {path: replace(param, trained=is_adapter(path)) for path, param in params.items()}
     if config.draft_head == "frozen":
@@ -146,6 +147,20 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
             for path, param in params.items()
         }
     return MappingProxyType(params)
+
+
+def _unquantised(config: ModelConfig, params: Mapping[str, Param]) -> Iterator[tuple[str, Param]]:
+    """The matrices that published files keep wide, with their share of layers."""
+    for wide in config.unquantised:
+        num_layers = len(stacked_layers(config, wide.path.rpartition("/")[0])) or 1
+        if wide.path in params:
+            share = wide.num_layers / num_layers
+            yield wide.path, replace(params[wide.path], wide_in=wide.dtype, wide_share=share)
+
+
+def stacked_layers(config: ModelConfig, stack: str) -> frozenset[int]:
+    """The numbers of the layers whose weights are in the stack; empty for weights without one."""
+    return frozenset(n for n, layer in enumerate(config.all_layers) if layer.kind.stack == stack)
 
 
 @lru_cache(maxsize=256)

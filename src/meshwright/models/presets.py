@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from meshwright.models.families import families, naming
 from meshwright.models.families.family import Family, Preset
 from meshwright.models.hf import from_hf
 from meshwright.models.model_files import model_from_dict, read_model
+from meshwright.models.stored import dtype_in_name
 
 
 def load_model(spec: str) -> ModelConfig:
@@ -26,8 +28,11 @@ def load_model(spec: str) -> ModelConfig:
     path = Path(spec)
     if path.exists() or path.suffix in (".json", ".toml"):
         return read_model(path)
-    if (name := _on_the_hub(spec)) in PRESETS:
-        return PRESETS[name]
+    name, stored = _on_the_hub(spec), dtype_in_name(spec)
+    if stored and f"{name}-{stored}" in PRESETS:
+        return PRESETS[f"{name}-{stored}"]
+    if name in PRESETS:
+        return replace(PRESETS[name], stored_dtype=stored) if stored else PRESETS[name]
     raise ModelError(f"model {spec!r} is neither a preset nor a path; {_like(spec)}")
 
 
@@ -81,7 +86,7 @@ def _on_the_hub(spec: str) -> str:
 
 # Ends of names that say how a model was tuned or stored.
 _TUNING = (
-    r"(-(instruct|it|chat|base|hf|pt|think|thinking|reasoning|exp|terminus|nvfp4|fp8|bf16|awq|gptq|int4|"
+    r"(-(instruct|it|chat|base|hf|pt|think|thinking|reasoning|exp|terminus|nvfp4|fp8|bf16|awq|gptq|int4|w4a16|"
     r"v0\.\d|\d{4}|\d{2}-\d{4}))+$"
 )
 # Models with the sizes of a preset under another name.

@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.dtypes import NUMBER_TYPES
+from meshwright.dtypes import NUMBER_TYPES, named
 
 # The type by its declaration: a method, and its words for the type of weights if it has several.
 _TYPES = {record.quant_method: record.name for record in NUMBER_TYPES.values() if record.quant_method} | {
     words: record.name for record in NUMBER_TYPES.values() for words in record.declared
 }
+
+
+# Bits of weights of the methods whose names in repositories leave them out (GPTQ, AWQ).
+_USUAL_BITS = 4
 
 
 def declared_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -28,6 +32,20 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
         return None
     method = str(declared.get("quant_method"))
     return _TYPES.get(" ".join([method, *_words(method, declared)]))
+
+
+def dtype_in_name(name: str) -> str | None:
+    """The number type of weights in the name of a repository; None without one.
+
+    >>> dtype_in_name("Qwen/Qwen3-30B-A3B-FP8"), dtype_in_name("Qwen2.5-72B-AWQ"), dtype_in_name("gpt2")
+    ('fp8', 'int4', None)
+    """
+    for word in reversed(name.lower().split("-")):
+        if dtype := _TYPES.get(f"{word} {_USUAL_BITS}"):
+            return dtype
+        if named(word) in NUMBER_TYPES and NUMBER_TYPES[named(word)].scales is not None:
+            return named(word)
+    return None
 
 
 def _words(method: str, declared: Mapping[str, Any]) -> list[str]:

@@ -56,7 +56,7 @@ def test_files_of_the_hub(name: str) -> None:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_the_written_form_reads_back(name: str) -> None:
     config = PRESETS[name]
-    assert from_hf(json.loads(json.dumps(to_hf(config))), name) == config.text
+    assert from_hf(json.loads(json.dumps(to_hf(config))), name) == replace(config.text, unquantised=())
 
 
 @pytest.mark.parametrize("name", WRITTEN)
@@ -68,7 +68,9 @@ def test_transformers_reads_the_written_form(name: str) -> None:
     kind = transformers.CONFIG_MAPPING[written["model_type"]]  # the class of a model itself needs torch
     assert hasattr(transformers, class_name)
     theirs = kind(**{key: value for key, value in written.items() if key != "model_type"})
-    assert from_hf(theirs.to_dict() | {"architectures": [class_name]}, name) == PRESETS[name].text
+    assert from_hf(theirs.to_dict() | {"architectures": [class_name]}, name) == replace(
+        PRESETS[name].text, unquantised=()
+    )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

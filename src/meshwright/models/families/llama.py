@@ -1,3 +1,4 @@
+from meshwright.models.config import Unquantised
 from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_CALLS, LLAMA_KEYS, LLAMA_TENSORS
 from meshwright.models.families.family import Family, Key, Release, fixed, preset
 from meshwright.models.families.rope import Rope
@@ -62,6 +63,21 @@ FAMILY = Family(
                 "llama-3.3-70b": preset(70_553_706_496, L=80, D=8192, F=28_672, N=64),
             },
             shared=_LLAMA_3 | {"max_seq_len": 131_072, "rope_scaling": _LONG | {"factor": 8.0}},
+        ),
+        Release(
+            "Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783, section 6.2: feed-forwards in fp8, "
+            "except in the first and the last layer",
+            {"llama-3.1-405b-fp8": preset(405_853_388_800, L=126, D=16_384, F=53_248, N=128)},
+            shared=_LLAMA_3
+            | {"max_seq_len": 131_072, "rope_scaling": _LONG | {"factor": 8.0}, "stored_dtype": "fp8"}
+            | {
+                "unquantised": (
+                    Unquantised("fp8", "embed", 1),
+                    Unquantised("fp8", "unembed", 1),
+                    *(Unquantised("fp8", f"layers/{name}", 126) for name in ("wq", "wk", "wv", "wo")),
+                    *(Unquantised("fp8", f"layers/{name}", 2) for name in ("w_gate", "w_in", "w_out")),
+                )
+            },
         ),
         Release(
             "config.json of meta-llama/Llama-3.2-1B and 3B",

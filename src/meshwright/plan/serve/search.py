@@ -6,7 +6,7 @@ Every layout is recorded once, for all of its batches, and priced on each machin
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,10 @@ from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.axes import EXPERT
 from meshwright.layout.layout_checks import num_replicas
-from meshwright.layout.precision import Precision, published_precision
+from meshwright.layout.precision import Precision, published_precision, stored_bytes
 from meshwright.layout.server_programs import server_programs
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
-from meshwright.models.parameters import dimensions, parameters
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.prefill import PromptPasses, by_position, prefilling, runs_with
@@ -443,12 +442,7 @@ def _narrowest(words: Mapping[str, Any]) -> str:
 
 def _weight_bytes(config: ModelConfig, words: Mapping[str, Any]) -> float:
     """The bytes of all weights as a layout with these words stores them."""
-    precision = Precision(**words)
-    return sum(
-        prod(dimensions(config, path)[letter] for letter in param.letters)
-        * dtype_bytes(precision.stored_dtype(path, param))
-        for path, param in parameters(config).items()
-    )
+    return stored_bytes(config, Precision(**words))
 
 
 def _narrower(config: ModelConfig, words: Mapping[str, Any], capacity: float) -> str:
