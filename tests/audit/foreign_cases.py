@@ -577,6 +577,123 @@ def _cross_entropy(h: Any, w: Any, targets: Any) -> Any:
     return -jnp.take_along_axis(jax.nn.log_softmax(h @ w), targets[:, None], 1).mean()
 
 
+def _returned(*, whole: bool) -> Any:
+    """A step of FSDP that returns its weights whole, or as they came."""
+
+    def build() -> Any:
+        m = mesh("fsdp")
+        weights = {f"w{number}": array(m, (2048, 2048), "fsdp") for number in range(3)}
+
+        def loss(weights: Any, x: Any) -> Any:
+            for name in sorted(weights):
+                x = constrained(m, jax.nn.gelu(x @ constrained(m, weights[name])), "fsdp")
+            return jnp.mean(x**2)
+
+        def step(weights: Any, x: Any) -> Any:
+            return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
+
+        out = NamedSharding(m, P()) if whole else jax.tree.map(lambda w: w.sharding, weights)
+        return jax.jit(step, out_shardings=out), (weights, array(m, (4096, 2048), "fsdp"))
+
+    return build
+
+
+def _experts_by_groups(*hidden: str | None) -> Any:
+    """Experts of dispatched rows, with what is between their matmuls constrained by `hidden`."""
+
+    def build() -> Any:
+        m = mesh("expert")
+
+        def run(x: Any, w_in: Any, w_out: Any) -> Any:
+            rows = constrained(m, x, None, "expert")
+            between = jax.nn.relu(jnp.einsum("gecd,edf->gecf", rows, w_in))
+            y = jnp.einsum("gecf,efd->gecd", constrained(m, between, *hidden), w_out)
+            return constrained(m, constrained(m, y, None, "expert"), "expert")
+
+        weights = array(m, (8, 512, 2048), "expert"), array(m, (8, 2048, 512), "expert")
+        return jax.jit(run), (array(m, (8, 8, 64, 512), "expert"), *weights)
+
+    return build
+
+
+def _printing(*, prints: bool) -> Any:
+    """A loop over layers that prints a mean in each turn, or not."""
+
+    def build() -> Any:
+        m = mesh("data")
+
+        def layer(x: Any, w: Any) -> Any:
+            x = jnp.tanh(x @ w)
+            if prints:
+                jax.debug.print("mean {mean}", mean=jnp.mean(x))
+            return constrained(m, x, "data"), None
+
+        run = jax.jit(lambda x, w: lax.scan(layer, x, w)[0])
+        return run, (array(m, (2048, 1024), "data"), array(m, (4, 1024, 1024)))
+
+    return build
+
+
+def _two_axes(*spec: str | None) -> Any:
+    """The gradient of a feed-forward on two axes, whose second weight is stored by `spec`."""
+
+    def build() -> Any:
+        m = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "tensor"))
+
+        def loss(weights: Any, x: Any) -> Any:
+            between = constrained(m, jax.nn.relu(x @ weights["in"]), "data", None, "tensor")
+            return jnp.sum(constrained(m, x + between @ weights["out"], "data") ** 2)
+
+        weights = {"in": array(m, (1024, 4096), None, "tensor"), "out": array(m, (4096, 1024), *spec)}
+        return jax.jit(jax.grad(loss)), (weights, array(m, (16, 256, 1024), "data"))
+
+    return build
+
+
+def _recurrence(*spec: str | None) -> Any:
+    """A recurrent cell over a sequence that is stored by `spec`."""
+
+    def build() -> Any:
+        m = mesh("data")
+
+        def run(x: Any, w: Any, u: Any) -> Any:
+            steps, state = jnp.swapaxes(x, 0, 1), jnp.zeros((x.shape[0], w.shape[0]))
+            if spec[0]:
+                steps, state = constrained(m, steps, None, spec[0]), constrained(m, state, spec[0])
+            return lax.scan(lambda h, xt: (jnp.tanh(h @ w + xt @ u),) * 2, state, steps)[1]
+
+        return jax.jit(run), (array(m, (64, 512, 256), *spec), array(m, (256, 256)), array(m, (256, 256)))
+
+    return build
+
+
+def _causal_convolution() -> Any:
+    """Four taps along positions that are split over devices."""
+    m = mesh("context")
+
+    def run(x: Any, w: Any) -> Any:
+        padded = jnp.pad(x, ((0, 0), (3, 0), (0, 0)))
+        y = sum(padded[:, tap : tap + x.shape[1]] * w[tap] for tap in range(4))
+        return constrained(m, jax.nn.silu(y), None, "context")
+
+    return jax.jit(run), (array(m, (8, 8192, 1024), None, "context"), array(m, (4, 1024)))
+
+
+def _stages_in_one_array() -> Any:
+    """A pipeline of GSPMD: all stages under vmap, whose state is rolled along the stages."""
+    m = mesh("stage")
+
+    def run(w: Any, x: Any) -> Any:
+        def tick(state: Any, row: Any) -> Any:
+            state = constrained(m, state.at[0].set(row), "stage")
+            y = constrained(m, jax.vmap(lambda w, s: jax.nn.relu(s @ w))(w, state), "stage")
+            return constrained(m, jnp.roll(y, 1, 0), "stage"), y[-1]
+
+        return lax.scan(tick, constrained(m, jnp.zeros((8, *x.shape[1:])), "stage"), x)[1]
+
+    return jax.jit(run), (array(m, (8, 1024, 1024), "stage"), array(m, (16, 256, 1024)))
+
+
 _F, _I = jnp.float32, jnp.int32
 _HEAD = ((64, 512), (), _F), ((512, 32768), (None, "x"), _F)
 CASES: dict[str, Case] = {
@@ -672,6 +789,13 @@ CASES: dict[str, Case] = {
     "a look-up in a split table": Case(
         None, _of_one(lambda t, i: t[i], ((32768, 512), ("x",), _F), ((64, 128), (), _I))
     ),
+    "weights returned whole": Case("returned_whole", _returned(whole=True), _returned(whole=False)),
+    "experts' rows sent back too early": Case(
+        "moved_there_and_back", _experts_by_groups("expert"), _experts_by_groups(None, "expert")
+    ),
+    "a print in a loop": Case("host", _printing(prints=True), _printing(prints=False)),
+    "a causal convolution": Case(None, _causal_convolution),
+    "stages in one array": Case(None, _stages_in_one_array),
 }
 # Programs with several findings: the first is the cause of the others.
 SEVERAL: dict[str, Case] = {
@@ -683,5 +807,11 @@ SEVERAL: dict[str, Case] = {
     ),
     "weights of all experts": Case(
         "weight_gathered_for_few_tokens", _all_experts(gathered=True), _all_experts(gathered=False)
+    ),
+    "both matmuls by columns, on two axes": Case(
+        "contraction_gathered", _two_axes(None, "tensor"), _two_axes("tensor")
+    ),
+    "a recurrence over split positions": Case(
+        "stack_gathered", _recurrence(None, "data"), _recurrence("data")
     ),
 }

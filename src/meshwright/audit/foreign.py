@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.audit.compare.arithmetic import host_calls
 from meshwright.audit.compile.compile import callback_words, captured_stderr, program_text, warning_lines
 from meshwright.audit.compile.target import Target
 from meshwright.audit.compile.targets import own_target, target_devices
@@ -22,6 +23,7 @@ from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
 from meshwright.audit.facts.matmuls import dot_flops, is_counted_branch, smaller_branches
+from meshwright.audit.facts.narrow_arithmetic import host_transfers
 from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.hlo.read import Program, check_complete, check_partitioned, parse_hlo
 from meshwright.audit.remarks import Remark
@@ -129,6 +131,7 @@ def audit_program(
             *accidents(schedule, reading.sent, prices),
             *replicated_state(program, prices),
             *(repeated_products(program, prices) or _repeated_on_parts(reading, machine)),
+            *host_calls(host_transfers(program)),
         ]
     )
     warnings.sort(key=lambda remark: (-(remark.seconds or 0.0), -(remark.bytes or 0)))

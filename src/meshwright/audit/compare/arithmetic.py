@@ -6,7 +6,7 @@ counting at 256.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 from meshwright.audit.compile.planned_program import PlannedStep
@@ -114,19 +114,24 @@ def condition_findings(program: Program) -> list[Remark]:
 
 def host_findings(transfers: Iterable[HostTransfer], layout: Layout) -> list[Remark]:
     """One finding for callbacks, and one for arrays that go by the host's memory without a plan for it."""
-    calls, moves = [], []
-    for transfer in transfers:
-        (moves if "copied" in transfer.what else calls).append(transfer)
+    transfers = list(transfers)
     schedule = layout.schedule
-    if schedule.offload or schedule.offload_optimizer:
-        moves = []
-    remarks = []
-    for group in (calls, moves):
-        if group:
-            largest = max(group, key=lambda one: one.num_bytes)
-            size = sum(transfer.num_bytes for transfer in group)
-            name = largest.instruction.op_name or largest.instruction.name
-            others = f" and {len(group) - 1} more" if len(group) > 1 else ""
-            what = f"`{name}`{others} {largest.what}: {format_bytes(size)} a step, and the device waits"
-            remarks.append(Remark("host", name, what, name, "keep it on the device", size))
-    return remarks
+    is_planned = schedule.offload or schedule.offload_optimizer
+    moves = [] if is_planned else [one for one in transfers if not one.is_call]
+    return [*host_calls(transfers), *_of_host(moves)]
+
+
+def host_calls(transfers: Iterable[HostTransfer]) -> list[Remark]:
+    """One finding for a program's callbacks and feeds."""
+    return _of_host([one for one in transfers if one.is_call])
+
+
+def _of_host(transfers: Sequence[HostTransfer]) -> list[Remark]:
+    if not transfers:
+        return []
+    largest = max(transfers, key=lambda one: one.num_bytes)
+    size = sum(transfer.num_bytes for transfer in transfers)
+    name = largest.instruction.op_name or largest.instruction.name
+    others = f" and {len(transfers) - 1} more" if len(transfers) > 1 else ""
+    what = f"`{name}`{others} {largest.what}: {format_bytes(size)} a step, and the device waits"
+    return [Remark("host", name, what, name, "keep it on the device", size)]

@@ -21,6 +21,7 @@ _HARMLESS = frozenset({
     "__onednn$layernorm", "__cub$DeviceRadixSort", "xla.gpu.ext.cub_sort_pairs",
     "GatherScatterIndicesBitpacked",
     "PartialReduce", "SliceToDynamic", "PadToStatic", "xla_python_cpu_callback", "PrintPrimitive",
+    "xla_ffi_python_cpu_callback", "xla_ffi_python_gpu_callback", "xla_ffi_partitioned_python_cpu_callback",
     "SliceId", "ZeroCrop", "PrepareAsyncCallStart", "PrepareAsyncCallDone",
     # Of a triangular solve on TPUs, which then multiplies by the inverse in products that are counted.
     "InvertDiagBlocksLowerTriangular",

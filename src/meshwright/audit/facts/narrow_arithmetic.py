@@ -10,8 +10,6 @@ from meshwright.audit.hlo.read import Instruction, Program, dtype_bits
 from meshwright.audit.hlo.trace import TracedValue, known_runs, places, sources, value_key
 
 _CALLBACK = "callback"
-# XLA's number of the host's memory.
-_HOST_MEMORY = 5
 
 # Bits of the narrowest types that a plan has by default.
 NARROW = 16
@@ -126,6 +124,7 @@ class HostTransfer:
     instruction: Instruction
     what: str
     num_bytes: int
+    is_call: bool = True
 
 
 def host_transfers(program: Program) -> Iterator[HostTransfer]:
@@ -142,14 +141,14 @@ def host_transfers(program: Program) -> Iterator[HostTransfer]:
             elif is_feed or (is_sent and crossing_op(each) is None):
                 yield HostTransfer(each, f"sends to the host ({each.opcode})", round(runs * size))
             elif each.opcode in ("copy", "copy-start") and _to_host(each, place.computation.instructions):
-                yield HostTransfer(each, "is copied to the host's memory or from it", round(runs * size))
+                yield HostTransfer(
+                    each, "is copied to the host's memory or from it", round(runs * size), is_call=False
+                )
 
 
 def _to_host(copy: Instruction, others: object) -> bool:
     """Whether an array crosses between the device's memory and the host's."""
-    spaces = {shape.memory_space == _HOST_MEMORY for shape in copy.shapes if shape.dims}
+    spaces = {shape.on_host for shape in copy.shapes if shape.dims}
     source = others.get(copy.operands[0]) if isinstance(others, dict) else None
-    spaces |= (
-        {shape.memory_space == _HOST_MEMORY for shape in source.shapes if shape.dims} if source else set()
-    )
+    spaces |= {shape.on_host for shape in source.shapes if shape.dims} if source else set()
     return len(spaces) == 2

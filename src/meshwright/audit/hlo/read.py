@@ -48,6 +48,8 @@ def _section(head: str, title: str) -> str:
     return table[1] if table else ""
 
 
+# XLA's number of the host's memory.
+_HOST_MEMORY = 5
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "tf32": 32}
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")
 _COMPUTATION = re.compile(r"(ENTRY\s+)?%?([\w.\-<>]+)\s*(?:\(.*)?\{$")
@@ -109,6 +111,11 @@ class ArrayShape:
         """0 is the device's main memory; a TPU's on-chip memories and the host's have other numbers."""
         space = re.search(r"S\((\d+)\)", self.layout or "")
         return int(space[1]) if space else 0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it is in the host's memory."""
+        return self.memory_space == _HOST_MEMORY
 
 
 Shapes: TypeAlias = "ArrayShape | tuple[Shapes, ...]"

@@ -5,8 +5,10 @@ reported. Tensors have JAX's names of the program's inputs and named scopes.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 from meshwright.audit.facts.communication import is_differentiated
@@ -39,7 +41,7 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     """The integer arrays among a program's inputs: tokens or labels.
 
     Of a step with gradients and no such inputs, the inputs of whose shapes nothing is returned: weights come
-    back updated, or as gradients.
+    back updated, or as gradients, which may be sharded otherwise.
     """
     arrays = [
         each for each in program.main.parameters if isinstance(each.shape, ArrayShape) and each.shapes[0].dims
@@ -50,6 +52,12 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     if not tokens and is_differentiated(program):
         returned = {shape.dims for shape in program.main.result.shapes}
         rows = [one for one in weights if one.shapes[0].dims not in returned]
+        others = Counter(shape.dims for shape in program.main.result.shapes)
+        others -= Counter(one.shapes[0].dims for one in weights)
+        for dims in others.elements():
+            parts = {one.name: _parts_of(one, dims, program.num_devices) for one in rows}
+            of_weight = min(filter(parts.get, parts), key=lambda name: parts[name] or 0, default=None)
+            rows = [one for one in rows if one.name != of_weight]
         weights = [one for one in weights if one not in rows]
     axes = [
         frozenset().union(*(_split_over(one, mesh) for one in some)) for some in (tokens or rows, weights)
@@ -57,6 +65,18 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     elements = max((one.shapes[0].num_elements for one in tokens), default=0)
     names = frozenset(one.op_name or one.name for one in rows)
     return ProgramBatch(axes[0] & axes[1], axes[0], elements, names)
+
+
+def _parts_of(parameter: Instruction, dims: tuple[int, ...], num_devices: int) -> int | None:
+    """Parts into which a result with `dims` on each device would cut an input's array; None if it cannot."""
+    own = parameter.shapes[0].dims
+    if len(own) != len(dims) or any(
+        max(pair) % min(pair) for pair in zip(own, dims, strict=True) if min(pair)
+    ):
+        return None
+    whole, part = prod(own) * tiles_of(parameter.attributes.get("sharding", "")), prod(dims)
+    parts = whole // part if part and whole % part == 0 else 0
+    return parts if parts and num_devices % parts == 0 else None
 
 
 def _split_over(parameter: Instruction, mesh: Mesh) -> frozenset[str]:
@@ -91,7 +111,7 @@ def accidents(schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices
 
 # Consequences of activations that are not constrained to the batch's axes.
 _FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_resharded", "summed_whole",
-              "computed_repeatedly")  # fmt: skip
+              "computed_repeatedly", "moved_there_and_back")  # fmt: skip
 
 
 def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:

@@ -245,11 +245,11 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
     count = shape.dims[0]
     return (
         "stack_gathered",
-        f"the whole stack `{emitted.tensor}` of {count} layers ({emitted.collective.gathered_bytes:,} B) is "
+        f"the whole stack `{emitted.tensor}` of {count} arrays ({emitted.collective.gathered_bytes:,} B) is "
         f"gathered over {context.over(emitted)} before the loop that reads one in each turn, so that every "
         "device holds all of them",
-        "shard another dimension of the stack than the layers', so that each turn gathers its own layer: "
-        "P(None, axis)",
+        "shard another dimension of the stack than the one that the loop goes along (layers, or time), so "
+        "that each turn gathers its own part or none: P(None, axis)",
     )
 
 
@@ -343,6 +343,63 @@ def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "shard another dimension (the heads, and not the elements of a head), or cut it into [shards, rest] "
         "so that each device has a part of every piece",
     )
+
+
+def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An update gathered only to be returned, though the input of its shape is sharded."""
+    if (
+        emitted.op != "all_gather"
+        or emitted.is_written
+        or not is_computed(context.program, emitted.operand())
+    ):
+        return None
+    uses = list(emitted.uses(context.program))
+    shape = emitted.value.instruction.shapes[-1]
+    stored = next(
+        (
+            one
+            for one in context.program.main.parameters
+            if one.shapes
+            and one.shapes[0].dims == emitted.operand().instruction.shapes[0].dims
+            and (one.op_name or one.name) not in context.batch_names
+        ),
+        None,
+    )
+    if not uses or any(at >= 0 for _, at in uses) or stored is None or not context.differentiated:
+        return None
+    if stored.shapes[0].num_elements * emitted.collective.groups.size != shape.num_elements:
+        return None
+    name = stored.op_name or stored.name
+    return (
+        "returned_whole",
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+        f"{context.over(emitted)} only to be returned, while inputs of its shape, as `{name}`, are sharded "
+        "there",
+        "return it in the sharding in which it came (out_shardings): every device otherwise holds all of it, "
+        "and the next step, which gets whole arrays, is compiled again",
+    )
+
+
+def there_and_back(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """A computed array exchanged to another sharding and back, with no product between."""
+    if emitted.op != "all_to_all" or emitted.is_written:
+        return None
+    if not is_computed(context.program, emitted.operand()):
+        return None
+    for user, at in emitted.uses(context.program, elementwise=True, joined=True):
+        back = next((one for one in context.sent if one.value.instruction is user.instruction), None)
+        if at < 0 or back is None or back.is_written or (back.op, back.axes) != (emitted.op, emitted.axes):
+            continue
+        if back.collective.gathered_bytes == emitted.collective.gathered_bytes:
+            return (
+                "moved_there_and_back",
+                f"`{emitted.tensor}` is exchanged over {context.over(emitted)} and back "
+                f"({back.tensor}, {emitted.collective.gathered_bytes:,} B each), with only elementwise "
+                "operations between",
+                "compute these in the sharding that the array has before and after: drop the constraint "
+                "between, or give it the axes of the matmuls next to it",
+            )
+    return None
 
 
 def _is_shift(emitted: Emitted) -> bool:
@@ -696,6 +753,8 @@ def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]
 # In order of precedence.
 FAULT_RULES: tuple[FaultRule, ...] = (
     table,
+    returned_whole,
+    there_and_back,
     along_the_whole,
     only_reduced,
     stack_of_layers,
