@@ -2,10 +2,10 @@
 
     python benchmarks/scheduled.py published/training.csv   # writes results/scheduled.json and the table
 
-ROWS are published steps that meshwright can run as published, with float32 weights and products in bfloat16,
-and that fit into the chips as compiled. If a chip's compiler ([tpu], [cuda12]) is not installed, its rows in
-the results are kept. For TPUs, `share_without` is `compiled_schedule.TPU_SHARE` fitted without the rows of
-that chip. For GPUs nothing is fitted, and a row is priced with the network that its source states.
+ROWS are published steps that meshwright can run as published, with float32 weights and products in bfloat16
+or fp8, and that fit into the chips as compiled. If a chip's compiler ([tpu], [cuda12]) is not installed, its
+rows in the results are kept. For TPUs, `share_without` is `compiled_schedule.TPU_SHARE` fitted without the
+rows of that chip. For GPUs nothing is fitted, and a row is priced with the network that its source states.
 """
 
 import importlib.metadata
@@ -31,18 +31,24 @@ RESULTS, DOCUMENT = ROOT / "benchmarks/results/scheduled.json", ROOT / "docs/how
 START, END = "<!-- scheduled -->", "<!-- end of scheduled -->"
 ROWS = {
     "tpu": ("T0467", "T0469", "T0533"),
-    "gpu": ("T0464", "T0513", "T0515", "T0517", "T0460", "T0466", "T0454", "T0456"),
-}
+    "gpu": (
+        "T0464", "T0513", "T0515", "T0517", "T0460", "T0462", "T0458", "T0466", "T0454", "T0456",
+    ),
+}  # fmt: skip
 PACKAGES = ("jax", "libtpu", "jax-cuda12-plugin")
 # Our remat policies for a row that states none, and for one with `selective`.
 _REMAT = {"": "none", "selective": "matmuls"}
+# Policies of the programs that rows ran, where the table states none: of google/paxml,
+# contrib/gpu/scripts_gpu/configs.py, GPT5B has SAVE_DOT_WITH_NO_BATCH_DIM and GPT175B saves nothing.
+_OF_PROGRAM = {"T0460": "matmuls", "T0462": "matmuls", "T0458": "full"}
 
 
 def priced(row: PublishedRow, platform: str) -> dict[str, Any]:
     """A row of the results: seconds of a step as measured, as planned, and by its compiled schedule."""
     case = reproduce(row)
-    remat = _REMAT.get(row.remat or "", row.remat)
+    remat = _OF_PROGRAM.get(row.id) or _REMAT.get(row.remat or "", row.remat)
     words = f"data={row.data},fsdp={row.fsdp},tensor={row.tensor},remat={remat},weights_dtype=f32"
+    words += ",matmul_dtype=fp8" if row.dtype == "fp8" else ""
     plan = Plan(case.config, case.hardware.spec, case.workload, Layout.parse(words))
     target = choose_target(plan.hardware, plan.layout, platform)
     compiled = compile_plan(plan, target)

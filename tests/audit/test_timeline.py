@@ -178,3 +178,125 @@ ENTRY %main (s: bf16[64,8192,8192], i: s32[], x: bf16[8192,8192]) -> bf16[8192,8
     product = 2 * 8192**3 / chip.matmul_flops_per_second("bf16")
     moved = 2 * 2 * 8192**2 / chip.memory_bytes_per_second("bf16")
     assert line.seconds == pytest.approx(product + moved + 2 * chip.step.kernel_seconds, rel=1e-3)
+
+
+def _on_gpus(text: str, mesh: Mesh = Mesh({"fsdp": 4})) -> StepTimeline:  # noqa: B008 - immutable
+    machine, program = load("h100:4"), parse_hlo(text)
+    found = [on_mesh(one, mesh, widened=False) for one in collectives(program)]
+    line = program_timeline(program, machine.chip, step_prices(machine, mesh), found)
+    assert line
+    return line
+
+
+def test_products_are_priced_in_the_type_of_their_operands() -> None:
+    text = """HloModule step, is_scheduled=true, num_partitions=4
+ENTRY %main (x: TYPE[8192,8192], w: OTHER[8192,8192]) -> bf16[8192,8192] {
+  %x = TYPE[8192,8192]{1,0} parameter(0)
+  %w = OTHER[8192,8192]{1,0} parameter(1)
+  ROOT %y = bf16[8192,8192]{1,0} dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+    chip = load("h100:4").chip
+    flops = 2 * 8192**3
+    pairs = {
+        ("bf16", "bf16"): "bf16",
+        ("f8e4m3fn", "f8e4m3fn"): "fp8",
+        ("f8e5m2", "f8e4m3fn"): "fp8",
+        ("f32", "bf16"): "f32",
+        ("s32", "s32"): "f32",
+    }
+    for (left, right), dtype in pairs.items():
+        line = _on_gpus(text.replace("TYPE", left).replace("OTHER", right))
+        expected = flops / chip.matmul_flops_per_second(dtype) + chip.step.kernel_seconds
+        assert line.seconds == pytest.approx(expected), (left, right)
+
+
+def test_a_stack_that_a_fusion_reads_and_updates_is_not_read_whole() -> None:
+    """A slice plus x, written back: slice and x are read, and the slice is written."""
+    text = """HloModule step, is_scheduled=true, num_partitions=4
+%add_to (s: f32[64,4096,4096], x: f32[1,4096,4096], i: s32[]) -> f32[64,4096,4096] {
+  %s = f32[64,4096,4096]{2,1,0} parameter(0)
+  %x = f32[1,4096,4096]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %own = f32[1,4096,4096]{2,1,0} dynamic-slice(%s, %i, %zero, %zero), dynamic_slice_sizes={1,4096,4096}
+  %sum = f32[1,4096,4096]{2,1,0} add(%own, %x)
+  ROOT %new = f32[64,4096,4096]{2,1,0} dynamic-update-slice(%s, %sum, %i, %zero, %zero)
+}
+ENTRY %main (s: f32[64,4096,4096], x: f32[1,4096,4096], i: s32[]) -> f32[64,4096,4096] {
+  %s = f32[64,4096,4096]{2,1,0} parameter(0)
+  %x = f32[1,4096,4096]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %y = f32[64,4096,4096]{2,1,0} fusion(%s, %x, %i), kind=kLoop, calls=%add_to
+}
+"""
+    chip = load("h100:4").chip
+    moved = 3 * 4 * 4096**2 / chip.memory_bytes_per_second("bf16")
+    assert _on_gpus(text).seconds == pytest.approx(moved + chip.step.kernel_seconds, rel=1e-3)
+
+
+def test_a_hidden_collective_of_gpus_slows_compute() -> None:
+    text = """HloModule step, is_scheduled=true, num_partitions=4
+ENTRY %main (x: bf16[16384,16384], w: bf16[1024,4096]) -> bf16[16384,16384] {
+  %x = bf16[16384,16384]{1,0} parameter(0)
+  %w = bf16[1024,4096]{1,0} parameter(1)
+  %go = (bf16[1024,4096]{1,0}, bf16[4096,4096]{1,0}) all-gather-start(%w), channel_id=1, \
+replica_groups={{0,1,2,3}}, dimensions={0}
+  %y = bf16[16384,16384]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %got = bf16[4096,4096]{1,0} all-gather-done(%go)
+  ROOT %z = bf16[16384,16384]{1,0} bitcast(%y)
+}
+""".replace("\\\n", "")
+    machine = load("h100:4")
+    prices = step_prices(machine, Mesh({"fsdp": 4}))
+    [gather] = [on_mesh(one, Mesh({"fsdp": 4}), widened=False) for one in collectives(parse_hlo(text))]
+    added = (1 - machine.chip.step.overlap) * (prices.seconds(gather) or 0)
+    line = _on_gpus(text)
+    assert added > 0 and sum(line.exposed.values()) == pytest.approx(added)
+    assert line.seconds == pytest.approx(line.compute_seconds + added)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_copies_to_and_from_the_host_take_their_link(back: bool) -> None:
+    """Synchronous, they hold compute; with a start and a done, products hide them."""
+    host, chip = "{1,0:S(5)}", "{1,0}"
+    source, made = (host, chip) if back else (chip, host)
+    head = f"""HloModule step, is_scheduled=true, num_partitions=4
+ENTRY %main (x: bf16[16384,16384], a: bf16[4096,4096]) -> bf16[4096,4096] {{
+  %x = bf16[16384,16384]{{1,0}} parameter(0)
+  %a = bf16[4096,4096]{source} parameter(1)
+"""
+    product = (
+        "  %y = bf16[16384,16384]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
+    )
+    copy = f"  ROOT %b = bf16[4096,4096]{made} copy(%a)\n}}\n"
+    start = f"  %go = (bf16[4096,4096]{made}, bf16[4096,4096]{source}, u32[]) copy-start(%a)\n"
+    done = f"  ROOT %b = bf16[4096,4096]{made} copy-done(%go)\n}}\n"
+    link = 2 * 4096**2 / load("h100:4").chip.host_link_bytes_per_second
+    whole = _on_gpus(head + product + copy)
+    assert whole.seconds == pytest.approx(whole.compute_seconds + link)
+    hidden = _on_gpus(head + start + product + done)
+    assert hidden.compute_seconds > link and hidden.seconds == pytest.approx(hidden.compute_seconds)
+    waited = _on_gpus(head + start + done)
+    assert waited.seconds == pytest.approx(link)
+
+
+def test_a_slice_written_to_the_host_counts_and_not_its_stack() -> None:
+    text = """HloModule step, is_scheduled=true, num_partitions=4
+%put (s: bf16[16,4096,4096], x: bf16[1,4096,4096], i: s32[]) -> bf16[16,4096,4096] {
+  %s = bf16[16,4096,4096]{2,1,0:S(5)} parameter(0)
+  %x = bf16[1,4096,4096]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  ROOT %new = bf16[16,4096,4096]{2,1,0:S(5)} dynamic-update-slice(%s, %x, %i, %zero, %zero)
+}
+ENTRY %main (s: bf16[16,4096,4096], x: bf16[1,4096,4096], i: s32[]) -> bf16[16,4096,4096] {
+  %s = bf16[16,4096,4096]{2,1,0:S(5)} parameter(0)
+  %x = bf16[1,4096,4096]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %y = bf16[16,4096,4096]{2,1,0:S(5)} fusion(%s, %x, %i), kind=kCustom, calls=%put
+}
+"""
+    assert _on_gpus(text).seconds == pytest.approx(
+        2 * 4096**2 / load("h100:4").chip.host_link_bytes_per_second
+    )

@@ -30,8 +30,8 @@ class Blocks(NamedTuple):
     rows: rows a block. most: maximum number of blocks. even: number of blocks under even load.
     capacity: blocks a pass. together: blocks of one expert that share one product for the weight's gradient.
     sums: number of such products under even load. least: minimum number of blocks of an expert: 1 if one
-    product multiplies all experts, each with one block; otherwise 0. Fields are numbers, or arrays with one
-    for each layout.
+    product multiplies all experts, each with one block; otherwise 0. copied: 1 if a loop copies its operands,
+    otherwise 0. Fields are numbers, or arrays with one for each layout.
     """
 
     rows: Any
@@ -41,6 +41,7 @@ class Blocks(NamedTuple):
     together: Any
     sums: Any
     least: Any = 0
+    copied: Any = 0
 
     def filled(self, num_rows: Any) -> Any:
         """Each expert's number of blocks for its `num_rows` rows."""
@@ -64,11 +65,11 @@ def blocks_of(
     even share is a row or more. one_pass: a pass takes all rows.
 
     >>> blocks_of(4096, MoE(8, 2, 64), own_experts=8, sizes=ExpertBlocks(share=2))
-    Blocks(rows=512, most=23, even=16.0, capacity=23.0, together=2.0, sums=8.0, least=0)
+    Blocks(rows=512, most=23, even=16.0, capacity=23.0, together=2.0, sums=8.0, least=0, copied=0)
     >>> blocks_of(4096, MoE(64, 2, 64), own_experts=1, sizes=ExpertBlocks(share=8))
-    Blocks(rows=32, most=128, even=4.0, capacity=8.0, together=4.0, sums=1.0, least=0)
+    Blocks(rows=32, most=128, even=4.0, capacity=8.0, together=4.0, sums=1.0, least=0, copied=0)
     >>> blocks_of(60, MoE(8, 2, 64), own_experts=8, sizes=ExpertBlocks(whole_tokens=128))
-    Blocks(rows=64, most=8, even=8.0, capacity=8.0, together=1.0, sums=8.0, least=1)
+    Blocks(rows=64, most=8, even=8.0, capacity=8.0, together=1.0, sums=8.0, least=1, copied=0)
     """
     share = moe.experts_per_token * num_tokens / moe.num_experts
     is_whole = (num_tokens <= sizes.whole_tokens) * (share >= 1)
@@ -82,9 +83,8 @@ def blocks_of(
     sums = -(-of_expert // _SUMMED)
     capacity = most if one_pass else _smaller(_CAPACITY * even, most)
     together = -(-of_expert // sums)
-    blocks = Blocks(
-        rows, most, even, capacity, _smaller(together, capacity), _smaller(own_experts * sums, even)
-    )
+    of_loop = _smaller(together, capacity), _smaller(own_experts * sums, even), 0, int(sizes.copied)
+    blocks = Blocks(rows, most, even, capacity, *of_loop)
     whole_rows = -(-num_tokens // _SIZES[0]) * _SIZES[0]
     whole = Blocks(whole_rows, own_experts, own_experts, own_experts, 1, own_experts, 1)
     return Blocks(*(_chosen(is_whole, *pair) for pair in zip(whole, blocks, strict=True)))

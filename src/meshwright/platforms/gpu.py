@@ -73,7 +73,7 @@ GPU = Platform(
     # A loop over blocks copies its expert's weights out of the stack before each product: in a step of two
     # layers of Mixtral on eight H100s with 64 sequences, the loops take 1.36 of 1.79 ms (in the schedule of
     # jax 0.10.2). One product of all experts reads each weight once; with more rows it is bound by compute.
-    expert_blocks=ExpertBlocks(whole_tokens=128),
+    expert_blocks=ExpertBlocks(whole_tokens=128, copied=True),
     compiler=Compiler(
         title="the GPU's compiler",
         packages=("jax-cuda12-plugin", "jax-cuda13-plugin"),

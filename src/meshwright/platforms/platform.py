@@ -47,11 +47,14 @@ class ExpertBlocks(NamedTuple):
     share: number of blocks that an expert's even share of rows fills at most; more only if blocks have the
     maximum number of rows. A block reads its expert's weights from memory in the time of multiplying 160 rows
     (v5p) to 560 (v6e), so blocks are as large as possible. whole_tokens: in generation with
-    up to this number of tokens on a device, every expert has one block with a row for each token.
+    up to this number of tokens on a device, every expert has one block with a row for each token. copied:
+    whether a loop over blocks copies weights out of their stack before a product, and a product's result
+    before it is added to the weight's gradient.
     """
 
     share: int = 2
     whole_tokens: int = 0
+    copied: bool = False
 
 
 _TWO_BLOCKS = ExpertBlocks()

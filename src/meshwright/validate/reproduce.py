@@ -85,7 +85,8 @@ def _as_run(config: ModelConfig, layout: Layout) -> ModelConfig:
 def machine_of_row(row: AnyRow) -> Hardware:
     """The row's hardware with its network and software, and with the source's figures of the machine.
 
-    A source that names a network or a program has that record; a program must be of the row's software.
+    A source that names a network or a program has that record; a program must be of the row's software. A
+    network's own bandwidth precedes the row's, which is the rate of a card: several GPUs may share one.
     Programs of other software have their own kernels, even if XLA compiled them. Sources that offload send
     selected activations to the host, without telling which, so that no step waits; our layouts send all that
     are kept. For such rows the link to the host takes no time.
@@ -96,8 +97,9 @@ def machine_of_row(row: AnyRow) -> Hardware:
     network = NETWORKS.of_table(row.source)
     if network and isinstance(machine.chip.network, Switch):
         machine = machine.over(network.name)
+    is_shared = network is not None and network.bytes_per_second is not None
     machine = machine.with_figures(
-        nic_bytes_per_second=gigabits * 1e9 / 8 if gigabits else None,
+        nic_bytes_per_second=gigabits * 1e9 / 8 if gigabits and not is_shared else None,
         hbm_bytes_per_second=row.hbm_bytes_per_second,
         power_watts=row.power_watts,
     )

@@ -1,12 +1,16 @@
 """The schedule of a compiled program: overlap of compute and communication, and its time.
 
-The time is simulated with two clocks, compute and links:
+The time is simulated with clocks of compute, of the links, and of the link to the host in each direction:
 
-    a start      puts its collective on the links, which carry one after another
-    a done       waits for its collective: the wait is exposed
-    a collective without a start and a done holds both
+    a start      puts its collective on the links, or its copy on the link to the host, one after another
+    a done       waits for its transfer: the wait is exposed
+    a collective without a start and a done holds compute and links
     others       take their seconds of compute (see `work`)
     a loop       runs its first turn, then repeats its second
+
+A collective that runs beside compute takes a share of its time from it (`StepEfficiency.overlap`), since on
+GPUs both need processors and memory bandwidth. XLA's estimates for TPUs do not part the two: their
+`TPU_SHARE` covers it.
 
 XLA for TPU cuts a collective into pieces, fused with products: the first is its start, the last its done.
 """
@@ -18,7 +22,7 @@ from math import isclose
 
 from meshwright.audit.facts.communication import is_done, is_start, piece_of
 from meshwright.audit.facts.emitted import Emitted
-from meshwright.audit.facts.instruction_work import InstructionSeconds, multiplies
+from meshwright.audit.facts.instruction_work import Crossing, InstructionSeconds, multiplies
 from meshwright.audit.facts.opcodes import op_of, received
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import scope_of
@@ -119,8 +123,8 @@ _WRAPPERS = ("fusion", "async-start")
 class StepTimeline:
     """The simulated time of a step.
 
-    seconds: of the step. compute_seconds: of these, computing. exposed: seconds per step that compute waits
-    for each collective, by its identity.
+    seconds: of the step. compute_seconds: of these, computing. exposed: seconds per step that each collective
+    adds to compute, by its identity.
     """
 
     seconds: float
@@ -132,16 +136,28 @@ class StepTimeline:
 class _Clocks:
     """Seconds since the program began.
 
-    flying: arrival time and collectives of each transfer under way, by its key.
+    to_host, from_host: on the link to the host. flying: arrival time and collectives of each transfer under
+    way, by its key.
     """
 
     compute: float = 0.0
     links: float = 0.0
+    to_host: float = 0.0
+    from_host: float = 0.0
     flying: dict[object, tuple[float, tuple[Emitted, ...]]] = field(default_factory=dict)
+
+    @property
+    def end(self) -> float:
+        """The time when all work is done."""
+        return max(self.compute, self.links, self.to_host, self.from_host)
 
     def later(self, seconds: float) -> "_Clocks":
         flying = {key: (at + seconds, sent) for key, (at, sent) in self.flying.items()}
-        return _Clocks(self.compute + seconds, self.links + seconds, flying)
+        moved = {name: vars(self)[name] + seconds for name in _CLOCKS}
+        return replace(self, flying=flying, **moved)
+
+
+_CLOCKS = ("compute", "links", "to_host", "from_host")
 
 
 def program_timeline(
@@ -158,7 +174,7 @@ def program_timeline(
     end = walk.run(CallPath(program.main), _Clocks(), 1.0)
     share = TPU_SHARE if work.clock is not None else 1.0
     exposed = {key: share * seconds for key, seconds in walk.exposed.items()}
-    return StepTimeline(share * max(end.compute, end.links), share * walk.computing, exposed)
+    return StepTimeline(share * end.end, share * walk.computing, exposed)
 
 
 class _Walk:
@@ -172,6 +188,7 @@ class _Walk:
         self.program, self.work, self.prices = program, work, prices
         self.exposed: dict[int, float] = {}
         self.computing = 0.0
+        self._slowed = 1 - work.chip.overlap if work.clock is None else 0.0
         self._sent: dict[object, list[Emitted]] = {}
         for emitted in collectives:
             self.exposed[id(emitted)] = 0.0
@@ -194,6 +211,8 @@ class _Walk:
             for called in called_by(self.program, instruction):
                 clocks = self.run(place.enter(instruction, called), clocks, weight)
             return clocks
+        if (crossing := self.work.crossing(value)) is not None:
+            return self._crosses(value, crossing, clocks)
         for piece in self._collectives(value):
             clocks = self._communicates(instruction, piece, clocks, weight)
         seconds = (
@@ -217,11 +236,11 @@ class _Walk:
             longest = max(branches, key=lambda place: self.run(place, clocks, 0.0).compute)
             return self.run(longest, clocks, weight)
         ends = [self.run(one, clocks, weight * share) for one, share in zip(branches, shares, strict=True)]
-        compute, links = (
-            sum(share * time for share, time in zip(shares, times, strict=True))
-            for times in zip(*((end.compute, end.links) for end in ends), strict=True)
-        )
-        return replace(clocks, compute=compute, links=links)
+        mean = {
+            name: sum(share * vars(end)[name] for share, end in zip(shares, ends, strict=True))
+            for name in _CLOCKS
+        }
+        return replace(clocks, **mean)
 
     def _loop(self, loop: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
         body = self.program.computations[loop.instruction.attributes["body"].lstrip("%")]
@@ -235,6 +254,15 @@ class _Walk:
             return first
         second = self.run(place, first, weight * (trips - 1))
         return second.later((trips - 2) * (second.compute - first.compute))
+
+    def _crosses(self, value: TracedValue, crossing: Crossing, clocks: _Clocks) -> _Clocks:
+        """The clocks after a copy between the device's memory and the host's, or its start."""
+        link = "to_host" if crossing.to_host else "from_host"
+        arrives = max(clocks.compute, vars(clocks)[link]) + crossing.seconds
+        after = replace(clocks, **{link: arrives})
+        if not value.instruction.opcode.endswith("-start"):
+            return replace(after, compute=arrives)
+        return replace(after, flying=clocks.flying | {value.instruction.name: (arrives, ())})
 
     def _collectives(self, value: TracedValue) -> list[TracedValue]:
         """The collectives in an instruction, its fusion or its wrapper."""
@@ -281,9 +309,11 @@ class _Walk:
         for key in keys:
             if key in clocks.flying:
                 arrives, sent = clocks.flying[key]
-                self._expose(sent, max(0.0, arrives - clocks.compute), weight)
+                waits = max(0.0, arrives - clocks.compute)
+                slows = self._slowed * max(0.0, self._seconds(sent) - waits)
+                self._expose(sent, waits + slows, weight)
                 left = {other: one for other, one in clocks.flying.items() if other != key}
-                clocks = replace(clocks, compute=max(clocks.compute, arrives), flying=left)
+                clocks = replace(clocks, compute=clocks.compute + waits + slows, flying=left)
         return clocks
 
     def _seconds(self, sent: Sequence[Emitted]) -> float:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, Program
 from meshwright.audit.hlo.trace import COPIES, SLICES, TracedValue, called_by, resolve
+from meshwright.dtypes import NUMBER_TYPES, NumberType, number_type, of_hlo
 from meshwright.hardware.chip import Chip
 from meshwright.nn.attention.kernel_names import DECODE_PAGES, JOIN_PARTS
 
@@ -280,6 +281,25 @@ def has_cycles(program: Program) -> bool:
     return any(_CYCLES.search(one.attributes.get("backend_config", "")) for one in instructions)
 
 
+class Crossing(NamedTuple):
+    """A copy between the memories of the device and its host."""
+
+    seconds: float
+    to_host: bool
+
+
+# Opcodes that copy an array or a part of one, themselves or as the fusion or asynchronous call they run.
+_COPIERS = (
+    "copy",
+    "copy-start",
+    "fusion",
+    "fusion-start",
+    "async-start",
+    "dynamic-slice",
+    "dynamic-update-slice",
+)
+
+
 class InstructionSeconds:
     """Seconds of one program's instructions on one chip; 0 if unknown."""
 
@@ -310,22 +330,54 @@ class InstructionSeconds:
             return int(cycles[1]) / self.clock if cycles and int(cycles[1]) < _NO_CYCLES else 0.0
         return self._roofline(value)
 
+    def crossing(self, value: TracedValue) -> Crossing | None:
+        """The copy that an instruction makes to the host's memory or from it; None for other instructions.
+
+        A slice that is written into an array of the host counts, and not the array.
+        """
+        instruction = value.instruction
+        if instruction.opcode not in _COPIERS:
+            return None
+        operands = _operands(instruction, value.place.computation)
+        called = called_by(self.program, instruction)
+        body = called[0] if called else None
+        root = body.result if body else instruction
+        result, to_host = root.shapes[0], root.shapes[0].on_host
+        if not to_host and not any(shape.on_host for shape in operands):
+            return None
+        if root.opcode in _UPDATES:
+            at = root.operands[_UPDATES[root.opcode]]
+            result = (body or value.place.computation).instructions[at].shapes[0]
+        elif to_host and all(shape.on_host for shape in operands if shape.dims):
+            return None
+        return Crossing(result.num_bytes / self.chip.host_link_bytes_per_second, to_host)
+
     def _roofline(self, value: TracedValue) -> float:
         instruction, computation = value.instruction, value.place.computation
         called = called_by(self.program, instruction)
-        flops = sum(flops_of(one, c) for c in called for one in c.instructions.values())
-        flops += flops_of(instruction, computation)
+        inside = [(one, c) for c in called for one in c.instructions.values()]
+        computing = sum(self._product_seconds(*one) for one in (*inside, (instruction, computation)))
         num_bytes = _touched(instruction, computation, called)
-        dtype = (
-            "f32"
-            if any(shape.dtype == "f32" for shape in _operands(instruction, computation)[:2])
-            else "bf16"
-        )
-        computing = flops / self.chip.matmul_flops_per_second(dtype) if flops else 0.0
-        return (
-            max(computing, num_bytes / self.chip.memory_bytes_per_second("bf16"))
-            + self.chip.step.kernel_seconds
-        )
+        reading = num_bytes / self.chip.memory_bytes_per_second("bf16")
+        return max(computing, reading) + self.chip.step.kernel_seconds
+
+    def _product_seconds(self, instruction: Instruction, computation: Computation) -> float:
+        """Seconds of a matrix product at the rate of its operands' type; 0 for other instructions."""
+        flops = flops_of(instruction, computation)
+        if not flops:
+            return 0.0
+        dtypes = [of_hlo(shape.dtype) for shape in _operands(instruction, computation)[:2]]
+        known = [number_type(name) for name in dtypes if name in NUMBER_TYPES]
+        bits = max((one.bits for one in known), default=0)
+        # e5m2 has no products with itself, but a unit of fp8 takes it as one operand.
+        widest = [one for one in known if one.bits == bits and self._multiplies(one)]
+        rates = [self.chip.matmul_flops_per_second(one.name) for one in widest]
+        return flops / max(rates, default=self.chip.matmul_flops_per_second("f32"))
+
+    def _multiplies(self, number: NumberType) -> bool:
+        """Whether the chip multiplies matrices in a type or a wider one; integers of 32 bits it does not."""
+        units = self.chip.flops_per_second
+        return number.name in units or any(number.widens_to(number_type(name)) for name in units)
 
 
 def _operands(instruction: Instruction, computation: Computation) -> list[ArrayShape]:
@@ -354,13 +406,11 @@ _SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def _read(fused: Computation, parameter: Instruction) -> int:
-    """Bytes that a fusion reads of one of its operands."""
+    """Bytes that a fusion reads of one of its operands: all, or slices if it only slices and updates it."""
     users = list(_users(fused, parameter))
-    if users and all(user.opcode in _SLICES and at == 0 for user, at in users):
-        return sum(shape.num_bytes for user, _ in users for shape in user.shapes)
-    if users and all(user.opcode in _UPDATES and at == 0 for user, at in users):
-        return 0
-    return sum(shape.num_bytes for shape in parameter.shapes)
+    if not users or not all(user.opcode in (*_SLICES, *_UPDATES) and at == 0 for user, at in users):
+        return sum(shape.num_bytes for shape in parameter.shapes)
+    return sum(shape.num_bytes for user, _ in users if user.opcode in _SLICES for shape in user.shapes)
 
 
 def _users(fused: Computation, instruction: Instruction) -> Iterator[tuple[Instruction, int]]:

@@ -144,11 +144,13 @@ class ProductOps(Recorder):
         weight_bytes = w.bytes_per_device * read
         product = Work(flops, rows_moved + weight_bytes, kernels, (rows, inner, columns), batch, routed)
         of_weight = replace(product, shape=(inner, rows, columns))
+        copies: tuple[Work, ...] = ()
         if routed and self.expert_rows.blocks is not None:
             reads = self.reads_of_weight(self.expert_rows.blocks)
             kernels -= self.expert_rows.blocks.least * (kernels - 1)
             product = replace(product, hbm_bytes=rows_moved + weight_bytes * reads, kernels=kernels)
             of_weight = self._of_weight(of_weight, w, rows_moved, self.expert_rows.blocks)
+            copies = self._copies(weight_bytes * reads, self.expert_rows.blocks)
         self.add(
             Node(
                 name,
@@ -156,8 +158,8 @@ class ProductOps(Recorder):
                 (x, w),
                 (partial,),
                 (w,) if stored.frozen else (x, w),
-                forward=(replace(product, widened=widened),),
-                backward=(replace(product, shape=(rows, columns, inner)),),
+                forward=(replace(product, widened=widened), *copies),
+                backward=(replace(product, shape=(rows, columns, inner)), *copies),
                 weight_gradient=() if stored.frozen else (of_weight,),
             )
         )
@@ -166,12 +168,23 @@ class ProductOps(Recorder):
     def _of_weight(self, work: Work, w: Value, rows_moved: Figure, blocks: Blocks) -> Work:
         """The gradient of experts' weights: products of some blocks of rows, the last of them masked.
 
-        The gradient is a float32 sum from zeros to a cast; each product reads and writes it.
+        The gradient is a float32 sum from zeros to a cast; each product reads and writes it, and before that
+        its own result if a loop copies it.
         """
         more = blocks.sums * blocks.together / blocks.even
         in_float32 = self.elements(w.array) * dtype_bytes("f32")
-        of_sums = (2 * blocks.sums / self.expert_rows.local_experts + 2) * in_float32 + w.bytes_per_device
+        of_a_sum = 2 + 2 * blocks.copied
+        of_sums = (
+            of_a_sum * blocks.sums / self.expert_rows.local_experts + 2
+        ) * in_float32 + w.bytes_per_device
         return replace(work, flops=work.flops * more, hbm_bytes=rows_moved * more + of_sums)
+
+    @staticmethod
+    def _copies(read_bytes: Any, blocks: Blocks) -> tuple[Work, ...]:
+        """The copies of weights before the products of blocks, which read `read_bytes` of them."""
+        if isinstance(blocks.copied, int) and not blocks.copied:
+            return ()
+        return (Work(hbm_bytes=2 * read_bytes * blocks.copied, kernels=blocks.even * blocks.copied),)
 
     def reads_of_weight(self, blocks: Blocks) -> Any:
         """How often a product reads an expert's weight: once for each block of its rows, by even load."""
