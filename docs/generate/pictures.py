@@ -48,7 +48,7 @@ def pictures() -> dict[str, str]:
     """The text of each picture by its file name."""
     drawn = {f"matmul-case-{number}.svg": case(text) for number, text in CASES.items()}
     drawn["shard.svg"] = blocks(_EXCHANGED, "X=4,Y=2", "I=1024,J=4096,K=4096", "v5e:4x2")
-    figures = (loop(), torus(), zero(), scatter(), *plots())
+    figures = (loop(), narrow_loop(), torus(), zero(), scatter(), *plots())
     return drawn | {figure.file_name: figure.standalone() for figure in figures}
 
 
@@ -85,32 +85,64 @@ def blocks(text: str, mesh: str, dims: str, hardware: str) -> str:
         return path.read_text(encoding="utf-8")
 
 
+# The stages of the loop: name, command, effect and colour; and what each hands to the next.
+_STAGES = (
+    ("plan", "mw plan", "ranks layouts", "compute"),
+    ("run", "mw train, mw serve", "runs that layout in JAX", "fsdp"),
+    ("audit", "mw audit", "compiles the same step", "fsdp_tp"),
+    ("measure", "mw calibrate, mw bench", "times it on the machine", "tp"),
+)
+_HANDED = ("plan.toml", "plan.toml", "differences")
+
+
+def _stage(number: int, x: float, y: float, width: float, height: float) -> list[Markup]:
+    """The box of a stage of the loop."""
+    name, command, what, colour = _STAGES[number]
+    return [
+        bar(x, y, width, height, "band"),
+        bar(x, y, 4, height, colour),
+        label(name, x + 16, y + 25, size=16, weight=600),
+        label(command, x + 16, y + 45, "muted"),
+        label(what, x + 16, y + 63, "muted"),
+    ]
+
+
+def narrow_loop() -> Figure:
+    """The loop from top to bottom, for phones, whose text is as large as the page's."""
+    width, height, gap, top = 250, 78, 36, 8
+    parts: list[Markup] = []
+    for number in range(len(_STAGES)):
+        y = top + number * (height + gap)
+        parts += _stage(number, 0, y, width, height)
+        if number:
+            parts += [
+                arrow((width / 2, y - gap + 5), (width / 2, y - 5)),
+                label(_HANDED[number - 1], width / 2 + 14, y - gap / 2 + 4, "muted", size=12),
+            ]
+    end, back = top + len(_STAGES) * (height + gap) - gap, width + 26
+    first, last = top + height / 2, end - height / 2
+    line_back = [(width, last), (back, last), (back, first), (width + 6, first)]
+    head = [(width + 8, first - 4), (width + 2, first), (width + 8, first + 4)]
+    parts += [line(line_back, "muted", width=1.4), line(head, "muted", width=1.4)]
+    caption = "What was measured prices the next plan."
+    return Figure.of(
+        "loop-narrow", "Plan, run, audit, measure", caption, Panel(back + 4, end + 8, Markup().join(parts))
+    )
+
+
 def loop() -> Figure:
     """Plan, run, audit, measure, and what each hands to the next."""
-    stages = (
-        ("plan", "mw plan", "ranks layouts", "compute"),
-        ("run", "mw train, mw serve", "runs that layout in JAX", "fsdp"),
-        ("audit", "mw audit", "compiles the same step", "fsdp_tp"),
-        ("measure", "mw calibrate, mw bench", "times it on the machine", "tp"),
-    )
-    handed = ("plan.toml", "plan.toml", "differences")
     width, height, gap, top = 172, 78, 74, 8
     parts: list[Markup] = []
-    for number, (name, command, what, colour) in enumerate(stages):
+    for number in range(len(_STAGES)):
         x = number * (width + gap)
-        parts += [
-            bar(x, top, width, height, "band"),
-            bar(x, top, 4, height, colour),
-            label(name, x + 16, top + 25, size=16, weight=600),
-            label(command, x + 16, top + 45, "muted"),
-            label(what, x + 16, top + 63, "muted"),
-        ]
+        parts += _stage(number, x, top, width, height)
         if number:
             parts += [
                 arrow((x - gap + 6, top + height / 2), (x - 6, top + height / 2)),
-                label(handed[number - 1], x - gap / 2, top + 30, "muted", anchor="middle", size=11),
+                label(_HANDED[number - 1], x - gap / 2, top + 30, "muted", anchor="middle", size=11),
             ]
-    end = len(stages) * (width + gap) - gap
+    end = len(_STAGES) * (width + gap) - gap
     low = top + height + 34
     back = [
         (end - width / 2, top + height),

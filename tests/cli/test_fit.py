@@ -1,6 +1,7 @@
 """mw fit, by its table and its JSON."""
 
 import json
+import shlex
 
 import pytest
 
@@ -12,6 +13,24 @@ def test_fit_prints_a_verdict_for_each_way(capsys: pytest.CaptureFixture[str]) -
     out = capsys.readouterr().out
     assert "llama-3-8b on rtx4090:1, sequences of 2,048 tokens" in out
     assert "train QLoRA, nf4" in out and "does not run yet" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["llama-3-8b", "--hardware", "rtx4090"], 0),
+        (["llama-3.1-405b", "--hardware", "t4"], 1),
+    ],
+)
+def test_the_next_commands_run(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *arguments, "--json"]) == code
+    commands = json.loads(capsys.readouterr().out)["next"]
+    assert len(commands) == 2
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "mw"
+        assert "--smallest" in words or main([*words, "--json"]) == 0
+        capsys.readouterr()
 
 
 def test_fit_as_json(capsys: pytest.CaptureFixture[str]) -> None:

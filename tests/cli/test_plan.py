@@ -384,3 +384,13 @@ def test_a_roofline_is_faster_than_what_is_reached(capsys) -> None:
         assert main([*NODE, "--layout", "fsdp=8,remat=full", *form]) in (0, 1)
         seconds.append(json.loads(capsys.readouterr().out)["best"]["step_seconds"])
     assert seconds[1] < 0.8 * seconds[0]
+
+
+def test_machines_joined_by_commas_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "train", "--model", "gpt2", "--batch-tokens", "8k", "--seq-len", "1k", "--json"]
+    assert main([*asked, "--hardware", "h100:1", "--hardware", "a100-80gb:1"]) == 0
+    repeated = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--hardware", "h100:1,a100-80gb:1"]) == 0
+    joined = json.loads(capsys.readouterr().out)
+    assert [each["hardware"] for each in joined["plans"]] == ["h100:1", "a100-80gb:1"]
+    assert joined["plans"] == repeated["plans"]

@@ -1,5 +1,6 @@
 """mw fit: what this machine, or another, can do with a model."""
 
+import shlex
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,12 +12,13 @@ from meshwright.cli.console import JSON, emit, load_hardware, load_model_with, s
 from meshwright.hardware.catalog import usual
 from meshwright.hardware.here import this_machine
 from meshwright.options import option
-from meshwright.plan.what_fits import verdicts
+from meshwright.plan.what_fits import TRAINING, verdicts
 from meshwright.units import format_bytes, format_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DEFAULT_SEQ_LEN = 4096
 _DOES_NOT_FIT = 1
+_LARGER = "h100:8"  # the machine to try if nothing fits
 
 
 @command(app)
@@ -44,12 +46,40 @@ def fit(
     length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
     ways = [asdict(verdict) for verdict in verdicts(config, machine, length)]
     document = {"model": config.name, "hardware": machine.spec, "seq_len": length, "ways": ways}
+    document["next"] = _next(ways, model, machine.spec, length)
     if as_json:
         emit(document)
     else:
         show(_heading(document, is_this_machine=hardware is None), _table(document))
+        print("\nNext:", *document["next"], sep="\n  ")
     if not any(way["fits"] for way in ways):
         raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _next(ways: list[dict], model: str, spec: str, seq_len: int) -> list[str]:
+    """The commands that plan the first ways to train and to serve that fit, or try another machine."""
+    fitting = [way for way in ways if way["fits"]]
+    trained = next((way for way in fitting if way["way"] in TRAINING), None)
+    served = next((way for way in fitting if way["way"] not in TRAINING), None)
+    planned = f"--model {shlex.quote(model)} --hardware {shlex.quote(spec)}"
+    commands = []
+    if trained:
+        numbers, changes = TRAINING[trained["way"]]
+        weights = [f"--weights-dtype {dtype}" for name, dtype in numbers.items() if name == "weights_dtype"]
+        given = [f"--given {name}={value}" for name, value in numbers.items() if name != "weights_dtype"]
+        changed = [f"--set {name}={value}" for name, value in changes.items()]
+        batch = f"--batch-tokens {trained['max_batch'] * seq_len} --seq-len {seq_len}"
+        commands.append(" ".join([f"mw plan train {planned} {batch}", *weights, *given, *changed]))
+    if served:
+        dtype = served["way"].removeprefix("serve in ") if served["way"].startswith("serve in ") else ""
+        weights = f" --weights-dtype {dtype}" if dtype else ""
+        lengths = f"--prompt-tokens {seq_len * 3 // 4} --output-tokens {seq_len // 4}"
+        commands.append(f"mw plan serve {planned}{weights} {lengths}")
+    return commands or [
+        f"mw fit {shlex.quote(model)} --hardware {_LARGER}",
+        f"mw plan train --model {shlex.quote(model)} --hardware {_LARGER.partition(':')[0]} "
+        f"--batch-tokens 1Mi --seq-len {seq_len} --smallest",
+    ]
 
 
 def _heading(document: dict, *, is_this_machine: bool) -> str:

@@ -59,7 +59,9 @@ def train(
     *,
     model: str = MODEL,
     hardwares: tuple[str, ...] = option(
-        REQUIRED, flag="--hardware", help=f"{HARDWARE_HELP.removesuffix('.')}; repeat to compare."
+        REQUIRED,
+        flag="--hardware",
+        help=f"{HARDWARE_HELP.removesuffix('.')}; several, joined by commas, are compared.",
     ),
     work: Train,
     layout: str | None = option(None, help="Price only this layout: data=2,fsdp=64,tensor=8,remat=full."),
@@ -96,6 +98,7 @@ def train(
     mw plan train --model llama-3-8b --hardware h100 --batch-tokens 4M --seq-len 8192 --smallest
     """
     config = load_model_with(model, changes)
+    hardwares = tuple(spec for text in hardwares for spec in text.split(","))
     work.workload(config)
     if output:
         check_output(output)
