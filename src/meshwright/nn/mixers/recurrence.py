@@ -22,7 +22,8 @@ chunk, and o_i = q_i S_i.
 Keys of one element, without the delta rule (RG-LRU), leave nothing to sum over either; the states are
 computed by the same scan.
 
-All of it is float32. The backward pass computes each chunk again from the state before it.
+All of it is float32, chunk by chunk: arrays of all chunks have the types of the inputs. The backward pass
+computes each chunk again from the state before it.
 
 Positions split over devices (`over_pieces`): a piece of positions maps the state S before it to A S + R. With
 R and A, [s, p] and [s, s] (without the delta rule A is a factor for each element of a key), each device needs
@@ -38,7 +39,7 @@ A chain of permutes would send S_i only, [s, p], but in as many dependent steps 
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -115,25 +116,56 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
 
     to_all: the gather of R and A.
     """
+    return _results(inputs, segments, pieces, _summaries(inputs, segments, pieces, to_all))
+
+
+def over_prompts(inputs: Inputs, pieces: Pieces, to_all: Reshard) -> tuple[Array, Array]:
+    """`over_pieces` of whole prompts, and the states[B, (g), u, s, p] after them on each device."""
+    gathered, size = _summaries(inputs, None, pieces, to_all), inputs.v.shape[-1]
+    is_delta = inputs.beta is not None
+
+    def local(gathered: Array) -> Array:
+        after, _ = _states_of_pieces(pieces.in_order(gathered), size, is_delta=is_delta)
+        return after
+
+    spec = spec_of(gathered)
+    of_states = PartitionSpec(spec.partitions[0], *spec.partitions[2:])
+    return _results(inputs, None, pieces, gathered), each_device(local, [spec], of_states)(gathered)
+
+
+def _states_of_pieces(summaries: Array, size: int, *, is_delta: bool) -> tuple[Array, Array]:
+    """(the states after all pieces, those before each[m, B, ...]) of (R, A)[B, m, ...]; size: p, of R."""
+
+    def after(state: Array, piece: Array) -> tuple[Array, Array]:
+        by, plus = piece[..., size:], piece[..., :size]
+        return (by @ state if is_delta else by * state) + plus, state
+
+    of_pieces = jnp.moveaxis(summaries, 1, 0)
+    return lax.scan(after, jnp.zeros_like(of_pieces[0, ..., :size]), of_pieces)
+
+
+def _cut(
+    pieces: Pieces, names: Sequence[str], blocks: Sequence[Array]
+) -> tuple[Inputs, Array | None, Array | None]:
+    """Inputs [B m, L, ...] of a device's pieces, with their segments and the segment before each."""
+    made = [
+        x.reshape(-1, pieces.length, *x.shape[2:]) if name in _OF_POSITIONS else x
+        for name, x in zip(names, blocks, strict=False)
+    ]
+    if len(blocks) == len(names):
+        return _named(names, made), None, None
+    segments, before = pieces.segments_local(blocks[-1], 1)
+    return _named(names, made), segments.reshape(-1, pieces.length), before.reshape(-1)
+
+
+def _summaries(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: Reshard) -> Array:
+    """(R, A) of every piece on each device, [B, pieces, (g), u, s, p + columns of A]."""
     size, is_delta = inputs.v.shape[-1], inputs.beta is not None
     added = inputs.k.shape[-1] if is_delta else 1
-
-    def cut(names: Sequence[str], blocks: Sequence[Array]) -> tuple[Inputs, Array | None, Array | None]:
-        """Inputs [B m, L, ...] of a device's pieces, with their segments and the segment before each."""
-        made = [
-            x.reshape(-1, pieces.length, *x.shape[2:]) if name in _OF_POSITIONS else x
-            for name, x in zip(names, blocks, strict=False)
-        ]
-        if len(blocks) == len(names):
-            return _named(names, made), None, None
-        segments, before = pieces.segments_local(blocks[-1], 1)
-        return _named(names, made), segments.reshape(-1, pieces.length), before.reshape(-1)
-
     of_keys = inputs._replace(q=None).present
 
-    def summary(*blocks: Array) -> Array:
-        """(R, A) of each piece, [B, m, (g), u, s, p + added]."""
-        inputs, segments, before = cut([*of_keys], blocks)
+    def local(*blocks: Array) -> Array:
+        inputs, segments, before = _cut(pieces, [*of_keys], blocks)
         v = inputs.v
         start = jnp.eye(added) if is_delta else jnp.ones((inputs.k.shape[-1], 1))
         start = jnp.pad(start.astype(jnp.float32), ((0, 0), (size, 0)))
@@ -142,31 +174,31 @@ def over_pieces(inputs: Inputs, segments: Array | None, pieces: Pieces, to_all: 
         _, after = _over_chunks(inputs._replace(v=wide), segments, start, before)
         return after.reshape(-1, pieces.num_local, *after.shape[1:])
 
-    def results(gathered: Array, *blocks: Array) -> Array:
-        inputs, segments, before = cut([*inputs_given], blocks)
-        of_pieces = jnp.moveaxis(pieces.in_order(gathered), 1, 0)
+    specs, places = [spec_of(x) for x in of_keys.values()], [] if segments is None else [segments]
+    of_values = spec_of(inputs.v).partitions
+    of_places = [PartitionSpec(of_values[0], None)] * len(places)
+    made = PartitionSpec(*of_values[:-1], None, None)
+    scan = with_gradient(jax.checkpoint(local), [*specs, *of_places], made, len(specs))
+    return _gathered(checkpoint_name(scan(*of_keys.values(), *places), KEPT), pieces, to_all)
 
-        def after(state: Array, piece: Array) -> tuple[Array, Array]:
-            by, plus = piece[..., size:], piece[..., :size]
-            return (by @ state if is_delta else by * state) + plus, state
 
-        _, states = lax.scan(after, jnp.zeros_like(of_pieces[0, ..., :size]), of_pieces)
+def _results(inputs: Inputs, segments: Array | None, pieces: Pieces, gathered: Array) -> Array:
+    """o like v, by a scan of each piece from the state before it."""
+    size, is_delta, present = inputs.v.shape[-1], inputs.beta is not None, inputs.present
+
+    def local(gathered: Array, *blocks: Array) -> Array:
+        inputs, segments, before = _cut(pieces, [*present], blocks)
+        _, states = _states_of_pieces(pieces.in_order(gathered), size, is_delta=is_delta)
         mine = jnp.moveaxis(jnp.take(states, pieces.numbers_local(), axis=0), 0, 1)
         start = mine.reshape(-1, *mine.shape[2:])
         out, _ = chunked(inputs, segments, start, before)
         return out.reshape(-1, pieces.num_local * pieces.length, *out.shape[2:])
 
-    inputs_given = inputs.present
-    specs, of_values = [spec_of(x) for x in of_keys.values()], spec_of(inputs.v).partitions
-    places = [] if segments is None else [segments]
+    given, places = [gathered, *present.values()], [] if segments is None else [segments]
+    specs, of_values = [spec_of(x) for x in given], spec_of(inputs.v).partitions
     of_places = [PartitionSpec(of_values[0], None)] * len(places)
-    made = PartitionSpec(*of_values[:-1], None, None)
-    scan = with_gradient(jax.checkpoint(summary), [*specs, *of_places], made, len(specs))
-    gathered = _gathered(checkpoint_name(scan(*of_keys.values(), *places), KEPT), pieces, to_all)
-    given = [gathered, *inputs_given.values()]
-    specs = [spec_of(x) for x in given]
     out_spec = PartitionSpec(*of_values)
-    scan = with_gradient(jax.checkpoint(results), [*specs, *of_places], out_spec, len(given))
+    scan = with_gradient(jax.checkpoint(local), [*specs, *of_places], out_spec, len(given))
     return scan(*given, *places)
 
 
@@ -219,9 +251,9 @@ def _over_chunks(
     if decay.ndim == v.ndim:
         size = -(-size // _BLOCK) * _BLOCK
     rest = -length % size
-    wide = [
-        None if x is None else _in_chunks(x.astype(jnp.float32), size, rest) for x in (q, k, v, decay, beta)
-    ]
+    given = q, k, v, decay, beta
+    shapes = [None if x is None else x.shape[2:] for x in given]
+    chunks = [None if x is None else _in_chunks(_flat(x), size, rest) for x in given]
     if segments is None:
         segments = jnp.zeros((batch, length), jnp.int32)
     places = _in_chunks(segments, size, rest, last=True)
@@ -232,12 +264,31 @@ def _over_chunks(
     of_chunk = _chunk
     if log_rates is not None or (k.shape[-1] == 1 and beta is None and decay.ndim < v.ndim):
         of_chunk = partial(_by_scan, None if log_rates is None else rates_of(log_rates))
-    (after, _), out = lax.scan(jax.checkpoint(of_chunk), start, (*wide, places))
+
+    def computed(carry: tuple[Array, Array], chunk: tuple[Array | None, ...]) -> Any:
+        *flat, places = chunk
+        wide: list[Any] = [
+            None if x is None or shape is None else x.astype(jnp.float32).reshape(*x.shape[:2], *shape)
+            for x, shape in zip(flat, shapes, strict=True)
+        ]
+        carry, out = of_chunk(carry, cast("Any", (*wide, places)))
+        return carry, None if out is None else _flat(out.astype(v.dtype))
+
+    (after, _), out = lax.scan(jax.checkpoint(computed), start, (*chunks, places))
     after = after if grouped else after[:, 0]
     if out is None:
         return None, after
-    out = jnp.moveaxis(out, 0, 1).reshape(batch, -1, *out.shape[3:])[:, :length].astype(v.dtype)
+    out = jnp.moveaxis(out, 0, 1).reshape(batch, -1, *v.shape[2:])[:, :length]
     return (out if grouped else out[:, :, 0]), after
+
+
+def _flat(x: Array) -> Array:
+    """x[B, T, ...] as [B, T, n].
+
+    All chunks together are arrays in memory, which on TPUs are stored by tiles of their last two dimensions:
+    with p = 1 last, the tiles would be mostly empty.
+    """
+    return x.reshape(*x.shape[:2], -1)
 
 
 def rates_of(log_rates: Array) -> Array:
