@@ -15,6 +15,7 @@ from meshwright.cost.graph import recomputed_nodes, saved_values
 from meshwright.cost.memory import (
     HeldBytes,
     Memory,
+    alive_bytes,
     held_bytes,
     saved_bytes,
 )
@@ -29,6 +30,7 @@ from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.layout.workload import Workload
 from meshwright.models.config import MLA, ModelConfig, MoE
 from meshwright.models.count import count_params
+from meshwright.models.mixers import ShortConvolution
 from meshwright.models.presets import load_model
 from meshwright.plan.train import price
 from meshwright.platforms import CPU
@@ -401,9 +403,7 @@ def test_rows_of_experts_are_made_beside_what_they_are_made_of() -> None:
 
 _MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"
 _WITH_TENSOR = "experts over `tensor` beside `expert`: a sixth more than planned on TPUs, not traced"
-_OF_POSITIONS = "states of all positions of a chunk of Mamba are not planned, and not traced"
 _FURTHER_OFF = {
-    ("falcon-mamba-7b", "v5p:2x2x2", "fsdp=8,remat=full"): _OF_POSITIONS,
     (
         "mixtral-8x7b",
         "v5p:2x2x2",
@@ -428,6 +428,26 @@ def test_the_compilers_take_about_as_much(case: dict) -> None:
     model = replace(whole, num_layers=case.get("num_layers") or whole.num_layers)
     planned = price(model, load(case["hardware"]), workload, Layout.parse(case["layout"]))
     assert 1 / 1.15 <= case["memory_bytes"] / planned.memory.total <= 1.15, planned.memory
+
+
+def test_tpus_keep_whole_sums_of_layers_outside_of_loops() -> None:
+    """Of the only layer with attention, over a whole slice; three layers with a state run in a loop."""
+    mixers = ("state", "state", "state", "attention")
+    config = replace(SMALL, num_layers=4, short_convolution=ShortConvolution(), mixers=mixers)
+    layout = Layout.of(fsdp=8, remat="full")
+    of_slice = record_training(config, load("v5p:2x2x2"), layout, Shape(8, 2, 2))
+    of_part = record_training(config, load("v5p:2x2x4"), layout.replace(data=2), Shape(16, 2, 2))
+    in_loop, alone = of_slice.layers[0], of_slice.layers[3]
+    kept = [segment.whole_sums for segment in of_slice.segments]
+    assert kept[alone] == BF16 * LAYER_WEIGHTS * 7 // 8
+    assert sum(kept) == kept[alone]
+    assert not any(segment.whole_sums for segment in of_part.segments)
+    whole, parts = (
+        held_bytes(graph, tuple(segment.count for segment in graph.segments), "full")
+        for graph in (of_slice, of_part)
+    )
+    of_loop, of_alone = (alive_bytes(of_slice.segments[one], "full") for one in (in_loop, alone))
+    assert whole.layer == max(of_loop + kept[alone], of_alone) > parts.layer == max(of_loop, of_alone)
 
 
 def test_gpus_hold_a_layer_more_whose_weights_are_gathered_ahead() -> None:

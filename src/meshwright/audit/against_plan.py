@@ -51,6 +51,7 @@ from meshwright.audit.facts.outside_products import (
     update_arithmetic,
 )
 from meshwright.audit.facts.seconds import Prices, step_prices
+from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.remarks import Remark
 from meshwright.cost.priced import PricedCollective
@@ -190,7 +191,8 @@ def _differences(
     """The findings on collectives, products and their types, the costliest first."""
     computed, trains = list(products(program)), is_differentiated(program)
     dtypes = planned.matmul_dtype, planned.attention_dtype
-    wide = wider_products(computed, program, *dtypes, widened=widened, differentiated=trains)
+    not_wide = (one for one in computed if planned.wide.isdisjoint(scope_of(one.op_name)))
+    wide = wider_products(not_wide, program, *dtypes, widened=widened, differentiated=trains)
     different = compare_products(
         planned.products, computed, differentiated=trains, edge=planned.attention_edge
     )

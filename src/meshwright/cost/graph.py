@@ -122,7 +122,8 @@ class Node:
 
     unfused_bytes: kept for the backward pass in addition to `needs` if nothing fuses the operation's steps;
     for a loss ("logits") the bytes of the logits of the whole vocabulary. steps: kind of these steps
-    ("norms", "gates", "keys": see `Software.fused`).
+    ("norms", "gates", "keys": see `Software.fused`). scratch: bytes of arrays that only its backward pass
+    has, besides cotangents.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Node:
     update_transfers: tuple[Transfer, ...] = ()
     recompute_transfers: tuple[Transfer, ...] | None = None
     unfused_bytes: int = 0
+    scratch: Any = 0
     steps: str = ""
 
     def transfers(self, direction: Direction) -> tuple[Transfer, ...]:
@@ -157,7 +159,8 @@ class Segment:
     is on the first stage of a pipeline, or after the layers on the last. handed_on: further values that later
     layers read, and keep for their backward passes. shared: values of an earlier layer that it reads.
     narrowed: bytes of values that are kept in a narrower type, by id. recomputed_early: a compiler may
-    recompute it long before its backward pass, so that recomputed values wait in memory.
+    recompute it long before its backward pass, so that recomputed values wait in memory. whole_sums: bytes of
+    gradients that a compiler sums whole and keeps so until the update, without each device's shard.
     """
 
     name: str
@@ -168,6 +171,7 @@ class Segment:
     shared: tuple[Value, ...] = ()
     narrowed: Mapping[int, Any] = field(default_factory=dict)
     recomputed_early: bool = False
+    whole_sums: Any = 0
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -212,7 +216,8 @@ class Graph:
     the layers' backward passes are done, and keep its operands. XLA for GPU does so to hide collectives; XLA
     for TPU computes it first. gathers_ahead: the next layer's weights are gathered while a layer runs, by a
     loop without one of the layers; not in pipelines, nor if activations are offloaded. fused: names of
-    operations without a node, such as biases. Graphs are compared by identity.
+    operations without a node, such as biases. wide: names of operations whose products are float32.
+    Graphs are compared by identity.
     """
 
     segments: tuple[Segment, ...]
@@ -224,11 +229,18 @@ class Graph:
     head_waits: bool = True
     gathers_ahead: bool = False
     fused: frozenset[str] = frozenset()
+    wide: frozenset[str] = frozenset()
     memo: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     @property
     def trains(self) -> bool:
         return "backward" in self.directions
+
+    @property
+    def unlooped(self) -> set[int]:
+        """Numbers of the segments of stacks with a single layer, which no loop runs."""
+        single = (part.layers for part in self.weights if len(part.layers) == 1)
+        return {self.layers[layer] for layers in single for layer in layers}
 
     def nodes(self) -> Iterator[tuple[Segment, Node]]:
         for segment in self.segments:

@@ -17,7 +17,8 @@ The phases:
                  reduction. If a compiler may defer that gradient (`Graph.head_waits`), its operands wait
                  instead, provided that they are larger. A microbatch's gradients are new arrays until they
                  are added to the sum, if there are several microbatches. In a pipeline they are assumed to be
-                 added at once, except under SPMD 1F1B
+                 added at once, except under SPMD 1F1B. Sums that a compiler leaves whole
+                 (`Segment.whole_sums`) wait for the update while earlier layers run
     embedding    the gradient of its table, as scattered and as reduced, and the head's
 
 If a compiler gathers the next layer's weights ahead (`Graph.gathers_ahead`), it takes one layer out of the
@@ -117,6 +118,7 @@ class HeldBytes(NamedTuple):
     backward pass of a layer. head: beyond its saved values. waits: of the head while the layers run, beyond
     its saved values; negative if these are freed by then. head_gradient: of the head's weight before its
     reduction. table: of the gathered embedding. ahead: of the layer outside the loop, saved and gathered.
+    sums: of gradients that all layers leave whole, without their shards.
 
     Figures are arrays if the graph was recorded for many layouts.
     """
@@ -131,6 +133,7 @@ class HeldBytes(NamedTuple):
     head_gradient: Any
     table: Any
     ahead: Any
+    sums: Any
 
     def with_layers_on_host(self, kept: Any) -> "HeldBytes":
         """These bytes if no layer's values are on the chip while the head runs.
@@ -154,7 +157,7 @@ class HeldBytes(NamedTuple):
         """
         single = microbatches == 1
         new = gradients * (single | apart)
-        tables = 2 * self.table + self.head_gradient - kept
+        tables = 2 * self.table + self.head_gradient + self.sums - kept
         head = self.head + self.ahead + new * single * (self.ahead > 0)
         return larger(larger(self.layer + self.ahead + self.waits + new, head), tables + new) - new * single
 
@@ -175,13 +178,21 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
         left=sum(count * left_bytes(segment) for segment, count in layers),
         once=once,
         on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
-        layer=largest(_alive_in_backward(segment, remat) for segment, _ in layers),
+        layer=largest(alive_bytes(segment, remat) + _sums_after(graph, segment) for segment, _ in layers),
         head=largest(map(_beyond_saved, ends)),
         waits=larger(waits, 0) if graph.head_waits else waits,
         head_gradient=head_gradient,
         table=largest(_table(segment) for segment in ends),
         ahead=largest(_ahead(segment, remat) for segment, _ in layers) if graph.gathers_ahead else 0,
+        sums=sum(segment.whole_sums for segment, _ in layers),
     )
+
+
+def _sums_after(graph: Graph, segment: Segment) -> Any:
+    """Bytes of the whole sums of later layers, whose backward passes run before the segment's."""
+    first = graph.layers.index(graph.segments.index(segment))
+    later = {number for number in graph.layers[first + 1 :] if graph.segments[number] is not segment}
+    return sum(graph.segments[number].whole_sums for number in later)
 
 
 def _ahead(segment: Segment, remat: str) -> Any:
@@ -225,7 +236,7 @@ def saved_bytes(segment: Segment, remat: str) -> int:
 
 
 @kept_with
-def _alive_in_backward(segment: Segment, remat: str) -> Any:
+def alive_bytes(segment: Segment, remat: str) -> Any:
     """Peak bytes of the backward pass of one run in addition to saved values.
 
     Weights are gathered and values recomputed in order, before the first cotangent. A value is alive until
@@ -254,7 +265,8 @@ def _alive_in_backward(segment: Segment, remat: str) -> Any:
             for value in node.inputs:
                 if id(value) in made:
                     cotangents.add(value, value.memory_bytes * copied + passed[0] * (1 - copied))
-            most = larger(most, values.total + cotangents.total + waits + _weight_gradient(node))
+            made_here = waits + _weight_gradient(node) + node.scratch
+            most = larger(most, values.total + cotangents.total + made_here)
         most = larger(most, values.total + cotangents.total)
         _end_of_use(values, segment, last, place)
     return most

@@ -62,7 +62,8 @@ class Lowering:
     heads are padded. scores_dtype: of scores in memory, without flash attention. wide_logits: logits that are
     capped or made of narrow operands are kept in float32, too. head_tokens: tokens of a device in a chunk of
     the head; None: all at once. static_blocks: sizes of the blocks of experts' rows, in a program of
-    static shapes (`blocks_of`); None: rows follow the load.
+    static shapes (`blocks_of`); None: rows follow the load. solves_by_products: triangular systems are solved
+    by products with their inverses.
     """
 
     flash_attention: bool = True
@@ -73,6 +74,7 @@ class Lowering:
     wide_logits: bool = False
     head_tokens: int | None = None
     static_blocks: ExpertBlocks | None = None
+    solves_by_products: bool = False
 
 
 # Flash attention, and no other form that is particular to a platform.
@@ -126,6 +128,7 @@ class Recorder:
         self.nodes: list[Node] = []
         self._narrowed: dict[int, Any] = {}  # bytes of values that are kept narrower than they are made
         self.fused: set[str] = set()  # names of operations that are no nodes
+        self.wide: set[str] = set()  # names of operations whose products are float32
         self._used: set[int] = set()
         self._used_here: list[int] = []
         self._stored: dict[str, StoredWeights] = {}
@@ -138,6 +141,7 @@ class Recorder:
             tuple(self.layer_segments),
             tuple(self._stored.values()),
             fused=frozenset(self.fused),
+            wide=frozenset(self.wide),
         )
 
     def close(

@@ -150,8 +150,15 @@ class _CachedOps(SymbolicOps):
         kernel: Kernel | None = None,
         rows: int = PROMPT_ROWS,
         static_blocks: ExpertBlocks | None = None,
+        *,
+        solves_by_products: bool = False,
     ) -> None:
-        lowering = Lowering(by_blocks=form == "blocks", kernel=kernel, static_blocks=static_blocks)
+        lowering = Lowering(
+            by_blocks=form == "blocks",
+            kernel=kernel,
+            static_blocks=static_blocks,
+            solves_by_products=solves_by_products,
+        )
         super().__init__(config, layout, shape, lowering)
         self.form, self._rows = form, rows
         self._read_shares: dict[MoE, Any] = {}  # all products of an expert have the same share
@@ -436,13 +443,17 @@ def record_pass(
     kernel: Kernel | None = None,
     rows: int = PROMPT_ROWS,
     static_blocks: ExpertBlocks | None = None,
+    solves_by_products: bool = False,
     verified: bool = False,
 ) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
 
-    verified: after each of its T tokens. form, kernel, rows, static_blocks: see _CachedOps.
+    verified: after each of its T tokens. form, kernel, rows, static_blocks: see
+    _CachedOps; solves_by_products: see Lowering.
     """
-    ops = _CachedOps(config, layout, shape, form, kernel, rows, static_blocks)
+    ops = _CachedOps(
+        config, layout, shape, form, kernel, rows, static_blocks, solves_by_products=solves_by_products
+    )
     ops.verified = verified
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
@@ -486,6 +497,7 @@ def record_inference(
         kernel=hardware.chip.platform.flash if has_kernel else None,
         rows=hardware.chip.platform.prompt_rows,
         static_blocks=_static_blocks(hardware) if has_static_rows(hardware, layout) else None,
+        solves_by_products=hardware.chip.platform.solve_blocks,
         verified=queries > 1 and layout.phase == "generate",
     )
 

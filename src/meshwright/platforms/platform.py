@@ -158,7 +158,7 @@ class Platform:
     prompt_rows: int = PROMPT_ROWS
     page_by_page: bool = False  # without tables and without programs for whole prompts
     fused_softmax: bool = False  # scores of attention without a flash kernel have the type of activations
-    ordered_caches: bool = False  # a layer's new pages are written before the next layer begins
+    ordered_caches: bool = False  # a layer's new pages and states are written before the next layer begins
 
     # Products.
     wide_products: bool = False  # a product that is rounded to bf16 is computed in f32
@@ -180,6 +180,8 @@ class Platform:
     # A layer's weights are gathered during the layer before, and the loop leaves out one layer.
     gathers_ahead: bool = False
     head_waits: bool = True  # the head's gradient may be delayed until the layers' backward passes are done
+    # A reduce-scatter over a whole slice is an all-reduce, of which every reader takes its device's part.
+    whole_sums: bool = False
     early_recompute: bool = False  # a stack of a single layer is recomputed before its backward pass
     hides_offload: bool = False  # transfers to the host's memory are hidden, so that a search offers them
     lanes_offload: bool = True  # runs offload=true with schedule=lanes

@@ -54,6 +54,7 @@ TPU = Platform(
     paged=Kernel("ragged", _ragged, joined_heads=True),
     fuses_casts=True,  # XLA:TPU fuses elementwise producers into the convolutions that products become
     head_waits=False,  # XLA computes the gradient of the head's weight first
+    whole_sums=True,  # on all links at once (nn/products/scatter.py)
     hides_offload=True,  # as in published runs
     # XLA's loops use different layouts for the ring of saved activations, and XLA moves the whole ring to the
     # chip between them: an audited step took 2.3 times its planned memory.

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.models.mixers.gated_delta import inverse_flops
 from meshwright.nn.mixers.recurrence import Inputs, by_products, chunked
 
 
@@ -31,6 +32,31 @@ def test_halves_solve_as_the_solver_does(size: int) -> None:
     ]
     for mine, theirs in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [3, 48, 64])
+def test_products_of_a_solution_are_counted(size: int) -> None:
+    """Those of the traced program: of the inverse by halves, and of the inverse by the values."""
+    system, wanted = jnp.zeros((size, size)), jnp.zeros((size, 5))
+    traced = jax.make_jaxpr(by_products.__wrapped__)(system, wanted)
+    flops = 0
+    for each in traced.eqns:
+        if each.primitive.name == "dot_general":
+            ((summed, _), _) = each.params["dimension_numbers"]
+            flops += 2 * each.outvars[0].aval.size * each.invars[0].aval.shape[summed[0]]
+    assert flops == inverse_flops(size) + 2 * size**2 * 5
+
+
+@pytest.mark.parametrize("state_dim", [1, 6])
+def test_arrays_of_all_chunks_have_the_types_of_the_inputs(state_dim: int) -> None:
+    """Float32 is made chunk by chunk: copies of all positions would take twice the memory."""
+    k, v = jnp.zeros((2, 256, 1, state_dim), jnp.bfloat16), jnp.zeros((2, 256, 1, 3, 4), jnp.bfloat16)
+    decay = jnp.zeros(v.shape[:4], jnp.float32)
+    traced = jax.make_jaxpr(lambda *given: chunked(Inputs(*given, None)))(k, k, v, decay)
+    [loop] = [each for each in traced.eqns if each.primitive.name == "scan"]
+    skipped = loop.params["num_consts"] + loop.params["num_carry"]
+    assert [x.aval.dtype for x in loop.invars[skipped:]] == [jnp.bfloat16] * 3 + [jnp.float32, jnp.int32]
+    assert [x.aval.dtype for x in loop.outvars[loop.params["num_carry"] :]] == [jnp.bfloat16]
 
 
 def test_decays_by_element_are_those_of_a_plain_recurrence() -> None:

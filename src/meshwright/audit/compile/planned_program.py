@@ -42,7 +42,8 @@ class PlannedStep:
     stages. update: of the optimizer; None in inference, and if the optimizer's operations are not counted.
     operations: names of all operations of the forward pass and of all sent arrays. elementwise: names of
     elementwise operations. split_weights: number of gradients that each axis splits. attention_edge:
-    additional share of scores that a flash kernel computes in the blocks that the causal mask cuts.
+    additional share of scores that a flash kernel computes in the blocks that the causal mask cuts. wide:
+    operations whose products are float32.
     """
 
     collectives: tuple[PricedCollective, ...]
@@ -59,6 +60,7 @@ class PlannedStep:
     split_weights: Mapping[str, int] = field(default_factory=dict)
     attention_edge: float = 0.0
     attention_dtype: str = "bf16"
+    wide: frozenset[str] = frozenset()
 
     @property
     def state_bytes(self) -> int:
@@ -150,6 +152,7 @@ def planned_step(
         split_weights=_split_weights(plan, stage),
         attention_edge=min(1.0, BLOCK / workload.seq_len),
         attention_dtype=layout.precision.compute_dtype,
+        wide=graph.wide,
     )
 
 

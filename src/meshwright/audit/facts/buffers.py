@@ -182,8 +182,9 @@ class _Liveness:
         known: dict[str, Mapping[Path, _Buffer]] = {}
         for index, instruction in enumerate(instructions):
             for operand in instruction.operands:
-                for buffer in known.get(operand, {}).values():
-                    buffer.last = index
+                for path, buffer in known.get(operand, {}).items():
+                    if _reads(instruction, path):
+                        buffer.last = index
             known[instruction.name] = by_path = self._of(TracedValue(instruction, place), index, known)
             for path, buffer in by_path.items():
                 buffer.values.append(TracedValue(instruction, place, path))
@@ -270,6 +271,11 @@ def _without_shared(
         if old := next(ending, None):
             left.remove(old)
     return left
+
+
+def _reads(instruction: Instruction, path: Path) -> bool:
+    """Whether an instruction reads this part of its operand: of a tuple, only the element that it takes."""
+    return instruction.opcode != "get-tuple-element" or path[:1] == (int(instruction.attributes["index"]),)
 
 
 def _below(by_path: Mapping[Path, _Buffer], index: int) -> dict[Path, _Buffer]:

@@ -25,6 +25,8 @@ _HARMLESS = frozenset({
     "SliceId", "ZeroCrop", "PrepareAsyncCallStart", "PrepareAsyncCallDone",
     # Of a triangular solve on TPUs, which then multiplies by the inverse in products that are counted.
     "InvertDiagBlocksLowerTriangular",
+    # A triangular solve on GPUs. Plans count no FLOPs of it either (models/mixers/gated_delta.py).
+    "__cublas$triangularSolve",
 })  # fmt: skip
 
 # Opcodes of XLA's HloOpcode, without the endings of asynchronous pairs.

@@ -15,11 +15,15 @@ from meshwright.layout.moves.attention import attention_layout, shared_by_heads,
 from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.config import LayerKind
 from meshwright.models.count import state_arrays
-from meshwright.models.mixers.mixer import CHUNK, HEADS, WIDE_FUNCTIONS, StateMixer
+from meshwright.models.mixers.mixer import CHUNK, HEADS, WIDE_FUNCTIONS, AddedFlops, StateMixer
 from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed
 from meshwright.units import whole
+
+# Arrays of the states of a chunk that the backward pass of an associative scan has: of pairs at all levels,
+# 2 (1 + 1/2 + 1/4 ...), and of their cotangents. Compiled for 8 v5p, Falcon Mamba has 8.3 of them.
+_SCANNED = 8
 
 
 class MixerOps(ProductOps):
@@ -80,7 +84,9 @@ class MixerOps(ProductOps):
             operation = placed((x.array, stored.array), x.array, wanted=True)
             self.sum_gradient(stored.name, stored, operation.reshards[1].yielded)
         read = (x, *self._halos(name, x, taps))
-        return self.elementwise(name, read, self.value(x.array, x.dtype), read), cache
+        out = self.value(x.array, x.dtype)
+        last = self._last_inputs(name, x, taps) if self.layout.phase == "prefill" else ()
+        return self.elementwise(name, read, out, read, forward_transfers=last), cache
 
     def recurrence(
         self,
@@ -120,6 +126,7 @@ class MixerOps(ProductOps):
         """The result, like v. scanned, columns: as in `_gathered_states`."""
         mixer, d_model = self._state_mixer(), self.config.d_model
         out = self.value(v.array, v.dtype)
+        self.wide.add(name)
         heads, tokens, chunk = mixer.total_heads(d_model), self._tokens_of_heads(v), self._chunk(v)
         moved = sum(value.bytes_per_device for value in (*inputs, out))
         shape = self.sizes["T"], float(self.sizes["s"]), chunk
@@ -130,10 +137,14 @@ class MixerOps(ProductOps):
             return self.add(Node(name, "attention", inputs, (out,), inputs, (work,)))
         of_state = tokens * heads * self.sizes["s"] * self.sizes["p"] / chunk * 4
         states = Value(v.array.replace(name="chunk_states"), "f32", whole(of_state))
-        flops = mixer.chunk_flops(d_model, chunk) * tokens
+        solved, shared = self._solve_flops(self.sizes["p"], chunk), mixer.shared_flops(d_model, chunk)
+        over_heads = [axis for dim in v.array.dims if dim in HEADS for axis in v.array.axes_of(dim)]
+        repeated = tokens * (self.mesh.size(tuple(over_heads)) - 1)
+        flops = (mixer.chunk_flops(d_model, chunk) + solved.forward) * tokens + shared.forward * repeated
+        of_backward = (mixer.backward_flops(d_model, chunk) + solved.backward) * tokens
         written = of_state * chunk / smaller(mixer.written_every, chunk)
         forward = Work(flops, moved + 2 * written, shape=shape)
-        backward = Work(mixer.backward_flops(d_model, chunk) * tokens, 2 * moved + 4 * written, shape=shape)
+        backward = Work(of_backward + shared.backward * repeated, 2 * moved + 4 * written, shape=shape)
         if over := v.array.axes_of("T"):
             inputs += (self._gathered_states(name, scanned, v, columns),)
             sequences = tokens / self.sizes["T"] * self.mesh.size(over)
@@ -141,9 +152,27 @@ class MixerOps(ProductOps):
             added = mixer.piece_flops(d_model, chunk).added * sequences * num_pieces
             forward = replace(forward, flops=forward.flops + added)
             backward = replace(backward, flops=backward.flops + 3 * added)
-        return self.add(
-            Node(name, "attention", inputs, (out, states), (*inputs, states), (forward,), (backward,))
-        )
+        node = Node(name, "attention", inputs, (out, states), (*inputs, states), (forward,), (backward,))
+        return self.add(replace(node, scratch=self._scratch(v.array, (*scanned, out), of_state, chunk)))
+
+    def _scratch(self, array: ShardedArray, copied: tuple[Value, ...], of_state: Any, chunk: Any) -> Any:
+        """Bytes of arrays of a recurrence's backward pass: copies in the order of chunks, and states.
+
+        Chunks of several sequences together are no part of an array of sequences, so that inputs and the
+        result's cotangent are copied. A scan of the states of a chunk keeps those of all its positions.
+        copied: inputs and result. of_state: bytes of the states between chunks.
+        """
+        has_several = self._local(array, "B") > 1
+        copies = sum(value.bytes_per_device for value in copied) * has_several
+        scans = self._state_mixer().written_every == 1
+        pieces = self.mesh.size(array.axes_of("T"))
+        of_chunk = of_state * chunk * chunk / (self.sizes["T"] / pieces)
+        return whole(copies + scans * _SCANNED * of_chunk)
+
+    def _solve_flops(self, columns: int, chunk: Any) -> AddedFlops:
+        """`StateMixer.solve_flops` on platforms that solve by products."""
+        mixer = self._state_mixer()
+        return mixer.solve_flops(columns, chunk) if self.lowering.solves_by_products else AddedFlops(0.0, 0.0)
 
     def _gathered_states(self, name: str, scanned: tuple[Value, ...], v: Value, columns: int) -> Value:
         """The states and decays of all pieces of a sequence whose positions are split, on each device.
@@ -158,8 +187,10 @@ class MixerOps(ProductOps):
         num_heads = mixer.total_heads(self.config.d_model)
         chunk_states = 4 * tokens * num_heads * sizes["s"] * columns / chunk
         shape = sizes["T"], float(sizes["s"]), chunk
-        forward = Work(flops.forward * tokens, read + 2 * chunk_states, shape=shape)
-        backward = Work(flops.backward * tokens, 2 * read + 4 * chunk_states, shape=shape)
+        solved = self._solve_flops(columns, chunk)
+        of_forward, of_backward = ((a + b) * tokens for a, b in zip(flops[:2], solved, strict=True))
+        forward = Work(of_forward, read + 2 * chunk_states, shape=shape)
+        backward = Work(of_backward, 2 * read + 4 * chunk_states, shape=shape)
         heads = (dim for dim in v.array.dims if dim in HEADS)
         gather = gathered_states(self.layout, name, "".join(("B", "T", *heads, "s", "p")))
         num_pieces = self._pieces_of_device(v.array) * self.mesh.size(v.array.axes_of("T"))
@@ -182,6 +213,16 @@ class MixerOps(ProductOps):
         moved = (sent,) * count
         node = Node(name, "move", (x,), (before,), forward_transfers=moved, backward_transfers=moved)
         return (self.add(node),)
+
+    def _last_inputs(self, name: str, x: Value, taps: Value) -> tuple[Transfer, ...]:
+        """The sum that sends the last inputs of prompts whose positions are split; none if T is whole."""
+        over = x.array.axes_of("T")
+        if not over:
+            return ()
+        count = self.sizes[taps.array.dims[-1]] - 1
+        of_token = self.elements(x.array) / self.sizes["T"] * self.mesh.size(over) * dtype_bytes(x.dtype)
+        sent = whole(count * of_token)
+        return (Transfer("activations", "all_reduce", over, name, sent, x.dtype, critical=False),)
 
     def _chunk(self, v: Value) -> Any:
         """Positions of a chunk: CHUNK, or all of a shorter sequence or of a device's shorter piece."""

@@ -10,12 +10,33 @@ Linear", https://arxiv.org/abs/2510.26692.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar
 
 from meshwright.errors import ModelError
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import CHUNK, Cache, Kind, PieceFlops, State, StateMixer, StateOps, V
+from meshwright.models.mixers.mixer import (
+    CHUNK,
+    AddedFlops,
+    Cache,
+    Kind,
+    PieceFlops,
+    State,
+    StateMixer,
+    StateOps,
+    V,
+)
 from meshwright.models.param import Param
+
+
+def inverse_flops(size: int) -> int:
+    """FLOPs of the inverse of a unit triangular [C, C] by halves: two products below the diagonal, and so on.
+
+    >>> inverse_flops(2), inverse_flops(4)
+    (0, 32)
+    """
+    half = -(-size // 2)
+    return 4 * half**3 + 2 * inverse_flops(half) if size > 2 else 0
 
 
 @dataclass(frozen=True)
@@ -119,6 +140,16 @@ class GatedDelta(StateMixer):
         forward = self.num_key_heads * 2 * chunk * s + self.num_value_heads * 4 * s * columns
         again = self.num_key_heads * 4 * chunk * s + self.num_value_heads * (6 * s + 2 * chunk) * columns
         return PieceFlops(forward, 2 * forward + again, self.num_value_heads * 2 * s * s * self.value_dim)
+
+    def solve_flops(self, columns: int, chunk: float = CHUNK) -> AddedFlops:
+        """The inverse of each value head's system, and its product with the values.
+
+        The backward pass solves again for the states, then for each chunk, and multiplies by the transposed
+        inverse; `backward_flops` has the product for the system's gradient.
+        """
+        inverse, product = inverse_flops(ceil(chunk)) / chunk, 2 * chunk * columns
+        solved = self.num_value_heads * (inverse + product)
+        return AddedFlops(solved, 2 * solved + self.num_value_heads * product)
 
     def step_flops(self, d_model: int) -> float:
         """7 s p for each value head: the state is decayed, read for k and q, and written."""

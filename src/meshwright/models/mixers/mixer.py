@@ -107,6 +107,13 @@ class StateOps(Protocol[V]):
     ) -> tuple[V, Cache]: ...
 
 
+class AddedFlops(NamedTuple):
+    """FLOPs of a token in the forward and the backward pass."""
+
+    forward: float
+    backward: float
+
+
 @dataclass(frozen=True)
 class StateMixer:
     """A table of ModelConfig that describes a mixer with a state.
@@ -157,6 +164,17 @@ class StateMixer:
         s, p = sizes["s"], sizes["p"]
         forward = 2 * self.total_heads(d_model) * s * (p + 1)
         return PieceFlops(forward, 3 * forward, 0.0)
+
+    def shared_flops(self, d_model: int, chunk: float = CHUNK) -> AddedFlops:
+        """The part of `chunk_flops` and `backward_flops` that each device of the heads computes whole."""
+        return AddedFlops(0.0, 0.0)
+
+    def solve_flops(self, columns: int, chunk: float = CHUNK) -> AddedFlops:
+        """Further FLOPs per token if triangular systems are solved by products (`Platform.solve_blocks`).
+
+        columns: elements of a value, or columns of the array that a piece adds.
+        """
+        return AddedFlops(0.0, 0.0)
 
     def step_flops(self, d_model: int) -> float:
         """The same in the recurrent form (a step of generation)."""

@@ -15,6 +15,7 @@ from meshwright.errors import ModelError
 from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import (
     CHUNK,
+    AddedFlops,
     Cache,
     Kind,
     State,
@@ -118,6 +119,11 @@ class StateSpace(StateMixer):
         s, p = self.state_dim, self.head_dim
         again = self.num_groups * 2 * chunk * s + self.num_heads * 2 * s * p
         return 2 * self.chunk_flops(d_model, chunk) + again
+
+    def shared_flops(self, d_model: int, chunk: float = CHUNK) -> AddedFlops:
+        """C . B of the only group, which all devices of its heads compute."""
+        forward = 2 * chunk * self.state_dim if self.num_groups == 1 else 0.0
+        return AddedFlops(forward, 3 * forward)
 
     def step_flops(self, d_model: int) -> float:
         """5 s p for each head: the state is decayed, written and read."""
