@@ -1,10 +1,14 @@
 """The end of a process that serves until a signal stops it."""
 
 import os
+import resource
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 
 
@@ -20,29 +24,41 @@ def end_event() -> threading.Event:
 
 
 @contextmanager
-def ends_after(seconds: float, message: str) -> Iterator[None]:
+def ends_after(seconds: float, message: str, most_bytes: float = inf) -> Iterator[None]:
     """Within, end the process with exit code 2 and a line on stderr if the block takes longer.
 
     For code of libraries that checks nothing and lets other threads run. Its own words on stderr, such as
-    the traces of a panic, are dropped.
+    the traces of a panic, are dropped. most_bytes: of memory that the block adds.
     """
-    stderr = os.dup(2)
+    stderr, is_over, before = os.dup(2), threading.Event(), _peak_bytes()
 
-    def end() -> None:
-        os.write(stderr, f"mw: {message} takes longer than {seconds:g} s\n".encode())
+    def watch() -> None:
+        deadline = time.monotonic() + seconds
+        while not is_over.wait(0.05):
+            if _peak_bytes() - before > most_bytes:
+                end(f"needs more than {most_bytes / 1e6:.0f} MB")
+            if time.monotonic() > deadline:
+                end(f"takes longer than {seconds:g} s")
+
+    def end(why: str) -> None:
+        os.write(stderr, f"mw: {message} {why}\n".encode())
         os._exit(2)
 
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, daemon=True).start()
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
-        timer.cancel()
+        is_over.set()
         os.dup2(stderr, 2)
         os.close(stderr)
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 @contextmanager

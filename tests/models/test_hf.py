@@ -81,6 +81,7 @@ def test_missing_keys_are_named_at_once() -> None:
         ({"sliding_window": 4096}, "mine: sliding_window = 4096 is not supported; fits: None"),
         ({"rope_scaling": {"type": "ntk"}}, "mine: rope_type 'ntk' is not supported; fits: 'default'"),
         ({"rope_scaling": {"type": "linear"}}, "mine: rope scaling lacks factor"),
+        ({"rope_scaling": {"factor": 4.0}}, "mine: rope scaling has factor = 4.0, but no rope_type"),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
             "mine: rope scaling lacks low_freq_factor",

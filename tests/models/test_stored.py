@@ -43,7 +43,6 @@ def _compressed(kind: str, bits: int) -> dict[str, Any]:
         ({"quant_method": ["fp8"]}, None),
         ({"quant_method": "gptq", "bits": [4]}, None),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": {}}}}}, None),
-        ("fp8", None),
     ],
 )  # fmt: skip
 def test_a_file_states_the_type_of_its_matrices(declared: Any, dtype: str | None) -> None:

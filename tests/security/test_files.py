@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,12 +107,23 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "no vocabulary": (tokenizer(model={"vocab": {}, "merges": []}, added_tokens=[]), "has no tokens"),
     "a tokenizer that is a list": (text("tokenizer.json", "[]"), "is not a tokenizer"),
     "a nested tokenizer": (text("tokenizer.json", DEEP), "is not a tokenizer"),
+    "a tokenizer of another model": (
+        tokenizer(model={"vocab": {f"x{i}": i for i in range(357)}, "merges": []}),
+        "has 358 tokens, but the model's vocabulary has 300",
+    ),
+    "a million merges": (tokenizer(model={"merges": [["a", "b"]] * 1_000_001}), "entries in its lists"),
     "a wrong expression": (tokenizer(pre_tokenizer=split("(a")), "is not a tokenizer"),
     "a nested expression": (tokenizer(pre_tokenizer=split("(" * 9999 + ")" * 9999)), "is not a tokenizer"),
     "a template that is a number": (keys("tokenizer_config.json", chat_template=5), "is int, not text"),
     "a template of 2 MB": (text("chat_template.jinja", "{{ x }}" * 300_000), "at most 1,000,000"),
     "settings that are a list": (text("tokenizer_config.json", "[1]"), "not a JSON object"),
     "a nested config": (text("config.json", DEEP), "nested too deeply"),
+    "two bases": (keys("config.json", rope_theta=5e5), "rope_theta = 500000.0 contradicts 10000.0"),
+    "two scalings": (
+        keys("config.json", rope_scaling={"rope_type": "yarn", "factor": 4}),
+        "contradicts rope_parameters",
+    ),
+    "a quantisation that is text": (keys("config.json", quantization_config="fp8"), "must be an object"),
     "a thousand million layers": (keys("config.json", num_hidden_layers=10**9), "at most 10,000"),
     "a wrong dtype": (tensor("model.norm.weight", np.ones(32, bool)), "stored as BOOL"),
     "an empty tensor": (tensor("model.norm.weight", np.ones(0, np.float32)), "is [0] there"),
@@ -154,6 +167,17 @@ def test_the_command_refuses_in_a_line(folder: Path, capfd: pytest.CaptureFixtur
     assert lines[-1].startswith("mw: ") and not any("Traceback" in line for line in lines)
 
 
+def test_reading_that_takes_much_memory_ends_the_command():
+    grows = (
+        "from meshwright.signals import ends_after\n"
+        "with ends_after(50, 'reading it', 1e8):\n"
+        "    pieces = []\n"
+        "    while True: pieces.append(bytes(range(256)) * 40_000)"
+    )
+    ended = subprocess.run([sys.executable, "-c", grows], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "mw: reading it needs more than 100 MB\n")
+
+
 def test_an_expression_that_never_ends_is_an_error(folder: Path):
     tokenizer(pre_tokenizer=split("(a+)+$"))(folder)
     with pytest.raises(RequestError, match=r"^the tokenizer fails on the text: "):
@@ -189,6 +213,12 @@ ESCAPES = [
     "{{ (messages|first).get.__self__ }}",
     "{{ ({}).__getattribute__('__class__') }}",
 ]
+
+
+def test_constants_of_a_template_are_computed_within_its_limits():
+    for constant in ("'a' * 10 ** 12", "'a'|center(10 ** 12)", "[0] * 10 ** 12"):
+        ChatTemplate(f"{{{{ {constant} }}}}").check()  # no MemoryError
+    assert ChatTemplate("{{ 1 + 1 }}").render([]) == "2"
 
 
 @pytest.mark.parametrize("template", ESCAPES)

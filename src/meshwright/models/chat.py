@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateError
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
-from jinja2.nodes import Node, Scope
+from jinja2.nodes import Expr, Impossible, Node, Scope, TemplateData
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -59,13 +60,13 @@ class ChatTemplate:
 
     def _parsed(self, source: str) -> Template:
         # Sandboxed: the template comes with a checkpoint, and a checkpoint is data.
-        # Not optimised: constants such as 9 ** 9 ** 9 would be computed while it is parsed.
         environment = ImmutableSandboxedEnvironment(
             optimized=False,
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
+        environment.code_generator_class = _Unfolded
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
@@ -124,6 +125,18 @@ def _to_json(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+class _Unfolded(CodeGenerator):
+    """Computes no constants while it compiles a template, even with Jinja's optimizer off.
+
+    `{{ "a" * 10 ** 10 }}` would be computed before the limits of rendering hold.
+    """
+
+    def _output_child_to_const(self, node: Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, TemplateData):
+            raise Impossible
+        return super()._output_child_to_const(node, frame, finalize)
 
 
 class _Generation(Extension):

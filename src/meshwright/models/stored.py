@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.dtypes import NUMBER_TYPES, named
+from meshwright.errors import ModelError
 
 # The type by its declaration: a method, and its words for the type of weights if it has several.
 _TYPES = {record.quant_method: record.name for record in NUMBER_TYPES.values() if record.quant_method} | {
@@ -16,9 +17,17 @@ _USUAL_BITS = 4
 
 
 def declared_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The table of a config.json that says how its weights are quantised; None without one."""
-    declared = config.get("quantization_config") or config.get("compression_config")
-    return declared if isinstance(declared, Mapping) else None
+    """The table of a config.json that says how its weights are quantised; None without one.
+
+    Raises ModelError if it is no table.
+    """
+    for key in ("quantization_config", "compression_config"):
+        declared = config.get(key)
+        if declared is not None and not isinstance(declared, Mapping):
+            raise ModelError(f"{key} = {declared!r} must be an object, with quant_method")
+        if declared:
+            return declared
+    return None
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:

@@ -4,12 +4,7 @@ import asyncio
 
 import pytest
 from tests.serve.http.client import MODEL, ask, chat, client, complete, events, post
-from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, byte_tokenizer, count_up, says
-
-from meshwright.errors import CheckpointError
-from meshwright.serve.engine.engine import Engine
-from meshwright.serve.http.app import create_app
-from meshwright.serve.text.tokenizer import Tokenizer
+from tests.serve.mock import EOS, MockRunner, byte_tokenizer, count_up, says
 
 
 def tokens(text: str) -> list[int]:
@@ -243,11 +238,3 @@ def test_health_and_metrics_by_their_stable_names():
         "meshwright_running_requests 0.0",
     ):
         assert line in lines
-
-
-def test_a_tokenizer_of_another_model_is_refused():
-    tokenizer = byte_tokenizer()
-    tokenizer.tokenizer.add_tokens([f"extra{i}" for i in range(100)])
-    message = rf"^tokenizer\.json has 357 tokens, but the model's vocabulary has {VOCAB_SIZE}; "
-    with pytest.raises(CheckpointError, match=message):
-        create_app(Engine(MockRunner()), Tokenizer(tokenizer.tokenizer), MODEL)

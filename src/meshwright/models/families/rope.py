@@ -71,7 +71,7 @@ class Rope:
         return _PARTS
 
     def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-        settings, local = _tables(given)
+        settings, local = _tables(given, name)
         theta = settings.get("rope_theta", given.get("rope_theta"))
         theta = given.get("rotary_emb_base", self.theta) if theta is None else theta
         if settings.get("alpha") and settings.get("rope_type", settings.get("type")) == "dynamic":
@@ -139,11 +139,21 @@ def _rotary_dim(share: Any, d_head: int, name: str) -> int:
     return int(d_head * share)
 
 
-def _tables(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The settings of global and of local layers; the latter is empty if all layers have the same."""
-    settings = given.get("rope_parameters") or given.get("rope_scaling") or {}
+def _tables(given: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The settings of global and of local layers; the latter is empty if all layers have the same.
+
+    Raises ModelError where two keys of the file say different things: transformers 4 and 5 obey another one.
+    """
+    old, new, theta = given.get("rope_scaling"), given.get("rope_parameters"), given.get("rope_theta")
+    settings = new or old or {}
     if isinstance(settings.get("full_attention"), Mapping):
         return settings["full_attention"], settings.get("sliding_attention") or {}
+    if old and new and any(new.get(key) != value for key, value in old.items()):
+        raise ModelError(f"{name}: rope_scaling = {old!r} contradicts rope_parameters = {new!r}; fits: one")
+    if theta is not None and settings.get("rope_theta", theta) != theta:
+        raise ModelError(
+            f"{name}: rope_theta = {theta!r} contradicts {settings['rope_theta']!r} in its table; fits: one"
+        )
     return settings, {}
 
 
@@ -152,6 +162,8 @@ def _scaling(
 ) -> RopeScaling | None:
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind in ("default", "mrope"):  # the sections of mrope have equal positions in text
+        if "rope_type" not in settings and "type" not in settings and settings.get("factor") is not None:
+            raise ModelError(f"{name}: rope scaling has factor = {settings['factor']!r}, but no rope_type")
         return None
     kind = "longrope" if kind == "su" else kind
     if kind not in get_args(RopeKind):

@@ -13,7 +13,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from meshwright.dtypes import number_type
-from meshwright.errors import PlanError
+from meshwright.errors import CheckpointError, PlanError
 from meshwright.layout import Layout
 from meshwright.layout.layout_checks import check_fits
 from meshwright.models.config import ModelConfig
@@ -45,8 +45,17 @@ class ModelFolder:
     load_params: LoadParams
 
     def tokenizer(self) -> Tokenizer:
-        """The folder's tokenizer; CheckpointError if it has none."""
-        return load_tokenizer(self.path)
+        """The folder's tokenizer.
+
+        Raises CheckpointError if it has none, or one with tokens that the model does not have.
+        """
+        tokenizer, size = load_tokenizer(self.path), self.config.vocab_size
+        if tokenizer.vocab_size > size:
+            raise CheckpointError(
+                f"tokenizer.json has {tokenizer.vocab_size} tokens, but the model's vocabulary has {size}; "
+                "they belong to different models"
+            )
+        return tokenizer
 
 
 def load_model_folder(path: Path) -> ModelFolder:

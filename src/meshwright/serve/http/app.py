@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from meshwright.errors import CheckpointError, RequestError
+from meshwright.errors import RequestError
 from meshwright.serve.device.prefill_pool import PrefilledElsewhere
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.metrics import Metrics
@@ -61,13 +61,7 @@ def create_app(
     tracing: receives spans of the requests. prefilled: asks the servers that prefill for this one, if any.
     calls: of a `reader_of` these; by default in threads of this process, without limits.
     Its `state` has the application `probes`, for a port of its own, and the function `end_requests`.
-    Raises CheckpointError if the tokenizer knows tokens that the model does not.
     """
-    if tokenizer.vocab_size > engine.vocab_size:
-        raise CheckpointError(
-            f"tokenizer.json has {tokenizer.vocab_size} tokens, but the model's vocabulary has "
-            f"{engine.vocab_size}; they belong to different models"
-        )
     limits = limits or ClientLimits()
     calls = calls or InThreads(reader_of(engine, tokenizer, model_name, limits))
     api = _Api(Asking(engine, tokenizer), calls, model_name, limits, tracing, prefilled)

@@ -219,7 +219,7 @@ class Connection(HttpToolsProtocol):
         super().pause_writing()
         self._stop_writing_timer()
         self._num_unsent = self.transport.get_write_buffer_size()
-        self._writing_timer = self.loop.call_later(self._open.stalled_seconds, self._look_at_writing)
+        self._writing_timer = self.loop.call_later(self._open.stalled_seconds, self._check_reading)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -230,14 +230,14 @@ class Connection(HttpToolsProtocol):
             self._writing_timer.cancel()
             self._writing_timer = None
 
-    def _look_at_writing(self) -> None:
+    def _check_reading(self) -> None:
         """End the connection, unless its client has read since."""
         seconds, num_unsent = self._open.stalled_seconds, self.transport.get_write_buffer_size()
         if self._num_unsent - num_unsent < _READ_BYTES_PER_SECOND * seconds:
             self.transport.abort()
             return
         self._num_unsent = num_unsent
-        self._writing_timer = self.loop.call_later(seconds, self._look_at_writing)
+        self._writing_timer = self.loop.call_later(seconds, self._check_reading)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -250,21 +250,21 @@ class Connection(HttpToolsProtocol):
     def _start(self, seconds: float) -> None:
         self._stop()
         self._began = self.loop.time()
-        self._timer = self.loop.call_later(seconds, self._look)
+        self._timer = self.loop.call_later(seconds, self._check_arrival)
 
     def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check_arrival(self) -> None:
         """End the connection, unless its body arrives fast enough."""
         seconds = _HEADER_SECONDS
         if not self._in_headers:
             seconds = _BODY_SECONDS + self._num_body_bytes / _BODY_BYTES_PER_SECOND
         left = self._began + seconds - self.loop.time()
         if left > 0:
-            self._timer = self.loop.call_later(left, self._look)
+            self._timer = self.loop.call_later(left, self._check_arrival)
             return
         self._timer = None
         self._refuse(408, "the request took too long to arrive")

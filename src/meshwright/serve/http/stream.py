@@ -85,15 +85,15 @@ class EventStream(StreamingResponse):
             await send(message)
             began = None
 
-        def look() -> None:
+        def check_client() -> None:
             nonlocal timer
             now = loop.time()
             if began is not None and now >= began + self._stalled_seconds:
                 stalled.reschedule(now)
             else:
-                timer = loop.call_at((began or now) + self._stalled_seconds, look)
+                timer = loop.call_at((began or now) + self._stalled_seconds, check_client)
 
-        timer = loop.call_later(self._stalled_seconds, look)
+        timer = loop.call_later(self._stalled_seconds, check_client)
         # The slots are free again when the response is over, however it ended.
         with self._generation:
             try:

@@ -9,10 +9,13 @@ import gc
 import mmap
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,9 @@ from meshwright.serve.workers.timed_stages import limit_by
 
 # The smallest stack of the threads that do in the server what a worker did before is 2 MiB.
 _STACK_BYTES = 2**20
+_LIMITS_MEMORY = sys.platform == "linux"  # macOS takes such a limit, and does not enforce it
 _REAL_SECONDS = 4  # of a limit, for each second of processor time
+_PREPARE_SECONDS = 5.0
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, Any] | None:
@@ -55,11 +60,14 @@ def main() -> None:
     if received is None:
         return
     _, (subject, memory_bytes) = received
+    _end_after(_PREPARE_SECONDS)
     try:
-        subject.prepare()
+        with _limited(_address_space() + memory_bytes):
+            subject.prepare()
     except BaseException as error:  # panics of Rust are no Exception
         control.sendall(frame(ERROR, f"{error}" or type(error).__name__))
         return
+    _end_never()
     control.sendall(frame(RESULT, None))
     gc.freeze()
     while True:
@@ -77,9 +85,7 @@ def _begin_worker(connection: socket.socket, subject: object, memory_bytes: int)
     # The last words of a crash would fill the server's log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     most_bytes = _address_space() + memory_bytes
-    if sys.platform == "linux":  # macOS does not enforce it
-        import resource
-
+    if _LIMITS_MEMORY:
         resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(_STACK_BYTES)
@@ -87,6 +93,20 @@ def _begin_worker(connection: socket.socket, subject: object, memory_bytes: int)
     worker = threading.Thread(target=_work, args=(connection, subject, most_bytes - memory_bytes // 2))
     worker.start()
     worker.join()
+
+
+@contextmanager
+def _limited(most_bytes: int) -> Iterator[None]:
+    """Within, this process has at most this address space."""
+    if not _LIMITS_MEMORY:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _address_space() -> int:
@@ -105,6 +125,12 @@ def _end_after(seconds: float) -> None:
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     faulthandler.dump_traceback_later(_REAL_SECONDS * seconds, exit=True)
+
+
+def _end_never() -> None:
+    """Take the last `_end_after` back."""
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    faulthandler.cancel_dump_traceback_later()
 
 
 def _work(connection: socket.socket, subject: object, last_bytes: int) -> None:
@@ -135,8 +161,7 @@ def _work(connection: socket.socket, subject: object, last_bytes: int) -> None:
             answer = frame(ERROR, ("the request is nested too deeply", 400, None, None))
         except Exception as error:
             answer = frame(ERROR, (f"{type(error).__name__}: {error}", 500, None, None))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        faulthandler.cancel_dump_traceback_later()
+        _end_never()
         try:
             connection.sendall(answer)
         except OSError:  # the server has ended
