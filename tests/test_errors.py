@@ -25,7 +25,8 @@ def test_the_tree_at_the_top_of_the_module_names_them_all() -> None:
         ("v5q", ["v5p", "v5e", "h100"], "did you mean v5p or v5e?"),
         ("tensr", ["data", "tensor"], "did you mean tensor?"),
         ("pipe", ["b", "a"], "known: a, b"),
-        ("zz", list("fedcba"), "nearest: a, b, c, d, e (6 known)"),
+        ("zz", list("fedcba"), "known: a, b, c, d, e, f"),
+        ("zz", list("lkjihgfedcba"), "nearest: a, b, c, d, e (12 known)"),
     ],
 )
 def test_nearest(name: str, known: list[str], hint: str) -> None:

@@ -21,7 +21,7 @@ Our own invariants use `assert`.
 import difflib
 
 # Longer lists of names do not help to choose.
-_MOST_NAMED = 5
+_MOST_NAMED, _ALL_NAMED = 5, 10  # names in a hint: of more known ones, and of all
 _MOST_CHARS = 1000  # of a message to a client
 _MOST_COMPARED = 100  # characters of a name
 
@@ -125,7 +125,7 @@ class RequestError(MeshwrightError):
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A hint with the known words closest to `name`: two if they are close, otherwise five.
+    """A hint with the known words closest to `name`: two if they are close, otherwise all of ten, or five.
 
     >>> nearest("v5q", ["v5p", "v5e", "h100"])
     'did you mean v5p or v5e?'
@@ -134,7 +134,7 @@ def nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    if len(known) <= _MOST_NAMED:
+    if len(known) <= _ALL_NAMED:
         return f"known: {', '.join(sorted(known))}"
     ordered = sorted(known, key=lambda word: (-difflib.SequenceMatcher(None, name, word).ratio(), word))
     return f"nearest: {', '.join(ordered[:_MOST_NAMED])} ({len(known)} known)"

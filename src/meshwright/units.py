@@ -164,7 +164,9 @@ def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
         )
     value = Decimal(match[1].replace("_", "").replace(",", "")) * factor
     if value > 10**18 or value != int(value) or value < 1:
-        raise MeshwrightError(f"{text!r} is not a positive whole number below 1e18")
+        plain = str(text).replace(".", "")
+        hint = f"; write {plain}" if re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", str(text)) else ""
+        raise MeshwrightError(f"{text!r} is not a positive whole number below 1e18{hint}")
     return int(value)
 
 

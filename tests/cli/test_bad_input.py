@@ -143,7 +143,7 @@ def test_one_line_and_exit_2(case: str, files: Path, capsys):
 
 
 def test_at_most_five_names_are_suggested(capsys):
-    assert main(["model", "zzz"]) == 2
+    assert main(["hardware", "zzz"]) == 2
     message = capsys.readouterr().err
     suggested, _, rest = message.partition("nearest: ")[2].partition(" (")
     assert len(suggested.split(", ")) == 5 and rest.endswith("known)\n")

@@ -40,7 +40,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan training", "type mw plan train"),
         ("plan inference", "type mw plan serve"),
         ("plan", "name a command of mw plan: serve, rl, train"),
-        ("plan train llama-3-8b h100:1x8", "such as mw plan train --model"),
+        ("plan train llama-3-8b h100:1x8", "write --model llama-3-8b --hardware h100:1x8"),
         ("plan train --model llama-3-8b --gpus 8", "--gpus is --hardware h100:8 here"),
         ("plan train $P --model llama3-8b", "did you mean llama-3-8b?"),
         ("plan train $P --model 'Llama 3 8B'", "did you mean llama-3-8b?"),
@@ -269,6 +269,39 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("train stdlib", "mw train plan.toml --data stdlib"),
         ("train plan.toml --from llama --lora r16", "write 16"),
         ("train --plan plan.toml", "has no dashes here"),
+        ("plan train --model llama-3-8b h100:8 --batch-tokens 1M --seq-len 8k", "write --hardware h100:8"),
+        ("plan train $P --batch-tokens 1M --seq-len 8.192", "write 8192"),
+        ("plan train $P --hardware h200-64", "write h200:64"),
+        ("plan train $P --hardware a100-40:8", "did you mean a100-40gb?"),
+        ("plan train $P --hardware p4d", "for a p4d.24xlarge"),
+        ("plan train $P --hardware blackwell:8", "did you mean b200"),
+        ("plan train $P --model stable-diffusion", "of another model give its config.json"),
+        ("plan train $P --given '4>=tensor'", "write tensor<=4"),
+        ("plan train $P --given tensor=2,4", "write tensor>=2,tensor<=4"),
+        ("plan train $P --given 'tensor!=8,9'", "write tensor!=8,tensor!=9"),
+        ("plan train $P --given 'remat=none|full'", "a condition has one value; write remat=none"),
+        ("plan train $P --given 'tensor<=4 and pipe == 1'", "write tensor<=4,pipe=1"),
+        ("plan train $P --layout fsdp==8", "write fsdp=8"),
+        ("plan train $P --layout fsdp=8,offload=optimizer", "write offload_optimizer=true"),
+        ("plan train $P --layout fsdp=8,activation_checkpointing=true", "write remat=full"),
+        ("plan train $P --layout plan.toml", "mw compare plan.toml prices its plan"),
+        ("plan train $P --layout tensor = 8", "write --layout tensor=8 without spaces"),
+        ("plan train $P --parallelism tp=8", "write --layout tp=8"),
+        ("plan train $P --set num_layers=16,32", "run it once for each value"),
+        ("plan train $P --trainer.train_batch_size 256", "is --batch-tokens, the sequences"),
+        ("plan train $P --mixed-precision fp8", "is --given matmul_dtype=fp8 here"),
+        ("plan train $P --epoch 3", "--tokens 15T adds the time of a run"),
+        ("plan serve $S --max-cost-per-hour 100", "is --max-price-per-hour"),
+        ("plan serve $S --tokens-per-second 50", "add --tpot 30ms"),
+        ("serve --checkpoint a --disable-radix-cache", "is --no-prefix-cache here"),
+        ("reshard --from fsdp=8 --to tensor=8", "mw reshard BEFORE AFTER"),
+        ("audit train.py step", "write mw audit train.py:step"),
+        ("generate --checkpoint a -p hi", "mw generate PROMPT"),
+        ("hardware rtx 4090", "write mw hardware rtx4090"),
+        ("gpu-count llama-3-70b", "type mw plan train --smallest"),
+        ("gpu-memory llama-3-70b", "type mw fit"),
+        ("python -m vllm.entrypoints.openai.api_server", "type mw serve"),
+        ("launch torchrun -n 8 -- mw train plan.toml", "type mw launch local"),
         ("fit llama-3-8b --on rtx4090", "write --hardware rtx4090"),
         ("fit llama-3-8b --hardware 24GB", "these have 24 GB: a10, l4"),
         ("hardware h100 --compare a100", "type mw compare"),
@@ -334,7 +367,7 @@ def test_rates_are_read_with_their_unit(typed: str, value: float) -> None:
     assert parse_rate(typed) == value
 
 
-@pytest.mark.parametrize("typed", ["RTX 4090", "rtx-4090", "1x4090", "4090"])
+@pytest.mark.parametrize("typed", ["RTX 4090", "1 x RTX 4090", "rtx-4090", "1x4090", "4090"])
 def test_chips_are_read_as_shops_write_them(typed: str) -> None:
     assert catalog.load(f"{catalog.usual(typed)}".partition(":")[0] + ":1").chip.name == "rtx4090"
 

@@ -5,6 +5,7 @@ stdout has only the result (a table, or with --json one document), so that it ca
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -120,7 +121,10 @@ def load_model_with(model: str, changes: str | None) -> ModelConfig:
     try:
         words = read_words(changes)
     except LayoutError as error:
-        raise ModelError(f"--set {changes!r}: write FIELD=VALUE: num_kv_heads=64,d_ff=20480") from error
+        again = "; run it once for each value" if re.search(r"=\d+(,\d+)+$", changes) else ""
+        raise ModelError(
+            f"--set {changes!r}: write FIELD=VALUE: num_kv_heads=64,d_ff=20480{again}"
+        ) from error
     known = [field.name for field in fields(config)]
     for name in words:
         if name not in known:

@@ -19,6 +19,7 @@ from meshwright.cli.other_words import (
     option_here,
     subcommand_here,
 )
+from meshwright.dtypes import KNOWN, named
 from meshwright.errors import HardwareError, MeshwrightError, ModelError, nearest
 
 # The parser's message for a group without a command, such as `mw plan`.
@@ -26,7 +27,7 @@ _NO_COMMAND = "Missing command."
 # difflib's ratio of similarity from which a name is taken for a typing error, or offered as a similar name.
 _TYPO, _ALIKE = 0.85, 0.7
 _MOST_NAMED = 6  # options of a command in a message
-_MOST_ANSWERS = 4  # unknown options that are answered together
+_MOST_ANSWERS = 6  # unknown options that are answered together
 # The answer to a command that resembles none.
 _QUESTIONS = (
     "which layout: mw plan train; to size a service: mw plan serve; does it fit: mw fit; to train or "
@@ -34,6 +35,8 @@ _QUESTIONS = (
 )
 # Words of other programs' commands that have no counterpart in ours: `mw model show llama-3-8b`.
 _VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
+# Words for the arguments of mw reshard.
+_MOVES = {"from": "before", "src": "before", "source": "before", "to": "after", "dst": "after"}
 _LONGEST_VAGUE = 6  # characters, with dashes, of an option that its value explains: --on rtx4090
 _LEAST_BEGUN = 4  # characters, with dashes, of the beginning of an option
 _EXTRA = re.compile(r"Got unexpected extra arguments? ?(?:\(s\) )?\((.+)\)")
@@ -64,7 +67,7 @@ def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequ
         if "Did you mean" not in message:
             return f"{context.command_path} has no command {match[1]!r}; {nearest(match[1], list(names))}"
     if kind == "MissingParameter":
-        return _without_dashes(context, args) or _missing(context)
+        return _without_dashes(context, args) or _missing(context, args)
     if match := _EXTRA.match(message):
         return _extra(match[1].split(), context, args)
     return _of_parser(error)
@@ -82,28 +85,36 @@ _OTHER_VALUE = re.compile(r"layout: (\w+) = '([^']+)'; ")
 def value_fault(message: str, args: Sequence[str]) -> str:
     """A command's fault, with the words to type if a value is another option's or another program's."""
     for option, value in pairwise(plain_words(args)):
-        is_wrong = option in _KINDS and repr(value) in message and not _KINDS[option](value)
-        if is_wrong and (ours := next((name for name, known in _KINDS.items() if known(value)), "")):
+        is_wrong = option in _OF_PLANS and repr(value) in message and not _KINDS[option](value)
+        if is_wrong and (ours := next((name for name in _OF_PLANS if _KINDS[name](value)), "")):
             return f"{option} {value}: this is a value of {ours}; write {ours} {value}"
     if match := _OTHER_WORD.search(message):
         from meshwright.layout.short import WORDS  # here, since most command lines are right
 
         given = f"--{match[1]}"
         value = next((found[1] for arg in args if (found := re.search(rf"{match[1]}=([^,\s]+)", arg))), "")
-        ours = option_here(given, ["--given"], value) or with_value(meaning(given, ["--given"]), value)
+        options = ["--given"], ["--batch-tokens", "--seq-len", "--set", "--hardware"]
+        ours = next(filter(None, (option_here(given, each, value) for each in options)), "")
+        ours = ours or with_value(meaning(given, ["--given"]), value)
         ours = "" if get_close_matches(match[1], WORDS, cutoff=_TYPO) else ours
         return f"layout: {match[1]} is {ours.removeprefix('--given ')} here" if ours else message
     if match := _OTHER_VALUE.search(message):
         from meshwright.layout.short import value_here
 
         ours = value_here(match[1], match[2])
-        return f"{message}; write {ours}" if ours and ours != f"{match[1]}={match[2]}" else message
+        listed = set(re.findall(r"[\w-]+", message.partition("fits: ")[2]))
+        fits = ours.partition(",")[0].partition("=")[2] in listed if listed else bool(ours)
+        return f"{message}; write {ours}" if fits and ours != f"{match[1]}={match[2]}" else message
     return message
 
 
 def unknown_command(words: Sequence[str], commands: Sequence[str]) -> str:
     """What to type in place of an unknown command, the first of `words`, as the end of a sentence."""
     name = words[0]
+    if name in ("python", "python3") and "-m" in words[:-1]:
+        name = words[list(words).index("-m") + 1]  # python -m vllm.entrypoints...
+        if ours := command_of_words(name, commands):
+            return f"type {ours}"
     if ours := command_here(name, commands):
         return f"type {ours}"
     if close := get_close_matches(name, [*commands, "help", "version"], n=2, cutoff=_ALIKE):
@@ -136,7 +147,7 @@ def _unknown_option(given: str, context: Any, args: Sequence[str], commands: Seq
     path = context.command_path
     if answer := _too_early(given, context, args, commands):
         return answer
-    options = [name for param in context.command.params for name in param.opts]
+    options = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
     value = _value_of(given, args)
     if answer := _short_option(given, context, args) or _renamed(given, path, options, value):
         return answer
@@ -144,7 +155,7 @@ def _unknown_option(given: str, context: Any, args: Sequence[str], commands: Seq
         return f"{given} has no dashes here: {path} {argument}"
     if ours := meaning(given, options):
         return f"{given} is {with_value(ours, value)} here"
-    if answer := _by_value(value, options, given):
+    if len(given) <= _LONGEST_VAGUE and (answer := _by_value(value, options, given)):
         return answer
     owners = _with_option(given, commands)
     typo = get_close_matches(given, options, n=2, cutoff=_TYPO)
@@ -154,10 +165,17 @@ def _unknown_option(given: str, context: Any, args: Sequence[str], commands: Seq
         return answer
     if not owners and given.lstrip("-") in commands:
         return f"{given}: this is a command; type mw {given.lstrip('-')}"
+    return _unexplained(given, value, path, options, owners)
+
+
+def _unexplained(given: str, value: str, path: str, options: Sequence[str], owners: Sequence[str]) -> str:
+    """The answer to an option that no table explains, by its value, its owners and similar names."""
     if path == "mw train" and "mw plan train" in owners:
         return f"{given}: the plan sets it: mw plan train {given} {value}".rstrip()
     if owners:
         return f"{path} has no {given}; it is an option of {' and '.join(owners[:3])}"
+    if answer := _by_value(value, options, given):
+        return answer
     begun = [option for option in options if len(given) >= _LEAST_BEGUN and option.startswith(given)]
     near = get_close_matches(given, options, n=2, cutoff=_ALIKE) if len(given) > _LEAST_BEGUN else []
     if alike := begun[:2] or near:
@@ -183,20 +201,23 @@ def _argument(given: str, context: Any) -> str:
     arguments = [param for param in context.command.params if param.param_type_name == "argument"]
     words = {word for each in arguments for word in (each.name, *re.findall(r"[a-z]+", _shown(each).lower()))}
     plain = given.lstrip("-")
-    if (
-        plain in words
-        or {"from": "before", "to": "after", "src": "before", "dst": "after"}.get(plain) in words
-    ):
+    if plain in words or _MOVES.get(plain.partition("-")[0]) in words:
         return " ".join(map(_shown, arguments))
     return ""
 
 
 def _by_value(value: str, options: Sequence[str], given: str) -> str:
-    """The option that takes a value, for an option of a short name that nothing else explains."""
-    if not value or len(given) > _LONGEST_VAGUE:
+    """The option that takes a value, for an option whose name explains nothing; empty if none does."""
+    if not value:
         return ""
-    ours = next((name for name, known in _KINDS.items() if name in options and known(value)), "")
-    return f"{given} is {ours} here; write {ours} {value}" if ours else ""
+    if ours := next((name for name, known in _KINDS.items() if name in options and known(value)), ""):
+        return f"{given} is {ours} here; write {ours} {value}"
+    dtypes = [name for name in options if name.endswith("-dtype")]
+    if dtypes and named(value) in KNOWN:
+        alike = get_close_matches(given, dtypes, n=1)
+        hint = f"; write {alike[0]} {value}" if alike else ""
+        return f"{given}: number types are {' and '.join(dtypes)}{hint}"
+    return ""
 
 
 def _renamed(given: str, path: str, options: Sequence[str], value: str) -> str:
@@ -210,8 +231,16 @@ def _renamed(given: str, path: str, options: Sequence[str], value: str) -> str:
 
 
 def _short_option(given: str, context: Any, args: Sequence[str]) -> str:
-    """The answer to `-model`, which the parser reads as `-m`; empty for options with two dashes."""
-    return _without_dashes(context, args) if len(given) == 2 else ""
+    """The answer to `-model`, which the parser reads as `-m`, and to an argument's letter; else empty."""
+    if len(given) != 2 or given == "-h":
+        return ""
+    begun = [
+        _shown(param)
+        for param in context.command.params
+        if param.param_type_name == "argument" and param.name.startswith(given[1])
+    ]
+    no_dashes = f"{given} has no dashes here: {context.command_path} {begun[0]}" if begun else ""
+    return _without_dashes(context, args) or no_dashes
 
 
 def _without_dashes(context: Any, args: Sequence[str]) -> str:
@@ -260,7 +289,11 @@ def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
         if option := next((name for name, known in _KINDS.items() if name in options and known(word)), ""):
             return f"{word!r} belongs to no option; write {option} {word}"
     word = words[0]
+    if joined := _joined(word, context, args):
+        return f"write {context.command_path} {joined}"
     before = list(args[: args.index(word)]) if word in args else []
+    if word == "=" and len(before) >= 2:
+        return f"write {before[-2]} {before[-1]}={''.join(words[1:2])} without spaces"
     if before and before[-1] in _VERBS:
         return f"leave out {before[-1]!r}: {path} {word}"
     if len(before) >= 2 and "," in (getattr(options.get(before[-2]), "metavar", None) or ""):
@@ -272,6 +305,19 @@ def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
     arguments = [_shown(param) for param in params if param.param_type_name == "argument"]
     takes = f"takes {' '.join(arguments)}" if arguments else "takes only options"
     return f"{path} {takes}; leave out {word!r}{_such_as(context)}"
+
+
+def _joined(word: str, context: Any, args: Sequence[str]) -> str:
+    """The argument before a surplus word, joined with it, if both together are a value: `rtx 4090`."""
+    before = args[args.index(word) - 1] if word in args[1:] else ""
+    arguments = {param.name for param in context.command.params if param.param_type_name == "argument"}
+    kinds = [known for name, known in _KINDS.items() if arguments & {name.lstrip("-"), _ARGUMENTS.get(name)}]
+    if before.endswith(".py") and word.isidentifier():
+        return f"{before}:{word}"
+    for joint in ("", "-"):
+        if before and any(known(f"{before}{joint}{word}") for known in kinds):
+            return f"{before}{joint}{word}"
+    return ""
 
 
 def _shown(argument: Any) -> str:
@@ -301,12 +347,13 @@ def _is_model(word: str) -> bool:
 
 
 def _is_layout(word: str) -> bool:
-    from meshwright.layout.short import clean_words, read_words
+    from meshwright.layout.short import WORDS, read_words, word_here
 
     try:
-        return bool(clean_words(read_words(word)))
+        words = read_words(word)
     except MeshwrightError:
         return False
+    return bool(words) and all(word_here(key).partition("=")[0] in WORDS for key in words)
 
 
 def _is_address(word: str) -> bool:
@@ -317,6 +364,7 @@ def _is_corpus(word: str) -> bool:
     return word in ("stdlib", "stories") or word.endswith((".txt", ".jsonl", ".parquet"))
 
 
+_ARGUMENTS = {"--hardware": "name"}  # names of arguments that take the values of an option
 # Options whose values are recognised, in the order in which they are tried.
 _KINDS = {
     "--layout": _is_layout,
@@ -325,15 +373,26 @@ _KINDS = {
     "--url": _is_address,
     "--data": _is_corpus,
 }
+_OF_PLANS = ("--layout", "--hardware", "--model")
 
 
-def _missing(context: Any) -> str:
+def _missing(context: Any, args: Sequence[str]) -> str:
     """The missing options and arguments, in one line with the command's first example."""
     lacking = [
         param.opts[-1] if param.param_type_name == "option" else _shown(param)
         for param in context.command.params
         if param.required and context.params.get(param.name) is None
     ]
+    valued = {
+        name
+        for param in context.command.params
+        if not getattr(param, "is_flag", False)
+        for name in param.opts
+    }
+    words = [word for before, word in pairwise(["", *args]) if before not in valued and word[:1] != "-"]
+    found = {name: next(filter(_KINDS[name], words), "") for name in lacking if name in _OF_PLANS}
+    if written := " ".join(f"{name} {word}" for name, word in found.items() if word):
+        return f"{context.command_path} needs {', '.join(lacking)}; write {written}"
     return f"{context.command_path} needs {', '.join(lacking)}{_such_as(context)}"
 
 

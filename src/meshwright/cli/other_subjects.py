@@ -63,7 +63,7 @@ _MEANINGS: dict[str, str] = {
     "--ttft-p95": "ttft first-token; ms p95 latency",
     "--tpot-p95": "tpot itl; ms p95 latency",
     "--prompt-tokens": "input prompt isl; len length tokens seq random",
-    "--output-tokens": "output answer completion osl; len length tokens seq random size",
+    "--output-tokens": "output answer completion osl response; len length tokens seq random size",
     "--rate 20": "rps qps; request rate requests second",
     "--rate 20, or 1.7M/day for a number a day,": "requests traffic; rate day daily hour",
     "--replicas 2": "replicas instances workers",
@@ -171,7 +171,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "distributed-backend ddp-backend dist-backend"
         ),
         _OF_PROGRAM: (
-            "attention fused fusion graph graphs kernel kernels overlap compile dynamo inductor bucket "
+            "async attention fused fusion graph graphs kernel kernels overlap compile dynamo inductor bucket "
             "buckets ddp dispatcher p2p ub liger sdpa te transformer-engine prefetch gather allreduce rs ag "
             "jit workers autotune impl transformer mcore legacy engine"
         ),
@@ -197,7 +197,10 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         ),
     },
     "mw plan serve": {
-        "the frontier lists tokens/s; add --tpot 30ms or --max-price-per-hour 50": "tps throughput goal",
+        "--drafts 3 --acceptance 0.7 plans drafts": "speculative spec eagle draft lookahead",
+        "the frontier lists tokens/s; add --tpot 30ms or --max-price-per-hour 50": (
+            "tps throughput goal tokens-per output-speed"
+        ),
         "a rate needs how often each asks: 100 "
         "users with a request a minute are --rate "
         "100/min; 100 requests at once are --phase "
@@ -207,9 +210,11 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         ),
         "it plans and starts nothing; --engine vllm prints the line that does": (
             "port host api served log loglevel ssl uvicorn metrics download revision trust download-dir ipc "
-            "chat tool parser template rank"
+            "chat tool parser template rank router routing"
         ),
-        "--rate 20 finds the fewest replicas that hold it": "autoscale autoscaling scale scaling replicas",
+        "--rate 20 finds the fewest replicas that hold it": (
+            "autoscale autoscaling scale scaling replicas instances lb balancer"
+        ),
         "weights and cache stay on the chips; leave it out": "offload cpu host",
         "with --rate 20 separate pools for prefill and decoding are tried too": (
             "decode prefill pd disaggregation disaggregated disagg kv-transfer transfer prefill-workers "
@@ -221,7 +226,6 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "--prefix-hit 0.5 is the share of prompts that a prefix cache has; 0, the default, is none": (
             "prefix radix caching hicache"
         ),
-        "--drafts 3 --acceptance 0.7 plans drafts": "speculative spec eagle draft lookahead",
         "--weights-dtype, --kv-dtype and --matmul-dtype name number types": (
             "kv quant quantization scales dtype precision fp8 bits"
         ),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection
 
 from meshwright.cli.other_values import MACHINE, with_value
+from meshwright.dtypes import types_for
 
 # Words to type here, each with the options of other programs that mean the same. Words are offered only to
 # commands that have their first option, so an option may be listed several times.
@@ -146,7 +147,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--memory-fraction", "--gpu-memory-utilization", "--mem-fraction-static",
         "--per-process-gpu-memory-fraction", "--xla-python-client-mem-fraction",
     ),
-    "--max-price-per-hour": ("--budget", "--max-cost", "--max-price"),
+    "--max-price-per-hour": (
+        "--budget", "--max-cost", "--max-price", "--max-cost-per-hour", "--max-hourly-cost",
+        "--hourly-budget",
+    ),
     "--days": ("--deadline", "--duration"),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
     "--set num_layers=32": ("--num-layers", "--layers"),
@@ -195,6 +199,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--url": ("--base-url", "--endpoint", "--host"),
 }  # fmt: skip
 
+_SHORT = 5  # characters, with dashes: --tps is not --tp
 _RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
 _LENGTH_OF_RUN = "--epochs", "--num-epochs", "--num-train-epochs", "--steps", "--max-steps", "--train-iters"
 # Answers to options that have no counterpart in a command, by command.
@@ -239,7 +244,9 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "slices are part of the machine: --hardware 2*v5p:4x4x4": ("--num-slices", "--slices", "--num-pods"),
         "repeat --hardware to compare machines": ("--compare", "--vs", "--versus", "--against"),
-        "with --smallest and --tokens 15T type --days 30": ("--time-limit", "--max-time", "--wall-time"),
+        "with --smallest and --tokens 15T type --days 30": (
+            "--time-limit", "--max-time", "--wall-time", "--hours",
+        ),
         "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
         "a plan prices one step; --tokens 15T adds the time of a run": _LENGTH_OF_RUN,
     },
@@ -361,12 +368,26 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     >>> option_here("--gpu", ["--hardware"], "4090"), option_here("--gpus", ["--hardware"], "16")
     ('--hardware 4090', '--hardware h100:16')
     """
-    plain = given.replace("_", "-").lower()
+    plain = _plain(given)
     for ours, theirs in _OPTIONS.items():
         first_option = ours.split()[0].rstrip(",")
-        if plain in theirs and first_option in options:
+        if not {plain, *_other_number(plain)}.isdisjoint(theirs) and first_option in options:
+            narrow = first_option == "--compute-dtype" and value not in types_for("activations")
+            if narrow and "--given" in options and value in types_for("operands"):
+                return f"--given matmul_dtype={value}"
             return with_value(ours, value)
     return plain if plain in options and plain != given else ""
+
+
+def _plain(option: str) -> str:
+    """An option as the tables have it: in lower case, with dashes, without the groups before its last dot.
+
+    >>> _plain("--training.seq_len"), _plain("-N")
+    ('--seq-len', '-N')
+    """
+    if len(option) == 2:
+        return option
+    return "--" + option.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
 
 
 def answer_here(given: str, command: str) -> str:
@@ -375,9 +396,17 @@ def answer_here(given: str, command: str) -> str:
     >>> answer_here("--epochs", "mw plan train")
     '--epochs: a plan prices one step; --tokens 15T adds the time of a run'
     """
-    plain = given.replace("_", "-").lower()
+    plain = _plain(given)
+    names = {plain, *_other_number(plain)}
     answers = _ANSWERS.get(command, {}).items()
-    return next((f"{given}: {answer}" for answer, options in answers if plain in options), "")
+    return next((f"{given}: {answer}" for answer, options in answers if not names.isdisjoint(options)), "")
+
+
+def _other_number(option: str) -> tuple[str, ...]:
+    """An option in the plural for one in the singular, and the other way round; none for short options."""
+    if len(option) <= _SHORT:
+        return ()
+    return (option[:-1],) if option.endswith("s") else (f"{option}s",)
 
 
 def command_here(given: str, commands: Collection[str]) -> str:
@@ -397,20 +426,31 @@ def command_here(given: str, commands: Collection[str]) -> str:
     return ""
 
 
+_VERBS = {"merge", "convert", "quantize", "quantise", "train", "export", "serve", "push", "benchmark"}
+_NUMBERS, _OF_CHIPS = {"count", "num", "number", "many", "needed"}, {"gpu", "gpus", "chips", "nodes", "tpus"}
+
+
 def command_of_words(given: str, commands: Collection[str]) -> str:
-    """The command line for an unknown command of several words, by its first word that is known.
+    """The command line for an unknown command of several words, by the word that tells its subject.
 
     >>> command_of_words("merge-lora", ["export"]), command_of_words("vram-use", ["fit"])
     ('mw export', 'mw fit')
     """
-    for word in re.split(r"[-_ ]", given.lower()):
+    words = re.split(r"[-_ .]", given.lower())
+    if set(words) & _NUMBERS and set(words) & _OF_CHIPS:
+        return "mw plan train --smallest"
+    # A first verb, or the last noun, says what is wanted: merge-lora, gpu-memory.
+    for word in words if words[0] in _VERBS else words[::-1]:
         if ours := f"mw {word}" if word in commands else command_here(word, commands):
             return ours
     return ""
 
 
-# Commands of `mw plan` and `mw bench`, each with the words that people try.
+# Commands of `mw plan`, `mw bench` and `mw launch`, each with the words that people try.
 _SUBCOMMANDS = {
+    "local": ("torchrun", "mpirun", "accelerate", "here", "processes", "deepspeed", "multiprocess"),
+    "slurm": ("sbatch", "srun", "hpc"),
+    "k8s": ("kubernetes", "kubectl", "jobset", "kueue", "gke", "helm"),
     "train": ("training", "pretrain", "pretraining", "finetune", "fit"),
     "serve": ("serving", "inference", "infer", "server", "generate", "decode", "prefill", "deploy"),
     "rl": ("rlhf", "grpo", "ppo", "reinforcement", "post-training"),

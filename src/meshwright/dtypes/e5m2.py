@@ -12,7 +12,7 @@ TYPE = NumberType(
     largest=57344.0,
     jax="float8_e5m2",
     hlo=("f8e5m2", "f8e5m2fnuz"),
-    aliases=("float8_e5m2",),
+    aliases=("float8_e5m2", "fp8_e5m2"),
     scales=Scales(),
     safetensors="F8_E5M2",
 )

@@ -18,7 +18,7 @@ TYPE = NumberType(
         "f8e5m2fnuz",
         "f8e8m0fnu",
     ),
-    aliases=("e4m3", "float8_e4m3fn"),
+    aliases=("e4m3", "float8_e4m3fn", "fp8_e4m3", "float8_e4m3"),
     scales=Scales(),
     safetensors="F8_E4M3",
     compressed_tensors="float-quantized",

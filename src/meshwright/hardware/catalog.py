@@ -74,13 +74,17 @@ def usual(spec: str) -> str:
     ('v4p:16', 'v4p:16')
     >>> usual("RTX 4090"), usual("2x4090")
     ('rtx4090', 'rtx4090:2')
-    >>> usual("2 x RTX 3090")
-    'rtx3090:2'
+    >>> usual("2 x RTX 3090"), usual("v5e 16x16")
+    ('rtx3090:2', 'v5e:16x16')
     """
     for joined in (spec.replace(" ", ""), spec.replace(" ", "-")):
         name, colon, sizes = joined.partition(":")
         if " " in spec and name.lower() in _aliases():
             return f"{_aliases()[name.lower()]}{colon}{sizes}"
+    if match := re.fullmatch(r"(.*\S) +(\d+(?:x\d+)+)", spec):
+        return f"{usual(match[1])}:{match[2]}"
+    if match := re.fullmatch(r"(\d+)x([a-z][\w-]*:\d+(?:x\d+)+)", spec, re.I):
+        return f"{match[1]}*{match[2]}"
     joined = spec.replace(" ", "")
     for pattern, form in _USUAL:
         if (match := re.fullmatch(pattern, joined, re.I)) and match["name"].lower() in _aliases():
@@ -168,7 +172,8 @@ _OF_VENDORS = {
     "nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"), "google": ("v5p", "v6e"),
     "apple": ("m4-max", "m3-ultra"), "macbook": ("m4-max", "m4-pro"), "mac": ("m4-max", "m4-pro"),
     **dict.fromkeys(("local", "localhost", "here", "this", "laptop", "pc", "self"), ("cpu:8",)),
-    "aws": ("trainium2", "inferentia2"), "gpu": ("h100", "rtx4090"),
+    "aws": ("trainium2", "inferentia2"), "gpu": ("h100", "rtx4090"), "ampere": ("a100-80gb",),
+    "hopper": ("h100", "h200"), "blackwell": ("b200", "gb200-nvl72"), "trainium": ("trainium2",),
 }  # fmt: skip
 
 
@@ -189,20 +194,27 @@ def _like(name: str, known: Iterable[str]) -> str:
     )
     if machine in _machines():
         return f"write {_machines()[machine]}"
+    if sized := next((each for each in _machines() if each.startswith(f"{machine}.")), ""):
+        return f"write {_machines()[sized]} for a {sized}"
     if size := re.fullmatch(r"(\d+) ?gi?b?", name):
         return f"name a chip; these have {size[1]} GB: {', '.join(_with_memory(int(size[1])))}"
     if _OF_CLOUDS.fullmatch(name):
         return "the catalog lacks this cloud machine; write its chips, such as a10:4 (mw hardware lists them)"
+    counted = re.fullmatch(r"(.+?)[ _-](\d+)", name)
+    if counted and counted[1] in known and not any(chip.startswith(name) for chip in known):
+        return f"write {_aliases()[counted[1]]}:{counted[2]}"
     words = set(re.split(r"[^a-z0-9]+", name.replace("litepod", "e").replace("lite", "e")))
     joined = re.sub(r"[^a-z0-9]", "", name)
+    begun = sorted((chip for chip in names() if len(name) > 1 and chip.startswith(name)), key=len)
+    if begun:
+        return f"did you mean {' or '.join(begun[:3])}?"
     within = [chip for chip in known if words >= set(chip.split("-")) or joined == chip.replace("-", "")]
     if within:
         return f"did you mean {max(within, key=len)}?"
     for word, chips in _OF_VENDORS.items():
         if word in words:
             return f"did you mean {' or '.join(chips)}?"
-    begun = sorted((chip for chip in names() if len(name) > 1 and chip.startswith(name)), key=len)
-    return f"did you mean {' or '.join(begun[:3])}?" if begun else nearest(name, list(known))
+    return nearest(name, list(known))
 
 
 @cache

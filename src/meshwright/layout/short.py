@@ -46,9 +46,10 @@ _ALSO: dict[str, str] = {
     **dict.fromkeys(("vpp", "vp", "virtual_pipeline_model_parallel_size"), "interleave"),
     **dict.fromkeys(("recompute", "checkpoint", "activation_checkpointing", "ac"), "remat"),
     **dict.fromkeys(("zero_stage", "zero_optimization"), "zero"),
+    **dict.fromkeys(("dtype", "precision", "params_dtype"), "weights_dtype"),
 }
 # Options of the commands, which people also write among the words of a layout.
-_NOT_IN_LAYOUTS = ("model", "hardware", "seq-len", "batch-tokens", "batch", "software", "network", "price")
+_NOT_IN_LAYOUTS = ("model", "hardware", "seq-len", "batch-tokens", "software", "network", "price", "for")
 # How a flag may be written; True and 1 are the same key.
 _FLAGS: dict[object, bool] = {
     True: True,
@@ -83,6 +84,13 @@ def read_words(text: str) -> dict[str, object]:
         raise LayoutError(
             f"layout: {text.strip()!r} is not a layout; leave it out, and all layouts are searched"
         )
+    if text.strip().endswith(".toml"):
+        raise LayoutError(
+            f"layout: {text.strip()} is a file; mw compare {text.strip()} prices its plan, or write words "
+            "such as data=2,fsdp=4"
+        )
+    if "==" in text:
+        raise LayoutError(f"layout: pairs have one =; write {text.strip().replace('==', '=')}")
     bare = re.sub(r"[\[\]{}()'\"\s]", "", text).replace(":", "=")
     if re.search(r"[\[\]{}()'\"]", text) and re.fullmatch(r"\w+=[\w.-]+(,\w+=[\w.-]+)*", bare):
         raise LayoutError(f"layout: pairs have no brackets or quotes; write {bare}")
@@ -179,6 +187,8 @@ def value_here(word: str, value: str) -> str:
         name = next((name for name in OPTIMIZERS if name.removesuffix("w") in plain), "")
         narrow = ",optimizer_dtype=int8" if "8bit" in plain else ""
         return f"optimizer={name}{narrow}" if name else ""
+    elif word == "offload":
+        return "offload_optimizer=true" if "optim" in plain else "offload=true"
     elif word.endswith("_dtype"):
         return f"{word}={named(value)}" if named(value) in KNOWN else ""
     else:
@@ -212,9 +222,8 @@ def clean_words(values: Mapping[str, object]) -> dict[str, Any]:
     clean = dict(values)
     for key, value in values.items():
         if word := _ALSO.get(key.lower()):
-            raise LayoutError(
-                f"layout: {key} is {word.partition('=')[0]} here; write {_written(word, value)}"
-            )
+            fits = value_here(word, str(value)) or _written(word, value)
+            raise LayoutError(f"layout: {key} is {word.partition('=')[0]} here; write {fits}")
         if (option := key.lower().replace("_", "-")) in _NOT_IN_LAYOUTS:
             raise LayoutError(f"layout: {key} is an option; write --{option} {value}")
         if key not in WORDS:

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import ModelError, nearest
+from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families import families, naming
 from meshwright.models.families.family import Family, Preset
@@ -36,6 +37,7 @@ def load_model(spec: str) -> ModelConfig:
     raise ModelError(f"model {spec!r} is neither a preset nor a path; {_like(spec)}")
 
 
+_ALIKE, _LEAST_WITHIN = 0.75, 4  # difflib's ratio of names that are offered; characters within a name
 # Models whose sizes are not published.
 _CLOSED = ("gpt-4", "gpt4", "gpt-5", "gpt5", "o1", "o3", "claude", "gemini", "chatgpt", "gpt-3.5")
 
@@ -67,7 +69,11 @@ def _like(spec: str) -> str:
     ]
     if wanted and (presets := same or begin_so or of_size or of_family):
         return f"did you mean {' or '.join(presets[:4])}?"
-    return nearest(spec.lower(), list(PRESETS))
+    if within := [name for name in PRESETS if len(wanted) >= _LEAST_WITHIN and wanted in plain(name)]:
+        return f"did you mean {' or '.join(within[:4])}?"
+    close = get_close_matches(spec.lower(), PRESETS, n=2, cutoff=_ALIKE)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{hint}mw model lists the presets; of another model give its config.json"
 
 
 def _on_the_hub(spec: str) -> str:

@@ -1,11 +1,12 @@
 """Conditions that every layout of a search must meet: `pipe<=4,schedule!=zb-v,tensor=8`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from operator import eq, ge, gt, le, lt, ne
 
-from meshwright.errors import PlanError, nearest
+from meshwright.errors import PlanError
 from meshwright.layout import COMPANY, Layout
 from meshwright.layout.short import WORDS, clean_words, read_words, word_here
 from meshwright.units import parse_bytes
@@ -33,7 +34,17 @@ _NO_CONDITIONS = {
         "the machine is --hardware h100:4; --smallest finds the fewest chips",
     ),
     **dict.fromkeys(
-        ("step_time", "step_seconds", "seconds", "time", "mfu", "hfu", "throughput", "tokens_per_second"),
+        (
+            "step_time",
+            "step_seconds",
+            "seconds",
+            "time",
+            "mfu",
+            "hfu",
+            "fits",
+            "throughput",
+            "tokens_per_second",
+        ),
         "it is a result, by which layouts are ranked; leave it out",
     ),
     **dict.fromkeys(
@@ -44,6 +55,9 @@ _NO_CONDITIONS = {
 }
 _COMPARISONS = {"=": eq, "!=": ne, "<=": le, ">=": ge, "<": lt, ">": gt}
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|=|<|>)\s*([^\s<>=!]+)\s*")
+_REVERSED = re.compile(r"\s*(\d+)\s*(<=|>=|!=|=|<|>)\s*([a-z_]+)\s*")
+_VALUE = r"[^\W_][\w.]*"
+_SEVERAL = re.compile(rf"\s*(\w+)\s*=\s*({_VALUE}(?:\s*[|/]\s*{_VALUE}|\s+or\s+{_VALUE})+)\s*")
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,13 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
     >>> [str(condition) for condition in parse_conditions("pipe<=4, schedule!=zb-v,tensor=8")]
     ['pipe<=4', 'schedule!=zb-v', 'tensor=8']
     """
+    if several := re.search(r"(\w+)\s*(!?=)\s*([\w.-]+(?:,\s*[\w.-]+)+)\s*(?:,|$)", text):
+        values = [value.strip() for value in several[3].split(",")]
+        if several[2] == "!=":
+            fits = "write " + ",".join(f"{several[1]}!={value}" for value in values)
+        else:
+            fits = _bounds(several[1], values)
+        raise PlanError(f"--given {text.strip()}: {fits}")
     return tuple(_condition(part) for part in text.split(",") if part.strip())
 
 
@@ -93,30 +114,54 @@ def memory_limit(text: str) -> tuple[str, int | None]:
     return ",".join(part for part in parts if part not in limits), min(sizes, default=None)
 
 
-def _condition(text: str) -> Condition:
-    match = _CONDITION.fullmatch(text)
-    if not match and len(several := text.split()) > 1 and all(map(_CONDITION.fullmatch, several)):
-        raise PlanError(f"--given {text.strip()}: conditions are joined by commas; write {','.join(several)}")
+def _bounds(field: str, values: Sequence[str]) -> str:
+    """What to write in place of several values of a field: bounds for numbers, otherwise the first value."""
+    numbers = sorted(int(value) for value in values if value.isdigit())
+    if len(numbers) == len(values) > 1:
+        return f"a condition has one value; write {field}>={numbers[0]},{field}<={numbers[-1]}"
+    return f"a condition has one value; write {field}={values[0]}, and run it again for each other value"
+
+
+def _refuse(text: str) -> None:
+    """Raise PlanError for text that is not one condition, with the conditions that it may mean."""
+    if _CONDITION.fullmatch(text) and not (_SEVERAL.fullmatch(text) or _REVERSED.fullmatch(text)):
+        return
+    given, several = f"--given {text.strip()}", text.split()
     bare = re.sub(r"[\[\]{}()'\"]", "", text)
-    if not match and bare != text and _CONDITION.fullmatch(bare):
-        raise PlanError(
-            f"--given {text.strip()}: conditions have no brackets or quotes; write {bare.strip()}"
-        )
-    if not match:
-        raise PlanError(
-            f"--given {text.strip()}: not a condition; write FIELD, one of {' '.join(_COMPARISONS)}, and a "
-            "value: tensor=8,pipe<=4"
-        )
+    if match := _REVERSED.fullmatch(text):
+        turned = match[2].translate(str.maketrans("<>", "><"))
+        raise PlanError(f"{given}: the field comes first; write {match[3]}{turned}{match[1]}")
+    if match := _SEVERAL.fullmatch(text):
+        raise PlanError(f"{given}: {_bounds(match[1], re.findall(_VALUE, match[2]))}")
+    plain = re.sub(r"\s+and\s+|\s*(&&?|;)\s*", ",", text.strip()).replace("==", "=").replace(" ", "")
+    if plain != text.strip() and all(map(_CONDITION.fullmatch, plain.split(","))):
+        raise PlanError(f"{given}: conditions are joined by commas, with one sign each; write {plain}")
+    if len(several) > 1 and all(map(_CONDITION.fullmatch, several)):
+        raise PlanError(f"{given}: conditions are joined by commas; write {','.join(several)}")
+    if bare != text and _CONDITION.fullmatch(bare):
+        raise PlanError(f"{given}: conditions have no brackets or quotes; write {bare.strip()}")
+    raise PlanError(
+        f"{given}: not a condition; write FIELD, one of {' '.join(_COMPARISONS)}, and a value: "
+        "tensor=8,pipe<=4"
+    )
+
+
+def _condition(text: str) -> Condition:
+    _refuse(text)
+    match = _CONDITION.fullmatch(text)
+    assert match, "other text is refused"
     field, comparison, written = match.groups()
     if (word := word_here(field)) != field:
         fits = word if "=" in word else f"{word}{comparison}{written}"
         raise PlanError(f"--given {text.strip()}: {field} is {word.partition('=')[0]} here; write {fits}")
-    if answer := _NO_CONDITIONS.get(field.lower()):
+    answers = map(_NO_CONDITIONS.get, (field.lower(), *field.lower().split("_")))
+    if field not in WORDS and (answer := next(filter(None, answers), "")):
         raise PlanError(f"--given {text.strip()}: {answer}")
     if field not in (*WORDS, "memory"):
+        close = get_close_matches(field, [*WORDS, "memory"], n=2, cutoff=0.7)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise PlanError(
-            f"--given {text.strip()}: write a word of a layout or memory: tensor=8, memory<=70GB; "
-            f"{nearest(field, [*WORDS, 'memory'])}"
+            f"--given {text.strip()}: write a word of a layout or memory: tensor=8, memory<=70GB{hint}"
         )
     if field == "memory":
         raise PlanError(f"--given {text.strip()}: the memory of one machine; name the topology")
