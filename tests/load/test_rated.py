@@ -31,6 +31,19 @@ def test_more_requests_take_more_servers():
     assert document["launch"]["command"].startswith("vllm serve llama-3.1-8b")
 
 
+@pytest.mark.slow
+def test_fewer_servers_than_the_best_miss_a_target():
+    """The estimate from which the search begins may be too high; 20 requests/s of 2,000 tokens need 9."""
+    asked = RatedLoad(20, [(2000, 500)], ttft_p95=1.0, tpot_p95=0.03)
+    machines = [load("l40s:1x2"), load("h100:1x8")]
+    plan = cheapest_servers(load_model("llama-3-8b"), machines, ENGINE, asked, [PRECISION])
+    assert plan.best.missed is None and plan.best.replicas > 1
+    fewer = [each for each in plan.cheaper if each.replicas == plan.best.replicas - 1]
+    assert fewer and all(each.missed for each in plan.cheaper)
+    assert plan.other is not None and plan.other.server.hardware.chip.name == "h100"
+    assert plan.to_dict(asked)["other"]["price_per_hour"] > plan.best.price_per_hour
+
+
 def test_targets_that_nothing_meets_are_named():
     with pytest.raises(PlanError, match=r"generates a token in 1 ms"):
         planned(1, tpot_p95=0.001)

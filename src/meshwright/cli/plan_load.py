@@ -42,6 +42,7 @@ def plan_for_load(
         *([f"Price: {price}"] if (price := _price(document, plan.best.server.hardware.chip)) else []),
         f"Range: {ranges_text(document['best']['ranges'])}.",
         *(f"Cheaper, but {each['missed']}: {_servers(each)}." for each in document["cheaper"]),
+        *([f"Another chip: at least {_counted(other)}."] if (other := document["other"]) else []),
         *launch_lines(document["launch"]),
         *boot_lines(document["boot"]),
         f"{format_number_of(document['simulated'], 'choice')} simulated, of "
@@ -69,16 +70,22 @@ def _price(document: Mapping[str, Any], chip: Chip) -> str | None:
 
 
 def _servers(servers: Mapping[str, Any]) -> str:
+    return (
+        f"{_counted(servers)}; p95 of the first token {format_seconds(servers['ttft_p95_seconds'])}, "
+        f"per token {format_seconds(servers['tpot_p95_seconds'])}"
+    )
+
+
+def _counted(servers: Mapping[str, Any]) -> str:
+    """Servers with their layout, chips and price, in a phrase."""
     pools = format_number_of(servers["replicas"], "server")
-    if servers["prefill_replicas"]:
+    if servers.get("prefill_replicas"):
         pools = f"{servers['prefill_replicas']} to prefill and {pools} to decode"
     price = servers["price_per_hour"]
     return (
         f"{pools} of {servers['hardware']}, {servers['layout'].removesuffix(',remat=none')}, "
         f"{servers['weights_dtype']}: {format_number_of(servers['chips'], 'chip')}"
         + (f", {price:,.2f} an hour" if price is not None else "")
-        + f"; p95 of the first token {format_seconds(servers['ttft_p95_seconds'])}, "
-        f"per token {format_seconds(servers['tpot_p95_seconds'])}"
     )
 
 

@@ -117,10 +117,14 @@ class RatedServers:
 
 @dataclass(frozen=True)
 class RatedPlan:
-    """The cheapest servers that meet the targets, and cheaper ones that do not, from the highest price."""
+    """The cheapest servers that meet the targets, and cheaper ones that do not, from the highest price.
+
+    other: the fewest servers of another chip that could hold the load, by its devices' time.
+    """
 
     best: RatedServers
     cheaper: tuple[RatedServers, ...]
+    other: "_Bound | None"
     simulated: int
     considered: int
 
@@ -138,6 +142,7 @@ class RatedPlan:
             "best": self.best.to_dict(),
             **self._prices(load),
             "cheaper": [servers.to_dict() for servers in self.cheaper],
+            "other": self.other and self.other.to_dict(),
             "simulated": self.simulated,
             "considered": self.considered,
             "launch": line.to_dict(),
@@ -170,6 +175,17 @@ class _Bound:
     def cost(self) -> float:
         hardware = self.server.hardware
         return self.replicas * hardware.num_chips * (hardware.chip.price_per_chip_hour or 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        hardware, layout = self.server.hardware, self.server.layout
+        return {
+            "replicas": self.replicas,
+            "hardware": hardware.spec,
+            "layout": str(layout),
+            "weights_dtype": layout.precision.weights_dtype,
+            "chips": self.replicas * hardware.num_chips,
+            "price_per_hour": per_hour(hardware.chip, self.replicas * hardware.num_chips),
+        }
 
 
 def cheapest_servers(
@@ -208,9 +224,16 @@ def cheapest_servers(
             f"the nearest is {format_number_of(nearest.replicas, 'server')} of "
             f"{nearest.server.hardware.spec}, {nearest.server.layout}: {nearest.missed}"
         )
+    while not any(servers.missed and servers.cost < best.cost for servers in tried):
+        if best.prefill_replicas or best.replicas == 1:
+            break
+        tried.append(fewer := _simulated(best.server, best.replicas - 1, 0, load))
+        best = best if fewer.missed else fewer
     cheaper = [servers for servers in tried if servers.missed and servers.cost < best.cost]
     cheaper.sort(key=lambda servers: (-servers.cost, _excess(servers, load)))
-    return RatedPlan(best, tuple(cheaper[:5]), len(tried), considered)
+    chip = best.server.hardware.chip.name
+    other = next((bound for bound in bounds if bound.server.hardware.chip.name != chip), None)
+    return RatedPlan(best, tuple(cheaper[:5]), other, len(tried), considered)
 
 
 def _servers(
