@@ -120,6 +120,14 @@ def test_a_comparison_recommends_the_cheapest_that_fits():
     assert named["Runner-up"].startswith("a: ") and named["Runner-up"].endswith(
         "1.50 times the price for the same tokens."
     )
+    assert "How sure" not in named
+    for best, other, end in ((2.0, [9.0, 12.0], "do not overlap"), (2.0, [4.0, 12.0], "the order may turn")):
+        ranges = [compared("b", best, 8.0), compared("a", 3.0, 10.0)]
+        for plan, each in zip(ranges, ([7.0, 9.0], other), strict=True):
+            plan["step_seconds"], plan["step_seconds_range"] = (
+                (8.0, each) if plan["plan"] == "b" else (10.0, each)
+            )
+        assert end in dict(answer_of_comparison(ranges))["How sure"]
     unpriced = dict(answer_of_comparison([compared("a", None, 10.0), compared("b", 2.0, 8.0)]))
     assert unpriced["Recommended"].startswith("a: ") and "Price" not in unpriced
     assert dict(answer_of_comparison(plans[2:]))["Recommended"].startswith("None of them fits")

@@ -142,6 +142,8 @@ def answer_of_comparison(plans: Sequence[JsonDocument]) -> Sentences:
     if priced:
         each = f"{best['price']:,.3g} {best['currency']} per million tokens"
         sentences.append((PRICE, f"{each}, {best['price_per_hour']:,.2f} an hour."))
+    if known := _ranges(order[:2], priced):
+        sentences.append((SURE, known))
     for other in others[:1]:
         ratio = (
             other["price"] / best["price"]
@@ -151,6 +153,28 @@ def answer_of_comparison(plans: Sequence[JsonDocument]) -> Sentences:
         what = "the price" if priced else "the chips"
         sentences.append((NEXT, f"{_compared(other)}: {ratio:.2f} times {what} for the same tokens."))
     return sentences
+
+
+def _ranges(plans: Sequence[JsonDocument], priced: bool) -> str:
+    """The ranges of the first two plans' steps, and whether they leave the order open; "" without ranges."""
+    ranges = [each for plan in plans if (each := plan.get("step_seconds_range"))]
+    if len(ranges) < len(plans):
+        return ""
+    texts = [
+        f"{plan['plan']} {format_seconds(least)} to {format_seconds(most)} a step"
+        for plan, (least, most) in zip(plans, ranges, strict=True)
+    ]
+    sentence = f"For 8 of 10 new sources {' and '.join(texts)}"
+    if len(plans) < 2:
+        return f"{sentence}."
+    key = "price" if priced else "tokens_per_second_per_chip"
+    of_steps = [
+        sorted(plan[key] * (end / plan["step_seconds"]) ** (1 if priced else -1) for end in each)
+        for plan, each in zip(plans, ranges, strict=True)
+    ]
+    overlap = of_steps[0][0] <= of_steps[1][1] and of_steps[1][0] <= of_steps[0][1]
+    what = "prices per token" if priced else "rates"
+    return f"{sentence}; their {what} {'overlap, so the order may turn' if overlap else 'do not overlap'}."
 
 
 def _compared(plan: JsonDocument) -> str:
