@@ -64,9 +64,11 @@ def test_a_patch_removes_the_finding(script: Path, tmp_path: Path):
     assert audited(script, tmp_path / "after.json")["warnings"] == []
 
 
-def test_a_script_has_a_page(script: Path, tmp_path: Path):
+def test_a_script_has_a_page(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     output = tmp_path / "own.html"
     assert main(["audit", f"{script}:step", "--hardware", "h100:8", "-o", str(output)]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Compiled for CPUs, priced on h100" in printed and "--target gpu" in printed
     page = output.read_text()
     assert "Without the findings" in page and "activations not constrained: " in page
     assert main(["audit", f"{script}:step", "--model", "tiny"]) == 2

@@ -180,7 +180,8 @@ def _of_platforms(program: Program, machine: Hardware) -> list[str]:
         )
     return [
         f"compiled for {compiled.plural}, priced on {machine.chip.name}: its own compiler joins and overlaps "
-        "collectives otherwise; compile for it with ahead_of_time=True"
+        f"collectives otherwise; compile for it with --target {machine.chip.kind}, or ahead_of_time=True in "
+        "Python"
     ]
 
 

@@ -144,7 +144,7 @@ def _finish(document: dict, output: Path | None, before: dict | None, *, as_json
     else:
         from meshwright.report.terminal.audits import program_table
 
-        show(program_table(document))
+        show(program_table(document), *(f"{line[:1].upper()}{line[1:]}." for line in document["notes"]))
     if document["verdict"] != "match":
         raise typer.Exit(_DIFFERS)
 
