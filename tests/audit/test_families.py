@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 from tests.nn.test_layouts import (
     CHUNKED,
+    CONVOLUTION,
     DELTA,
     GPT,
     LATENT,
@@ -146,6 +147,16 @@ def test_states_of_pieces(config: ModelConfig, text: str, seq_len: int) -> None:
     audit = audit_plan(plan, "cpu", use_cache=False)
     assert (audit["unplanned"], audit["missing"]) == ([], [])
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("config", [DELTA, CONVOLUTION], ids=lambda config: config.name)
+def test_states_after_split_prompts(config: ModelConfig) -> None:
+    """States of pieces are gathered, and the last inputs of convolutions are sent to all devices."""
+    layout = Layout.parse("context=2,data=2,tensor=2").replace(weights_dtype="f32", compute_dtype="f32")
+    plan = Plan(replace(config, max_seq_len=512), "cpu:8", Workload(8, 512, "prefill"), layout)
+    audit = audit_plan(plan, "cpu", use_cache=False)
+    assert (audit["unplanned"], audit["missing"]) == ([], [])
+    assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("config", [DELTA, MAMBA], ids=lambda config: config.name)

@@ -12,7 +12,15 @@ import jax
 import numpy as np
 import pytest
 from tests.nn import hf_models
-from tests.nn.test_layouts import CONVOLUTION, DELTA, LINEAR_UNIT, MAMBA, SELECTIVE, TINY
+from tests.nn.test_layouts import (
+    CONVOLUTION,
+    DELTA,
+    DELTA_BY_ELEMENT,
+    LINEAR_UNIT,
+    MAMBA,
+    SELECTIVE,
+    TINY,
+)
 from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 
 from meshwright.cost.serving_step import cache_bytes
@@ -108,6 +116,41 @@ def test_prompts_in_chunks_and_preempted_sequences(config: ModelConfig, split: L
     answers = generate(runner, *map(greedy, prompts))
     assert len(starts) > len(prompts)
     assert_greedy(config, answers, prompts)
+
+
+@pytest.mark.parametrize(
+    ("config", "split"),
+    [
+        pytest.param(HYBRID, layout(2).replace(context=2), marks=pytest.mark.slow),
+        pytest.param(DELTA_BY_ELEMENT, layout(2).replace(context=2), marks=pytest.mark.slow),
+        pytest.param(MAMBA, layout(1).replace(context=2, data=2), marks=pytest.mark.slow),
+        pytest.param(CONVOLUTION, layout(2).replace(context=2), marks=pytest.mark.slow),
+        pytest.param(SELECTIVE, layout(2).replace(context=2), marks=pytest.mark.slow),
+        pytest.param(LINEAR_UNIT, layout(1).replace(context=2), marks=pytest.mark.slow),
+    ],
+    ids=["delta", "delta-by-element", "mamba", "convolution", "selective", "linear-unit"],
+)
+def test_prompts_whose_positions_are_split(config: ModelConfig, split: Layout) -> None:
+    """Pieces of a prompt on several devices; the states after it, and prefixes of it, are kept by one."""
+    params, replicas = init_params(config, split, device_mesh(split), seed=0), num_replicas(split, config)
+    options = {"num_slots": 2 * replicas, "chunk": None, "block": CONTEXT // 2, "keeps_states": True}
+    runner = runner_of(config, params, split, **options)
+    fresh, run = list[int](), runner.run
+
+    def noted(batch: Batch) -> Any:
+        fresh.append(runner._shapes.of(batch).fresh)
+        return run(batch)
+
+    runner.run = noted
+    prompts = [*PROMPTS, [*PROMPTS[3], 5, 6]]
+
+    async def one_by_one(engine: Engine) -> list[list[int]]:
+        return [[event.token async for event in engine.submit(greedy(prompt))] for prompt in prompts]
+
+    with Engine(runner) as engine:
+        assert_greedy(config, asyncio.run(one_by_one(engine)), prompts)
+    assert any(fresh), "no prompt was split"
+    assert_greedy(config, generate(runner, *map(greedy, prompts)), prompts)  # together, with other steps
 
 
 KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_latent")
@@ -303,8 +346,8 @@ def test_prefill_and_generation_on_separate_devices(config: ModelConfig, tensor:
 def test_results_that_do_not_depend_on_others_need_attention() -> None:
     with pytest.raises(PlanError, match="batch-invariant with the gated delta rule"):
         check_serves(HYBRID, layout(1), 2, CONTEXT, batch_invariant=True)
-    with pytest.raises(ModelError, match="gated delta rule with positions split over context"):
-        check_serves(HYBRID, Layout.of(context=2), 2, CONTEXT)
+    with pytest.raises(ModelError, match="delta rule with positions split over context and cache=batch"):
+        check_serves(HYBRID, layout(2).replace(context=2, cache="batch"), 4, CONTEXT)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.layout import Layout
 from meshwright.layout.layout_checks import (
+    cached_array,
     check_fields,
     check_stacks,
     check_stages,
@@ -52,10 +53,12 @@ def _mixer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | None:
     mixer = config.state_mixer
     if mixer is None:
         return None
-    if phase == "generate" and layout.rules.prompt_axes:
-        layout = layout.at("prefill")
-    if phase != "train" and layout.table.position_axes:
-        return f"{mixer.title} with positions split over {'·'.join(layout.table.position_axes)}"
+    generate = layout.at("generate")
+    if phase != "train" and layout.rules.prompt_axes:
+        apart = set(cached_array(generate, config).axes_of("B")) - set(generate.batch_axes)
+        if apart:
+            over = "·".join(layout.rules.prompt_axes)
+            return f"{mixer.title} with positions split over {over} and cache=batch"
     return None
 
 

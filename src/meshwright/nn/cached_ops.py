@@ -24,6 +24,7 @@ from meshwright.dtypes import number_type
 from meshwright.layout import Layout
 from meshwright.layout.contractions import contraction_of, input_groups
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, uses_ring
+from meshwright.layout.moves.states import gathered_states
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.mixers import BLOCK_GATES
 from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
@@ -35,9 +36,12 @@ from meshwright.nn.attention.paged import INDEX, PagedCache
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.embedding import embed
 from meshwright.nn.experts.grouped_products import read_product
+from meshwright.nn.mixers.pieces import Pieces
+from meshwright.nn.mixers.prompt_states import PromptStates
 from meshwright.nn.mixers.recurrence import Inputs
 from meshwright.nn.norms import along
 from meshwright.nn.ops.jax_ops import JaxOps
+from meshwright.nn.ops.mixers import letters_of_states
 from meshwright.nn.products.execute import apply_reshard
 from meshwright.nn.products.panels import Panels, in_panels
 from meshwright.nn.products.quantised import (
@@ -345,6 +349,10 @@ class InferenceOps(JaxOps):
         if cache is None:
             return super()._convolved(x, taps, places, None, memory)
         states = cache.cache.of_states
+        if isinstance(states, PromptStates):
+            y, _ = super()._convolved(x, taps, places, None, memory)
+            states = states.with_last_inputs(cache.state, memory, x, self._pieces(x))
+            return y, cache._replace(cache=replace(cache.cache, states=states))
         y, states = states.convolved(cache.state, memory, x[:, 0], taps)
         return y[:, None], cache._replace(cache=replace(cache.cache, states=states))
 
@@ -365,10 +373,23 @@ class InferenceOps(JaxOps):
             return super().recurrence(name, q, k, v, decay, beta, places, None, kind, log_rates)
         with jax.named_scope(name):
             given = self._inputs(q, k, v, decay, beta, log_rates).present
+            states = cache.cache.of_states
+            if isinstance(states, PromptStates):
+                inputs, pieces = self._with_own_rates(Inputs.of(given)), self._pieces(v)
+                to_all = gathered_states(self.layout, name, letters_of_states(v))
+                o, states = states.recurrence(cache.state, "state", inputs, pieces, to_all)
+                o = jnp.reshape(o, v.shape, out_sharding=spec_of(v))
+                return o, cache._replace(cache=replace(cache.cache, states=states))
             inputs = Inputs.of({kind: x if kind == "log_rates" else x[:, 0] for kind, x in given.items()})
-            o, states = cache.cache.of_states.recurrence(cache.state, "state", inputs)
+            o, states = states.recurrence(cache.state, "state", inputs)
             o = jnp.reshape(o[:, None], v.shape, out_sharding=spec_of(v))
             return o, cache._replace(cache=replace(cache.cache, states=states))
+
+    def _pieces(self, x: Array) -> Pieces:
+        """The pieces of prompts on devices that split their positions."""
+        pieces = Pieces.of(self.layout, x)
+        assert pieces is not None, "prompts whose states are kept so have their positions split"
+        return pieces
 
     def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
         """The weight `name` as `spec` reads it, for a product of other operands."""

@@ -56,6 +56,7 @@ from meshwright.notation.array import Axes, ShardedArray
 from meshwright.platforms import Platform, platform_of
 
 if TYPE_CHECKING:
+    from meshwright.nn.mixers.prompt_states import PromptStates
     from meshwright.nn.mixers.state_cache import StateCache
 
 Pool = Array | Quantised  # Quantised if the type needs a scale for each token and head
@@ -107,10 +108,10 @@ class PagedCache:
     with_kernel: bool = False
     batch_invariant: bool = False
     sharing: Axes = ()
-    states: "StateCache | None" = None
+    states: "StateCache | PromptStates | None" = None
 
     @property
-    def of_states(self) -> "StateCache":
+    def of_states(self) -> "StateCache | PromptStates":
         assert self.states is not None, "a model whose mixers have states has a cache of them"
         return self.states
 

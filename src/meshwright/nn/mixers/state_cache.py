@@ -73,7 +73,7 @@ class StateCache:
         constants: Sequence[Array] = (),
     ) -> tuple[Array, "StateCache"]:
         """The result of `of_rows` for all rows, like the first array, and the cache with the new states."""
-        arrays = tuple(_plain(x) for x in arrays)
+        arrays = tuple(plain(x) for x in arrays)
         num_arrays = len(arrays)
 
         def local(state: Array, positions: Array, slots: Array, *blocks: Array) -> tuple[Array, Array]:
@@ -237,7 +237,7 @@ def abstract_states(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh
     }
 
 
-def _plain(x: Array) -> Array:
+def plain(x: Array) -> Array:
     """x, which no cotangents will be summed for."""
     return reshard(x, PartitionSpec(*spec_of(x).partitions))
 

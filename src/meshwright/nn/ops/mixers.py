@@ -24,6 +24,11 @@ from meshwright.nn.stack import KindInLoop
 from meshwright.nn.start.device_mesh import partition_spec
 
 
+def letters_of_states(v: Array) -> str:
+    """Letters of the states of a sequence's pieces, T, for values v[B, T, (g), u, p] or [B, T, u]."""
+    return "BTgusp" if v.ndim == 5 else "BTusp"
+
+
 class MixerOps(ProductOps):
     """The operations of `models/mixers/`. Call under `jax.set_mesh`."""
 
@@ -108,17 +113,13 @@ class MixerOps(ProductOps):
     ) -> tuple[Array, Any]:
         with jax.named_scope(name):
             inputs, segments = self._inputs(q, k, v, decay, beta, log_rates), self._segments(places)
-        if inputs.log_rates is not None:
-            # Each device adds to the cotangent, which is then summed once, also if two scans read the rates.
-            over = [axis for entry in spec_of(v).partitions[:2] for axis in axes_of(entry)]
-            with jax.named_scope("decay_log"):
-                inputs = inputs._replace(log_rates=own_copies(inputs.log_rates, over))
+        inputs = self._with_own_rates(inputs)
         with jax.named_scope(name):
             pieces = Pieces.of(self.layout, v)
             if pieces is None:
                 o = recurrence(inputs, segments)
             else:
-                to_all = gathered_states(self.layout, name, "BTgusp" if v.ndim == 5 else "BTusp")
+                to_all = gathered_states(self.layout, name, letters_of_states(v))
                 o = over_pieces(inputs, segments, pieces, to_all)
             return checkpoint_name(jnp.reshape(o, v.shape, out_sharding=spec_of(v)), KEPT), None
 
@@ -145,6 +146,18 @@ class MixerOps(ProductOps):
         reduced = jax.typeof(log_rates).sharding.spec.reduced
         log_rates = reshard(log_rates, PartitionSpec(heads, None, reduced=reduced))
         return Inputs(q, k, v[..., None], decay, beta, log_rates)
+
+    def _with_own_rates(self, inputs: Inputs) -> Inputs:
+        """The inputs with a copy of the rates for each device, if there are rates.
+
+        Each device adds to the cotangent, which is then summed once, also if two scans read the rates.
+        """
+        if inputs.log_rates is None:
+            return inputs
+        over = [axis for entry in spec_of(inputs.v).partitions[:2] for axis in axes_of(entry)]
+        with jax.named_scope("decay_log"):
+            wide = inputs.log_rates.astype(jnp.float32)  # before, so that the sum is in float32 too
+            return inputs._replace(log_rates=own_copies(wide, over))
 
     def _segments(self, places: Places) -> Array | None:
         """The segments of all positions of a device's sequences, also if it has only some of them."""

@@ -37,6 +37,8 @@ from meshwright.models.transformer import Places
 from meshwright.nn.attention.blockwise import dealt_positions, zigzag
 from meshwright.nn.attention.paged import PADDING, PagedCache, Pools, Rows, abstract_pools, page_groups
 from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
+from meshwright.nn.each_device import spec_of
+from meshwright.nn.mixers.prompt_states import PromptStates
 from meshwright.nn.mixers.state_cache import StateCache, abstract_states
 from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
@@ -158,8 +160,9 @@ class InferencePrograms:
         tables i32[R, G, P]: page numbers, with one table for each group of layers.
         heads i32[num_heads]: indices of the tokens whose logits are returned; PADDING for padding.
         Slots and tokens are numbered through all replicas of a shard of the batch. If replicas prefill
-        prompts together, they share tokens and heads, and each has its own positions, PADDING for the tokens
-        of other replicas. A draft head has a last argument: the hidden states f32[N, D] of its tokens.
+        prompts together, they share tokens, heads and slots, which each token of a prompt has, and each has
+        its own positions, PADDING for the tokens of other replicas. A draft head has a last argument: the
+        hidden states f32[N, D] of its tokens.
 
         Returns logits f32[num_logits, V], whole over V, the pools, updated in place, and with num_hidden
         the hidden states after the last layer, [shards num_per_shard num_hidden, 1, D], and with keeps_hidden
@@ -490,7 +493,7 @@ class InferencePrograms:
         by_sequence = cached_array(self.layout, self.config).axes_of("B")
         sharing = tuple(axis for axis in by_sequence if axis not in layout.batch_axes)
         cache = PagedCache(
-            pools,
+            {name: pools[name] for name in self.page_names},
             placed,
             tables,
             step.rows,
@@ -499,6 +502,7 @@ class InferencePrograms:
             True,
             with_kernel=self._with_kernel,
             sharing=sharing,
+            states=self._states_of_prompts(pools, positions, slots, places.positions),
         )
         ops = InferenceOps(self.config, layout)
         x = transformer.enter(self.config, ops, params, dealt(tokens, split), places)
@@ -512,7 +516,22 @@ class InferencePrograms:
             local = partial(_repeated, step.num_logits, self.num_replicas // self._num_apart)
             of_each = PartitionSpec(self._x[0], None)
             repeated = jax.shard_map(local, in_specs=shared, out_specs=of_each, check_vma=False)
-            return repeated(whole), cache.pools
+            kept = cache.pools if cache.states is None else {**cache.pools, **cache.states.states}
+            return repeated(whole), kept
+
+    def _states_of_prompts(
+        self, pools: Pools, positions: Array, slots: Array, order: Array
+    ) -> PromptStates | None:
+        """The states among `pools`, with the places of prompts [B, T] in the order of `order`[B, T]."""
+        if not self._abstract_states:
+            return None
+        states = {name: cast("list[Array]", pools[name]) for name in self._abstract_states}
+        of_rows, of_replicas = (
+            jnp.reshape(x, (-1, order.shape[1]), out_sharding=PartitionSpec(spec_of(x).partitions[0], None))
+            for x in (slots, positions)
+        )
+        lengths = jnp.sum(of_rows != self._num_slots, axis=1)
+        return PromptStates(states, order, lengths, of_rows[:, 0], of_replicas[:, 0] >= 0)
 
     def _choose(
         self,

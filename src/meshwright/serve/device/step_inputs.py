@@ -108,9 +108,11 @@ class StepInputs:
         if self.hidden is not None and work.hidden is not None:
             self.hidden[token : token + count] = work.hidden[begin : begin + count]
         self.positions[place : place + count] = range(start, start + count)
-        self.slots[token] = slot_on_shard(
+        slot = slot_on_shard(
             self._limits, work.slot, self._num_per_shard, num_right=0 if begin else work.num_right
         )
+        # Replicas that share a prompt know by the slots which of its tokens are padding.
+        self.slots[token : token + (count if self._num_sharing > 1 else 1)] = slot
         self.tables[row, 0, : len(work.pages)] = work.pages
         if work.window_pages:  # NO_PAGE is never read, so that any number does
             self.tables[row, 1, : len(work.pages)] = np.maximum(work.window_pages, 0)
