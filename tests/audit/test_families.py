@@ -149,9 +149,9 @@ def test_states_of_pieces(config: ModelConfig, text: str, seq_len: int) -> None:
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize("config", [DELTA, CONVOLUTION], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [DELTA, CONVOLUTION, SPARSE], ids=lambda config: config.name)
 def test_states_after_split_prompts(config: ModelConfig) -> None:
-    """States of pieces are gathered, and the last inputs of convolutions are sent to all devices."""
+    """States of pieces, the last inputs of convolutions and keys of an indexer are sent to all devices."""
     layout = Layout.parse("context=2,data=2,tensor=2").replace(weights_dtype="f32", compute_dtype="f32")
     plan = Plan(replace(config, max_seq_len=512), "cpu:8", Workload(8, 512, "prefill"), layout)
     audit = audit_plan(plan, "cpu", use_cache=False)

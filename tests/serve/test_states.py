@@ -19,6 +19,7 @@ from tests.nn.test_layouts import (
     LINEAR_UNIT,
     MAMBA,
     SELECTIVE,
+    SPARSE,
     TINY,
 )
 from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
@@ -151,6 +152,18 @@ def test_prompts_whose_positions_are_split(config: ModelConfig, split: Layout) -
         assert_greedy(config, asyncio.run(one_by_one(engine)), prompts)
     assert any(fresh), "no prompt was split"
     assert_greedy(config, generate(runner, *map(greedy, prompts)), prompts)  # together, with other steps
+
+
+@pytest.mark.slow
+def test_indexers_of_prompts_whose_positions_are_split() -> None:
+    """Queries on several devices choose among the keys of all of them, which one device keeps."""
+    split = layout(2).replace(context=2)
+    params = init_params(SPARSE, split, device_mesh(split), seed=0)
+    options = {"num_slots": 4, "chunk": None, "block": CONTEXT // 2}
+    runner = runner_of(SPARSE, params, split, **options)
+    answers = [generate(runner, greedy(prompt))[0] for prompt in PROMPTS]
+    assert_greedy(SPARSE, answers, PROMPTS)
+    assert generate(runner, *map(greedy, PROMPTS)) == answers
 
 
 KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_latent")
@@ -347,7 +360,7 @@ def test_results_that_do_not_depend_on_others_need_attention() -> None:
     with pytest.raises(PlanError, match="batch-invariant with the gated delta rule"):
         check_serves(HYBRID, layout(1), 2, CONTEXT, batch_invariant=True)
     with pytest.raises(ModelError, match="delta rule with positions split over context and cache=batch"):
-        check_serves(HYBRID, layout(2).replace(context=2, cache="batch"), 4, CONTEXT)
+        check_serves(HYBRID, layout(2).replace(context=2, kv_replicas=2, cache="batch"), 8, CONTEXT)
 
 
 @pytest.mark.parametrize(

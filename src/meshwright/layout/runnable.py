@@ -68,8 +68,6 @@ def _indexer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | Non
         return None
     if layout.table.attending is not None:
         return "an indexer with heads exchanged for positions (context_method=ulysses)"
-    if phase != "train" and layout.table.position_axes:
-        return f"an indexer with positions split over {'·'.join(layout.table.position_axes)}"
     if phase != "train" and (split := layout.at("generate").table.axes_of("S")):
         return f"an indexer with the cache's positions split over {'·'.join(split)}"
     return None

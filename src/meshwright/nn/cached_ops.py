@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.dtypes import number_type
 from meshwright.layout import Layout
 from meshwright.layout.contractions import contraction_of, input_groups
-from meshwright.layout.moves.attention import attention_layout, gathered_keys, uses_ring
+from meshwright.layout.moves.attention import attention_layout, gathered_index, gathered_keys, uses_ring
 from meshwright.layout.moves.states import gathered_states
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.mixers import BLOCK_GATES
@@ -322,6 +322,13 @@ class InferenceOps(JaxOps):
             return super().index(name, q, k, weights, places, None, kind)
         indexer, (pages, number, _) = self.config.indexer, cache
         assert indexer is not None, "only an indexer has an index"
+        if self.layout.table.position_axes:
+            with jax.named_scope(name):
+                with jax.named_scope("index_k"):
+                    whole = apply_reshard(gathered_index(self.layout), k)
+                pages = pages.written(number, {INDEX: _in_a_row(whole)})
+            chosen, _ = super().index(name, q, k, weights, places, None, kind)
+            return chosen, cache._replace(cache=pages)
         with jax.named_scope(name):
             pages = pages.written(number, {INDEX: k[:, 0]})
         cache = cache._replace(cache=pages)
