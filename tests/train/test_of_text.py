@@ -74,4 +74,8 @@ def test_a_text_becomes_text(text, tmp_path, capfd):
     assert main(["train", str(text), "--run", str(tmp_path / "run"), "--steps", "30"]) == 0
     printed = capfd.readouterr()
     assert "step 30: training loss" in printed.out and "parameters with a vocabulary of 1,024" in printed.err
-    assert "The cat sat" in printed.out and "--resume --steps N" in printed.err
+    assert "The cat sat" in printed.out
+    longer = printed.err.splitlines()[-1]
+    assert longer.startswith("nohup mw train ") and longer.endswith("2>&1 &") and "--steps 180 " in longer
+    again = ["train", str(text), "--run", str(tmp_path / "run"), "--resume", "--steps", "32"]
+    assert main(again) == 0 and "step 32: training loss" in capfd.readouterr().out

@@ -99,7 +99,7 @@ def train(
             show(operations_table([asdict(row) for row in rows]))
         print("\n".join(result.sentences(*_collectives(rows))))
     if text is not None and speaks and result.finished and not as_json:
-        continue_text(job.run, text)
+        continue_text(job.run, text, int(result.line["step"]), result.line["step_seconds"])
     if not result.finished:
         note(f"mw: stopped at step {result.line['step']}; go on with --resume")
         raise typer.Exit(_INTERRUPTED)

@@ -34,6 +34,8 @@ from meshwright.train.of_text import (
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _MAX_TOKENS, _TEMPERATURE, _NUM_SAMPLES = 100, 0.4, 8
+# A run in the background has this number of times the steps.
+_LONGER = 6
 # Runs of a step that are timed before training.
 _TIMED_STEPS = 8
 # Sequences of a chip in a step of fine-tuning, and the most tokens of each.
@@ -124,8 +126,11 @@ def of_checkpoint(folder: Path, options: RunOptions) -> Plan:
     return Plan(model, machine.spec, work, best.layout)
 
 
-def continue_text(run: Path, text: Path) -> None:
-    """Print a sample of the trained model in whole sentences, by `mw generate` in another process."""
+def continue_text(run: Path, text: Path, num_steps: int, step_seconds: float | None) -> None:
+    """Print a sample of the trained model in whole sentences, by `mw generate` in another process.
+
+    Ends with the command of a longer run in the background. num_steps: the steps that the run has had.
+    """
     sampling = ["--max-tokens", str(_MAX_TOKENS), "--temperature", str(_TEMPERATURE)]
     arguments = ["--checkpoint", str(run), *sampling, "--best-of", str(_NUM_SAMPLES)]
     prompt = opening(text)
@@ -134,4 +139,9 @@ def continue_text(run: Path, text: Path) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode == 0:
         print(whole_sentences(prompt + json.loads(done.stdout)["text"]))
-    note("longer training reads better: mw train --run " + str(run) + " --resume --steps N")
+    takes = f"{format_seconds((_LONGER - 1) * num_steps * step_seconds)} more, " if step_seconds else ""
+    longer = shlex.join(["mw", "train", str(text), "--run", str(run), "--resume"])
+    note(
+        f"longer training reads better ({takes}in the background; its log ends with a text):\n"
+        f"nohup {longer} --steps {_LONGER * num_steps} > {shlex.quote(f'{run}.log')} 2>&1 &"
+    )
