@@ -297,7 +297,8 @@ def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
     if before and before[-1] in _VERBS:
         return f"leave out {before[-1]!r}: {path} {word}"
     if len(before) >= 2 and "," in (getattr(options.get(before[-2]), "metavar", None) or ""):
-        return f"{word!r} belongs to no option; write {before[-2]} {before[-1]},{word}"
+        joint = "," if "=" in before[-1] or "=" not in getattr(options[before[-2]], "metavar", "") else "="
+        return f"{word!r} belongs to no option; write {before[-2]} {before[-1]}{joint}{word}"
     if len(before) >= 2 and before[-2] in options and not options[before[-2]].is_flag:
         return f"{word!r} belongs to no option; quote '{before[-1]} {word}', or leave it out"
     if before and before[-1] in options:

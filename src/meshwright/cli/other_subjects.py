@@ -87,7 +87,7 @@ _MEANINGS: dict[str, str] = {
     "--price 2.5": "price cost spot reserved usd dollars hourly; hour gpu chip instance",
     "--currency EUR": "euro eur currency",
     "--judge": "reward scorer; model",
-    "--samples 8": "generations samples rollouts group; prompt",
+    "--samples 8": "generations samples rollouts rollout group; prompt",
     "--prompts": "batch bs queries; rollout train global prompts",
     "--hardware h100:4x8, 4 hosts of 8,": "node nodes hosts machine machines",
     "--hardware h100:8": (
@@ -249,7 +249,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "vllm sglang colocate colocated hybrid"
         ),
         "it changes no plan; it is an option of mw train --rl": (
-            "kl lr clip beta gamma epsilon entropy epochs"
+            "kl lr clip beta gamma epsilon entropy epochs ppo mini"
         ),
         "the split of chips is searched; leave it out": "gpus train rollout trainer generator actor ref",
         "no value model is planned; --judge scores rollouts and --reference-model gives the KL divergence": (

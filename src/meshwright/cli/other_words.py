@@ -101,7 +101,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens",
         "--max-completion-length", "--max-response-length", "--completion-tokens", "--decode-len",
     ),
-    "--max-tokens": ("--max-new-tokens", "--num-tokens", "--max-length", "--length", "--n-predict"),
+    "--max-tokens": ("--max-new-tokens", "--num-tokens", "--max-length", "--length", "--n-predict", "-n"),
     "--temperature": ("--temp",),
     "--top-p": ("--topp", "--nucleus"),
     "--rate": ("--qps", "--rps", "--request-rate", "--requests-per-second", "--load"),
@@ -162,7 +162,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--prefix-hit 0.5, the share of prompts in the cache,": ("--enable-prefix-caching", "--prefix-caching"),
     "--chunk": (
         "--chunked-prefill", "--chunked-prefill-size", "--max-num-batched-tokens", "--prefill-chunk",
-        "--max-num-tokens",
+        "--max-num-tokens", "--max-batch-tokens",
     ),
     "--no-prefix-cache": (
         "--disable-radix-cache", "--no-enable-prefix-caching", "--disable-prefix-caching",
@@ -285,6 +285,9 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "tokens are sampled with --temperature and --top-p; leave it out": ("--top-k", "--topk", "--min-p"),
     },
     "mw compare": {
+        "write MODEL@HARDWARE: mw compare llama-3-8b@h100:8 llama-3-8b@a100:8": (
+            "--hardware", "--model", "--gpu",
+        ),
         "name both: mw compare a.toml b.toml": ("--vs", "--versus", "--with", "--against", "--baseline"),
     },
     "mw serve": {

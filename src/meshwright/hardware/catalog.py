@@ -202,9 +202,14 @@ def _like(name: str, known: Iterable[str]) -> str:
         return "the catalog lacks this cloud machine; write its chips, such as a10:4 (mw hardware lists them)"
     counted = re.fullmatch(r"(.+?)[ _-](\d+)", name)
     if counted and counted[1] in known and not any(chip.startswith(name) for chip in known):
-        return f"write {_aliases()[counted[1]]}:{counted[2]}"
+        spec = usual(name)
+        return f"write {spec if spec != name else f'{_aliases()[counted[1]]}:{counted[2]}'}"
     words = set(re.split(r"[^a-z0-9]+", name.replace("litepod", "e").replace("lite", "e")))
     joined = re.sub(r"[^a-z0-9]", "", name)
+    if name.isdigit():
+        return f"name the chip too: h100:{name}"
+    if name in _OF_VENDORS:
+        return f"did you mean {' or '.join(_OF_VENDORS[name])}?"
     begun = sorted((chip for chip in names() if len(name) > 1 and chip.startswith(name)), key=len)
     if begun:
         return f"did you mean {' or '.join(begun[:3])}?"

@@ -75,7 +75,9 @@ class Prices:
 
         Raises HardwareError if they name several.
         """
-        named = [self.currency.upper()] if self.currency else []
+        named = [_CURRENCIES.get(self.currency.lower(), self.currency.upper())] if self.currency else []
+        if named and not re.fullmatch(r"[A-Z]{3}", named[0]):
+            raise HardwareError(f"--currency {self.currency}: write three letters, such as USD or EUR")
         for item in (self.price or "").split(","):
             if match := _PRICE.fullmatch(item.rpartition("=")[2]):
                 word = match[1] or match[3] or ""

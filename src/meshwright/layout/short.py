@@ -151,7 +151,7 @@ def _paired(item: str) -> str:
     if match := re.fullmatch(r"(\d+)([a-z_]+)", plain):
         pairs = [(match[2], match[1])]
     else:
-        pairs = re.findall(r"([a-z_]+)['\"]?\s*:?\s*(\d+)", plain)
+        pairs = re.findall(r"([a-z_]+)['\"]?\s*[:-]?\s*(\d+)", plain)
     words = [_written(word_here(key.strip("_")), number) for key, number in pairs]
     return ",".join(words) if all(word.partition("=")[0] in WORDS for word in words) else ""
 

@@ -85,6 +85,8 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
     >>> [str(condition) for condition in parse_conditions("pipe<=4, schedule!=zb-v,tensor=8")]
     ['pipe<=4', 'schedule!=zb-v', 'tensor=8']
     """
+    if listed := re.search(r"(\w+)\s+in\s+[\[({]([^\])}]*)[\])}]", text):
+        raise PlanError(f"--given {text.strip()}: {_bounds(listed[1], re.findall(_VALUE, listed[2]))}")
     if several := re.search(r"(\w+)\s*(!?=)\s*([\w.-]+(?:,\s*[\w.-]+)+)\s*(?:,|$)", text):
         values = [value.strip() for value in several[3].split(",")]
         if several[2] == "!=":
@@ -133,7 +135,8 @@ def _refuse(text: str) -> None:
         raise PlanError(f"{given}: the field comes first; write {match[3]}{turned}{match[1]}")
     if match := _SEVERAL.fullmatch(text):
         raise PlanError(f"{given}: {_bounds(match[1], re.findall(_VALUE, match[2]))}")
-    plain = re.sub(r"\s+and\s+|\s*(&&?|;)\s*", ",", text.strip()).replace("==", "=").replace(" ", "")
+    plain = re.sub(r"\s+and\s+|\s*(&&?|;)\s*", ",", text.strip()).replace("==", "=")
+    plain = re.sub(r"\s+is\s+", "=", plain).replace(" ", "")
     if plain != text.strip() and all(map(_CONDITION.fullmatch, plain.split(","))):
         raise PlanError(f"{given}: conditions are joined by commas, with one sign each; write {plain}")
     if len(several) > 1 and all(map(_CONDITION.fullmatch, several)):
