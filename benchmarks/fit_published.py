@@ -61,7 +61,6 @@ from meshwright.validate.published import MEMORY, STEP, PublishedRow, read_rows
 from meshwright.validate.reproduce import Case, machine_of_row, reproduce
 from meshwright.validate.score import (
     Prediction,
-    heldable,
     memory_predictions,
     panel_of,
     predict,
@@ -556,6 +555,23 @@ class Model:
         weights = np.array([row.weight for row in rows]) / np.sqrt(1 + (errors / SCALE) ** 2)
         told = matrix.T @ (matrix * weights[:, None]) / SCALE**2
         return float(np.trace(np.linalg.solve(told + np.diag(1 / self.sigma**2), told)))
+
+
+# On more nodes than these, or with stages over several nodes, times of nanotron's sweep show other problems.
+_NODES_HELD = 32
+
+
+def heldable(row: PublishedRow) -> bool:
+    """Whether the time of a row depends mainly on its layout.
+
+    A third of nanotron's runs with stages over several nodes stall for a second per microbatch, and most with
+    one stage on 64 nodes take 5 to 20 times longer than their work (Ultra-Scale Playbook, 2025).
+    """
+    program = PROGRAMS.of_table(row.source)
+    num_nodes = max(1, row.chips // 8)
+    if program is None or program.name != "nanotron" or row.zero == 3 or num_nodes == 1:
+        return True
+    return (row.pipe or 1) == 1 and num_nodes <= _NODES_HELD
 
 
 def read(paths: Sequence[Path], *, held: bool = True) -> list[Row]:

@@ -50,8 +50,6 @@ def _emitted(
         index=0,
         op=op,  # pyright: ignore[reportArgumentType]
         dtype=dtype,
-        operand_shapes=(),
-        result_shapes=(),
         gathered_bytes=size,
         groups=DeviceGroups((tuple(range(MESH.size(tuple(axes.split())))),)),
         count=1,

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 from meshwright.audit.compile.compile import program_text
 from meshwright.audit.facts.communication import EmittedCollective, collectives
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.groups import axes_that_change, copied_over, mesh_axes_of
+from meshwright.audit.facts.groups import axes_that_change, copied_over, group_axes
 from meshwright.audit.facts.matmuls import dot_flops
 from meshwright.audit.hlo.read import Program, parse_hlo
 from meshwright.nn.products.execute import named_once
@@ -66,7 +66,7 @@ def shown(one: EmittedCollective) -> tuple[object, ...]:
     cut = axes_that_change(one.slice_offsets, MESH) if one.slice_offsets else ()
     return (
         one.op,
-        mesh_axes_of(one.groups, MESH),
+        group_axes(one.groups, MESH).axes,
         one.count,
         one.phase,
         one.scope[:2],
@@ -125,7 +125,7 @@ def test_resharding_an_array(
 ) -> None:
     program = compiled(lambda x: reshard(x, target), ((32, 64), source, "float32"))
     (one,) = collectives(program)
-    assert (one.op, mesh_axes_of(one.groups, MESH), one.gathered_bytes) == (op, axes, gathered_bytes)
+    assert (one.op, group_axes(one.groups, MESH).axes, one.gathered_bytes) == (op, axes, gathered_bytes)
     assert (one.count, one.parameter) == (1, "x")
 
 
@@ -162,7 +162,7 @@ def test_a_psum_scatter_stays_a_reduce_scatter() -> None:
         return jax.shard_map(local, in_specs=P("data", None), out_specs=kept, check_vma=False)(x)
 
     (one,) = collectives(compiled(scatter, ((32, 64), P("data", None), "float32")))
-    assert (one.op, mesh_axes_of(one.groups, MESH), one.gathered_bytes) == (
+    assert (one.op, group_axes(one.groups, MESH).axes, one.gathered_bytes) == (
         "reduce_scatter",
         ("tensor",),
         16 * 64 * 4,

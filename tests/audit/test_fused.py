@@ -99,7 +99,6 @@ def test_a_sum_fused_with_its_slice_is_a_reduce_scatter_named_by_the_fusion() ->
     scatter, permute = sorted(_read(PADDED), key=lambda one: one.op, reverse=True)
     assert (scatter.op, scatter.phase, scatter.scope) == ("reduce_scatter", "backward", ("layers", "w_in"))
     assert (scatter.gathered_bytes, scatter.padding_bytes) == (40 * 128 * 2, 8 * 128 * 2)
-    assert scatter.result_shapes == ((12, 128),)
     assert (permute.op, permute.follows_sum, permute.scope) == ("permute", True, ("layers", "w_in"))
 
 

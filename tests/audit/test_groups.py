@@ -14,7 +14,6 @@ from meshwright.audit.facts.groups import (
     copied_over,
     copies_of,
     group_axes,
-    mesh_axes_of,
     parse_groups,
     parse_pairs,
     tiles_of,
@@ -100,14 +99,14 @@ def test_devices_in_no_order_of_their_axes_are_said_to_be_shuffled() -> None:
 def test_groups_that_follow_no_axis_have_none() -> None:
     groups = DeviceGroups(((0, 1), (2, 4), (3, 5), (6, 7)))
     assert group_axes(groups, MESH) == GroupAxes(None, "groups differ: {{0,1},{2,4},{3,5},{6,7}}")
-    assert mesh_axes_of(DeviceGroups(((0, 9),)), MESH) is None
+    assert group_axes(DeviceGroups(((0, 9),)), MESH).axes is None
 
 
 def test_a_permute_has_the_axes_along_which_it_sends() -> None:
     ring = parse_pairs("{{0,2},{2,0},{1,3},{3,1},{4,6},{6,4},{5,7},{7,5}}")
     swap = parse_pairs("{{0,0},{4,4},{2,1},{6,5},{1,2},{5,6},{3,3},{7,7}}")
-    assert mesh_axes_of(ring, MESH) == ("fsdp",)
-    assert mesh_axes_of(swap, MESH) == ("fsdp", "tensor")
+    assert group_axes(ring, MESH).axes == ("fsdp",)
+    assert group_axes(swap, MESH).axes == ("fsdp", "tensor")
 
 
 # A mesh of 2 x 2 x 2; as XLA of JAX 0.10 prints a sharding, and as that of 0.12 does.

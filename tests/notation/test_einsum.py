@@ -12,9 +12,7 @@ from meshwright.errors import NotationError
 from meshwright.notation.einsum import (
     Contraction,
     Einsum,
-    cheapest_contraction,
     contraction,
-    contractions,
 )
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.operation import placed
@@ -203,80 +201,6 @@ def test_published_flops() -> None:
     each = plan.flops_per_device(mesh, sizes)
     assert each == 2 * 128 * 64 * 32 / (4 * 8)
     assert each * mesh.num_devices == 4 * plan.einsum.flops(sizes)
-
-
-class TestCheapest:
-    MESH = Mesh({"X": 4})
-
-    def best(self, lhs: str, rhs: str, out: str, **sizes: int) -> Contraction:
-        a, b, c = parse_array(lhs), parse_array(rhs), parse_array(out)
-        spec = f"{''.join(a.dims)},{''.join(b.dims)}->{''.join(c.dims)}"
-        return cheapest_contraction(spec, a, b, c, self.MESH, sizes)
-
-    @pytest.mark.parametrize(
-        ("rows", "steps"),
-        [
-            (254, ["slice", "all_reduce"]),
-            (258, ["all_to_all", "all_gather"]),
-            (766, ["all_to_all", "all_gather"]),
-            (770, ["all_gather"]),
-        ],
-    )
-    def test_few_rows_sum_the_product_and_many_gather_the_matrix(self, rows: int, steps: list[str]) -> None:
-        """A[I, J] B[J_X, K] -> C[I, K] in units of K: sum the product 2I, or move the split to K and
-        gather the product J/4 + I, or gather the matrix J. They cross at I = J/4 and I = 3J/4."""
-        plan = self.best("A[I, J]", "B[J_X, K]", "C[I, K]", I=rows, J=1024, K=1024)
-        assert [step.op for step in plan.steps] == steps
-
-    @pytest.mark.parametrize(
-        ("rows", "steps"),
-        [(1360, ["reduce_scatter"]), (1372, ["all_to_all", "all_gather"])],
-    )
-    def test_a_split_output_makes_the_sum_half_as_dear(self, rows: int, steps: list[str]) -> None:
-        """A[I, J_X] B[J_X, K] -> C[I_X, K]: scatter the sum IK, or split A anew and gather B,
-        IJ/4 + JK; with J = K they cross at I = 4J/3."""
-        plan = self.best("A[I, J_X]", "B[J_X, K]", "C[I_X, K]", I=rows, J=1024, K=1024)
-        assert [step.op for step in plan.steps] == steps
-
-    def test_of_two_operands_on_one_axis_the_smaller_is_gathered(self) -> None:
-        """A[I_X, J] B[J, K_X] -> C[I, K]: the book's case 4, then the product is gathered either way."""
-        for rows, columns, name in ((64, 4096, "A"), (4096, 64, "B")):
-            plan = self.best(
-                "A[I_X, J]", "B[J, K_X]", f"C[I{'_X' * (name == 'B')}, K{'_X' * (name == 'A')}]",
-                I=rows, J=512, K=columns,
-            )  # fmt: skip
-            assert [(s.op, s.operand.name) for s in plan.steps] == [("all_gather", name)]
-
-    def test_of_equal_bytes_the_work_is_split(self) -> None:
-        plan = self.best("A[I_X, J]", "B[J, K]", "C[I_X, K]", I=64, J=64, K=64)
-        assert plan.steps == []
-        assert plan.flops_per_device(self.MESH, {"I": 64, "J": 64, "K": 64}) == 2 * 64**3 / 4
-
-    def test_a_partial_sum_may_be_what_is_wanted(self) -> None:
-        """Roles that cannot leave C partial over X are no candidates."""
-        plan = self.best("A[I, J_X]", "B[J_X, K]", "C[I, K]{U_X}", I=64, J=64, K=64)
-        assert plan.roles == {"X": "J"} and plan.steps == []
-
-    def test_nothing_contracted_leaves_no_partial_sum(self) -> None:
-        with pytest.raises(NotationError) as caught:
-            self.best("A[I]", "B[J]", "C[I, J]{U_X}", I=64, J=64)
-        assert str(caught.value) == "C[I, J]{U_X}: 'I,J->IJ' contracts nothing, so it leaves no partial sum"
-
-
-@given(st.data())
-def test_the_cheapest_is_a_candidate_that_none_undercuts(data: st.DataObject) -> None:
-    mesh = data.draw(meshes(max_devices=8))
-    lhs, rhs, out = (data.draw(shardings(mesh, dims)) for dims in ("IJ", "JK", "IK"))
-    sizes = {"I": 64, "J": 128, "K": 256}
-    best = cheapest_contraction("IJ,JK->IK", lhs, rhs, out, mesh, sizes)
-    for other in contractions("IJ,JK->IK", lhs, rhs, out, mesh):
-        assert _ring_bytes(best, mesh, sizes) <= _ring_bytes(other, mesh, sizes)
-
-
-def _ring_bytes(plan: Contraction, mesh: Mesh, sizes: dict[str, int]) -> float:
-    """Bytes of V times passes round the ring: AllReduce two, AllToAll a quarter."""
-    passes = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 0.25, "slice": 0}
-    return sum(passes[s.op] * s.gathered_bytes(mesh, sizes, "bf16") for s in plan.steps)
 
 
 def test_a_stationary_weight_is_not_moved() -> None:

@@ -9,23 +9,22 @@ none (then its devices repeat the same work). The roles determine the rest:
     the collectives reshard each operand to its roles, and the product to the wanted sharding
 
 The four cases of "Sharded Matrices" are four choices of roles. With a Layout, which shards every array, the
-roles are those that move the fewest arrays (operation.py). Without one they are searched by bytes
-(`cheapest_contraction`). A gradient's contraction is over the same letters with the same roles, so the
-backward collectives are the transposes of the forward ones: a gathered array's cotangent is reduce-scattered,
-and the cotangent of a replicated array (a weight over the data axis) is all-reduced.
+roles are those that move the fewest arrays (operation.py). Without one they are searched by seconds
+(cost/strategies.py). A gradient's contraction is over the same letters with the same roles, so the backward
+collectives are the transposes of the forward ones: a gathered array's cotangent is reduce-scattered, and the
+cotangent of a replicated array (a weight over the data axis) is all-reduced.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import product as cartesian
 from math import prod
 from typing import Literal, NamedTuple
 
 from meshwright.errors import NotationError
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.collective import Collective, reshard, ring_bytes
-from meshwright.notation.mesh import Degrees, Mesh
+from meshwright.notation.collective import Collective, reshard
+from meshwright.notation.mesh import Degrees
 
 Roles = Mapping[str, str | None]
 Steps = tuple[Collective, ...]
@@ -239,18 +238,6 @@ def result_reshard(out: ShardedArray, roles: Roles) -> Reshard:
     return Reshard(summed_by_roles(out, roles), out, cotangent(out))
 
 
-def contractions(
-    spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh
-) -> Iterator[Contraction]:
-    """All assignments of roles to the mesh axes in use that can yield `out`."""
-    used = [axis for axis in mesh if any(axis in (*a.sharded_axes, *a.unreduced) for a in (lhs, rhs, out))]
-    einsum = Einsum.parse(spec)
-    # A sum that is wanted partial must be one over a contracted letter.
-    free = [einsum.contracted if axis in out.unreduced else (*einsum.letters, None) for axis in used]
-    for chosen in cartesian(*free):
-        yield contraction(spec, lhs, rhs, out, dict(zip(used, chosen, strict=True)))
-
-
 def contraction(
     spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, roles: Roles
 ) -> Contraction:
@@ -270,21 +257,3 @@ def ordered_roles(roles: Roles, *arrays: ShardedArray) -> Roles:
     """
     as_given = [axis for a in arrays for axis in a.sharded_axes if roles.get(axis) == a.dim_of(axis)]
     return {axis: roles[axis] for axis in dict.fromkeys([*as_given, *roles])}
-
-
-def cheapest_contraction(
-    spec: str, lhs: ShardedArray, rhs: ShardedArray, out: ShardedArray, mesh: Mesh, sizes: Mapping[str, int]
-) -> Contraction:
-    """The contraction that moves the fewest bytes and then repeats the least work."""
-    candidates = list(contractions(spec, lhs, rhs, out, mesh))
-    if not candidates:
-        raise NotationError(f"{out}: {spec!r} contracts nothing, so it leaves no partial sum")
-    return min(candidates, key=lambda c: (_bytes_moved(c, mesh, sizes), c.flops_per_device(mesh, sizes)))
-
-
-def _bytes_moved(candidate: Contraction, mesh: Mesh, sizes: Mapping[str, int]) -> float:
-    """Ring time in units of one all-gathered byte."""
-    return sum(
-        ring_bytes(step.op, step.gathered_bytes(mesh, sizes, "bf16"), mesh.size(step.axes))
-        for step in candidate.steps
-    )

@@ -45,7 +45,7 @@ def nothing_found(
                 f"{about}: --given {once}: experts lie within nodes of {hardware.chips_per_node} chips, so "
                 "no token crosses; fits: dispatch=each, or expert_nodes>1 with it, for parts of a node"
             )
-        return PlanError(f"{about}: {_nothing_divides(config, hardware, workload, spaces)}")
+        return PlanError(f"{about}: {_nothing_divides(hardware, workload, spaces)}")
     if at_fault := [one for one in given if is_found(_without(given, one))]:
         reasons = [_leaves_none(config, hardware, workload, spaces, given, one) for one in at_fault]
         return PlanError(f"{about}: --given {'; or '.join(reasons)}")
@@ -116,7 +116,7 @@ def _why_none(
     return None
 
 
-def _nothing_divides(config: ModelConfig, hardware: Hardware, workload: Workload, spaces: Spaces) -> str:
+def _nothing_divides(hardware: Hardware, workload: Workload, spaces: Spaces) -> str:
     """The number of sequences that the layout with the fewest batch shards needs, in words."""
     chips = hardware.num_chips
     enough = Workload(chips, workload.seq_len)

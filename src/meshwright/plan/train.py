@@ -238,7 +238,7 @@ def search(
     notices = []
     if explained and planned != workload:
         near = scout.nearest(workload, runs=runs)
-        notices.append(planned_words(workload, planned, _why_another(pool, near, workload, hardware)))
+        notices.append(planned_words(workload, planned, _why_another(pool, near, hardware)))
     if not runs and runnable is None:
         why = scout.reason(priced[0].layout)
         notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
@@ -488,7 +488,7 @@ def _priced(
     return ranked(placed.get(id(candidate), candidate) for candidate in candidates)
 
 
-def _why_another(pool: Fastest, near: Fastest, asked: Workload, hardware: Hardware) -> str:
+def _why_another(pool: Fastest, near: Fastest, hardware: Hardware) -> str:
     """Why the batch asked for is not planned. near: the layouts that take it."""
     if not near:
         return f"do not divide over {hardware.num_chips:,} chips"

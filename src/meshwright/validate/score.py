@@ -19,7 +19,6 @@ from meshwright.errors import MeshwrightError
 from meshwright.models.count import train_flops_per_token
 from meshwright.plan.assumptions import spread_on
 from meshwright.plan.spread import quantile
-from meshwright.programs.program import PROGRAMS
 from meshwright.validate.alike import TRUST, Traits, expected_error
 from meshwright.validate.choice import choose
 from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow, UnreadRow
@@ -393,23 +392,6 @@ def panel_of(row: AnyRow) -> Hashable:
         asked = (row.weight_dtype, row.kv_dtype, row.prompt_len, row.output_len, row.metric)
         return (row.source, model, row.chip, figures, row.engine, asked)
     return (row.source, model, row.hardware, figures, row.dtype, row.seq_len, row.num_tokens)
-
-
-# On more nodes than these, or with stages over several nodes, times of nanotron's sweep show other problems.
-_NODES_HELD = 32
-
-
-def heldable(row: PublishedRow) -> bool:
-    """Whether the time of a row depends mainly on its layout.
-
-    A third of nanotron's runs with stages over several nodes stall for a second per microbatch, and most with
-    one stage on 64 nodes take 5 to 20 times longer than their work (Ultra-Scale Playbook, 2025).
-    """
-    program = PROGRAMS.of_table(row.source)
-    num_nodes = max(1, row.chips // 8)
-    if program is None or program.name != "nanotron" or row.zero == 3 or num_nodes == 1:
-        return True
-    return (row.pipe or 1) == 1 and num_nodes <= _NODES_HELD
 
 
 def grouped(items: Iterable[_Item], key: Callable[[_Item], Hashable]) -> dict[Hashable, list[_Item]]:

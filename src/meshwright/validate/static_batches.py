@@ -104,7 +104,7 @@ def reproduce_inference(row: InferenceRow) -> ServedCase:
     config, hardware = model_of(row), _with_engine(row)
     if hardware.num_chips != row.chips:
         raise LayoutError(f"{row.hardware} has {hardware.num_chips} chips, and the row says {row.chips}")
-    layouts = tuple(_layouts(row, config, hardware))
+    layouts = tuple(_layouts(row, config))
     if not layouts:
         degrees = f"{row.tensor or row.chips}·{row.pipe or 1}"
         raise LayoutError(
@@ -114,7 +114,7 @@ def reproduce_inference(row: InferenceRow) -> ServedCase:
     return ServedCase(row, config, hardware, layouts)
 
 
-def _layouts(row: InferenceRow, config: ModelConfig, hardware: Hardware) -> list[Layout]:
+def _layouts(row: InferenceRow, config: ModelConfig) -> list[Layout]:
     pipe = row.pipe or 1
     # Sources may count the two cores of a chip as devices, so tensor is at most the chips.
     tensor = min(row.tensor or row.chips // pipe, row.chips // pipe)

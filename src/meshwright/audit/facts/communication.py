@@ -60,8 +60,6 @@ class EmittedCollective:
     index: int
     op: Op
     dtype: str
-    operand_shapes: tuple[tuple[int, ...], ...]
-    result_shapes: tuple[tuple[int, ...], ...]
     gathered_bytes: int
     groups: DeviceGroups
     count: int | None
@@ -254,8 +252,6 @@ def _instruction(
         index=index,
         op="reduce_scatter" if fused else op,
         dtype=of_hlo(results[0].dtype),
-        operand_shapes=tuple(shape.dims for shape in sent),
-        result_shapes=tuple(shape.dims for shape in ((fused.result,) if fused else results)),
         gathered_bytes=num_bytes,
         groups=groups,
         count=None if runs is None else round(runs),
@@ -464,7 +460,7 @@ def _share_of_tile(program: Program, operand: TracedValue) -> Fraction:
         shapes = [one.instruction.shape for one in past]
         sizes += [shape.num_elements for shape in shapes if isinstance(shape, ArrayShape)]
         end = past[-1].instruction
-        value = None if end.opcode.startswith("all-gather") else summed_operand(program, past[-1])
+        value = None if end.opcode.startswith("all-gather") else summed_operand(past[-1])
         value = value if value and len(value.instruction.shapes) == 1 else None
     return Fraction(min(sizes), sizes[0]) if sizes and min(sizes) == 1 else Fraction(1)
 
@@ -473,11 +469,7 @@ def _follows_sum(program: Program, op: Op, operand: TracedValue) -> bool:
     *_, end = history(program, operand, MOVED)
     if op == "permute":
         return op_of(end.instruction) in ("all_reduce", "reduce_scatter")
-    return (
-        op == "all_gather"
-        and end.instruction.opcode == "recv-done"
-        and summed_operand(program, end) is not None
-    )
+    return op == "all_gather" and end.instruction.opcode == "recv-done" and summed_operand(end) is not None
 
 
 def _num_rings(instruction: Instruction) -> int | None:

@@ -84,19 +84,10 @@ def parse_pairs(text: str) -> DeviceGroups:
     return DeviceGroups(tuple(_ints(pair) for pair in re.findall(r"\{([\d,\s]+)\}", text)), is_permute=True)
 
 
-def mesh_axes_of(groups: DeviceGroups, mesh: Mesh) -> tuple[str, ...] | None:
-    """Mesh axes that `groups` vary over, major first; None if they follow no axes.
-
-    Device ids are row-major over the mesh. Axes of size 1 never vary.
-
-    >>> mesh_axes_of(DeviceGroups(((0, 2), (1, 3))), Mesh({"X": 2, "Y": 2}))
-    ('X',)
-    """
-    return group_axes(groups, mesh).axes
-
-
 def group_axes(groups: DeviceGroups, mesh: Mesh) -> GroupAxes:
     """Mesh axes of groups, with a note on groups that are only part of their axes.
+
+    Device ids are row-major over the mesh. Axes of size 1 never vary.
 
     >>> group_axes(DeviceGroups(((0, 1), (2, 3))), Mesh({"X": 4}))
     GroupAxes(axes=('X',), note='groups of 2 within X = 4', shuffled=False)

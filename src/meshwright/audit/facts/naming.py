@@ -36,9 +36,7 @@ def origin_name(program: Program, value: TracedValue) -> str:
 def _name(program: Program, value: TracedValue, steps: int) -> str:
     origin = list(history(program, value, MOVED))
     # A sum of several tensors has the name of one of them; summed_operand() gives each its operand.
-    named = [
-        v.instruction for v in origin if v.instruction.op_name and not (v.path and summed_operand(program, v))
-    ]
+    named = [v.instruction for v in origin if v.instruction.op_name and not (v.path and summed_operand(v))]
     # XLA for GPU multiplies by several weights at once, and the slices of the product have their names.
     cut = [i for i in named if i.opcode == "slice" and primitive_of(i.op_name) == "dot_general"]
     name = (cut[:1] or named[-1:] or [value.instruction])[0].op_name
@@ -54,7 +52,7 @@ def _name(program: Program, value: TracedValue, steps: int) -> str:
         # Slices of a padded reduce-scatter, some from a neighbour: of one tensor if they have one name.
         parts = {_name(program, end.operand(i), steps - 1) for i in range(len(end.instruction.operands))}
         return parts.pop() if len(parts) == 1 else ""
-    before = summed_operand(program, end)
+    before = summed_operand(end)
     return _longest([name, _name(program, before, steps - 1)]) if before else name
 
 
@@ -86,7 +84,7 @@ def _longest(names: Iterable[str]) -> str:
     return max(names, key=lambda name: len(scope_of(name)))
 
 
-def summed_operand(program: Program, end: TracedValue) -> TracedValue | None:
+def summed_operand(end: TracedValue) -> TracedValue | None:
     """The operand of the collective whose result is `end`; None if it is no collective's.
 
     Across slices, the operand of its send.
@@ -258,7 +256,7 @@ def _weight_of(program: Program, value: TracedValue) -> str:
     """The name of the weight that a value is or was gathered from; otherwise ""."""
     for _ in range(_MOST_STEPS):
         value = resolve(program, value, MOVED)
-        if (before := summed_operand(program, value)) is None:
+        if (before := summed_operand(value)) is None:
             break
         value = before
     instruction = value.instruction
@@ -290,7 +288,7 @@ def laid_end_to_end(program: Program, value: TracedValue, *, by_compiler: bool =
     made, without a name of JAX.
     """
     *_, made = history(program, value, MOVED)
-    while not made.instruction.op_name and (before := summed_operand(program, made)):
+    while not made.instruction.op_name and (before := summed_operand(made)):
         *_, made = history(program, before, MOVED)
     if by_compiler and made.instruction.op_name:
         return []

@@ -60,7 +60,7 @@ def replicated_state(program: Program, prices: Prices) -> list[Remark]:
     ]
     if not replicated:
         return []
-    return [_of_state(replicated, program, prices, training=training)]
+    return [_of_state(replicated, prices, training=training)]
 
 
 def _moments(program: Program) -> list[Instruction]:
@@ -103,9 +103,7 @@ def _arrays(program: Program) -> list[Instruction]:
     ]
 
 
-def _of_state(
-    replicated: list[tuple[Instruction, int]], program: Program, prices: Prices, *, training: bool
-) -> Remark:
+def _of_state(replicated: list[tuple[Instruction, int]], prices: Prices, *, training: bool) -> Remark:
     largest, copies = max(replicated, key=lambda pair: pair[0].shapes[0].num_bytes)
     name = largest.op_name or largest.name
     excess = round(sum(one.shapes[0].num_bytes * (1 - 1 / count) for one, count in replicated))

@@ -25,7 +25,7 @@ from meshwright.notation.mesh import Mesh
 
 
 def execute(job: ShardJob) -> dict[str, Any]:
-    """The report of `job`; see `on_devices.run_contraction`."""
+    """The report of `job`; see `on_devices.run`."""
     dtype, mesh = jax_dtype(job.dtype), explicit_mesh(job.mesh)
     random = np.random.default_rng(job.seed)
     whole = [

@@ -19,7 +19,6 @@ from meshwright.errors import AuditError
 from meshwright.nn.start.devices import flags_with_devices
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import Collective
-from meshwright.notation.einsum import Contraction
 from meshwright.notation.mesh import Mesh
 from meshwright.units import format_bytes
 
@@ -31,28 +30,14 @@ MAX_BYTES = 2e9
 RUN_TIMEOUT_SECONDS = 300
 
 
-def run_contraction(
-    contraction: Contraction, mesh: Mesh, sizes: Mapping[str, int], dtype: str, seed: int = 0
-) -> dict[str, Any]:
-    """The result of a contraction of random operands on devices, compared with the dense product.
-
-    max_abs_error: the largest difference on any device. emitted[], derived[]: collectives, each with op, axes
-    and bytes. pairs[]: collectives that belong together, with a status (match, equivalent, differs). Raises
-    AuditError if the run is too large for this machine or the dtype cannot be multiplied.
-    """
-    return _run(ShardJob(contraction, (), None, mesh, sizes, dtype, seed))
-
-
 def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) -> dict[str, Any]:
-    """The run of a priced strategy, with its window and its steps of operands and result.
+    """The run of a priced strategy, with its window and its steps of operands and result; see `run`.
 
     With `gradients` also gradient_max_abs_errors (by operand, against the dense gradients of a random
     cotangent) and gradient_emitted[], the collectives of both gradients.
     """
     q = strategy.question
-    return _run(
-        ShardJob(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed, gradients)
-    )
+    return run(ShardJob(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed, gradients))
 
 
 def run_reshard(
@@ -61,10 +46,16 @@ def run_reshard(
     """The run of a reshard's steps; empty without steps."""
     if not steps:
         return {"max_abs_error": 0.0, "emitted": [], "derived": [], "pairs": []}
-    return _run(ShardJob(None, tuple(steps), None, mesh, sizes, dtype, seed))
+    return run(ShardJob(None, tuple(steps), None, mesh, sizes, dtype, seed))
 
 
-def _run(job: ShardJob) -> dict[str, Any]:
+def run(job: ShardJob) -> dict[str, Any]:
+    """The result of a job with random operands on devices, compared with the dense product.
+
+    max_abs_error: the largest difference on any device. emitted[], derived[]: collectives, each with op, axes
+    and bytes. pairs[]: collectives that belong together, with a status (match, equivalent, differs). Raises
+    AuditError if the run is too large for this machine or the dtype cannot be multiplied.
+    """
     _check(job)
     return _run_locally(job) if _num_local_devices() >= job.mesh.num_devices else _run_in_process(job)
 
