@@ -254,7 +254,7 @@ def on_demand(config: ModelConfig, dtype: str, **how: Any) -> JaxRunner:
             choice.num_logits, choice.needs, with_edits=choice.with_edits, with_guesses=choice.with_guesses
         )
     )
-    runner._pools, runner._last = runner._programs.empty()
+    runner._cache.pools, runner._last = runner._programs.empty()
     return runner
 
 

@@ -185,6 +185,16 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * _SIZES[match[2]])
 
 
+def divisors(number: int) -> list[int]:
+    """The divisors in ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
 def whole(figure: Figure) -> Any:
     """The nearest whole number, or an array of them.
 

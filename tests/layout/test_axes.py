@@ -7,7 +7,7 @@ import pytest
 from meshwright.errors import LayoutError
 from meshwright.hardware import catalog
 from meshwright.layout import DEGREES, Layout
-from meshwright.layout.axes import AXES, Ask, divisors
+from meshwright.layout.axes import AXES, Ask
 from meshwright.layout.axes.kv_replicas import KV_REPLICAS
 from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, token_sharding
@@ -15,6 +15,7 @@ from meshwright.layout.short import OPTIONS
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.train import price
+from meshwright.units import divisors
 
 LLAMA = load_model("llama-3-8b")  # D4096 F14336 N32 K8 H128 V128256
 BATCH = Workload(512, 8192)

@@ -85,7 +85,7 @@ def test_tokens_are_those_of_the_whole_text(
             answer = asyncio.run(_answered(engine, greedy(prompt, 5)))
             turns.append((prompt, answer))
             prompt = [*prompt, *answer, 7]
-        assert engine.num_cached_pages > 0
+        assert engine._occupancy().cached_pages > 0
     for prompt, answer in turns:
         assert answer == _answer(config, tuple(prompt), 5)
 
@@ -100,7 +100,7 @@ def test_a_group_has_one_cache(config: ModelConfig) -> None:
     split = layout(1)
     mesh = device_mesh(split)
     runner = JaxRunner(_params(config), config, split, mesh, num_slots=2, context=32, page_size=8)
-    pools = runner._programs.abstract_pools()
+    pools = runner._programs.cache.pools()
     assert {name: len(layers) for name, layers in pools.items()} == {"k": 2, "v": 2}
     held = sum(pool.size * pool.dtype.itemsize for layers in pools.values() for pool in layers)
     assert held == 2 * 32 * kv_bytes_per_token(config, "f32")

@@ -376,7 +376,7 @@ def test_plans_count_the_states_that_a_server_allocates(config: ModelConfig) -> 
     runner = JaxRunner({}, config, split, mesh, **options)
     [(num_entries, num_pages)] = {
         (leaf.shape[0], runner.limits.num_pages * runner.limits.num_replicas)
-        for name, leaves in runner._programs.abstract_pools().items()
+        for name, leaves in runner._programs.cache.pools().items()
         for leaf in leaves
         if name in state_arrays(config)
     }
@@ -384,7 +384,7 @@ def test_plans_count_the_states_that_a_server_allocates(config: ModelConfig) -> 
     assert num_pages * PAGE == 4 * CONTEXT
     allocated = sum(
         prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaves in runner._programs.abstract_pools().values()
+        for leaves in runner._programs.cache.pools().values()
         for leaf in leaves
     )
     assert cache_bytes(config, split.at("generate"), 4, CONTEXT, num_entries) == allocated

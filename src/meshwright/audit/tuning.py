@@ -19,13 +19,13 @@ from meshwright.errors import MeshwrightError, PlanError
 from meshwright.files import cache_folder, write_whole
 from meshwright.hardware.catalog import load
 from meshwright.layout import MULTIPLIED, REMATS, Layout
-from meshwright.layout.axes import divisors
 from meshwright.layout.runnable import why_not
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.rank import TIE
 from meshwright.plan.space import different_remats
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
+from meshwright.units import divisors
 
 # Layouts that exceed the memory by at most this factor of the plan are compiled too: the compiled memory of
 # whole steps is 0.7 to 1.3 of the planned (docs/how-to/read-an-audit.md, the matrix).

@@ -28,6 +28,7 @@ import jax
 
 from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.cost.serving_step import pass_cost
+from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.page_sizes import DEFAULT_PAGE
@@ -311,28 +312,26 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         figures = figures._replace(kernel=kernel_seconds(figures))
         for of, name, high, step, time in fits:
             figures = figures._replace(**{name: rate(of, name, figures, step, time, high)})
-    bandwidth, flops = figures.bandwidth, figures.flops
+    efficiency = replace(reached(figures), padding=measured.padding(priced(figures)))
+    return replace(hardware, chip=_with_ratings(chip, efficiency, figures.bandwidth, figures.flops))
+
+
+def _with_ratings(chip: Chip, inference: StepEfficiency, bandwidth: float, flops: float) -> Chip:
+    """The chip with these rates of a server's steps, its ratings raised to them if they are lower."""
     rating, peak = max(bandwidth, chip.hbm_bytes_per_second), max(flops, chip.flops(DTYPE))
     of_training = chip.flops(DTYPE) / peak
     return replace(
-        hardware,
-        chip=replace(
-            chip,
-            hbm_bytes_per_second=rating,
-            flops_per_second={**chip.flops_per_second, DTYPE: peak},
-            step=replace(
-                chip.step,
-                memory=chip.step.memory * chip.hbm_bytes_per_second / rating,
-                matmul=dict.fromkeys(chip.flops_per_second, 1.0) | {DTYPE: of_training},
-                attention=chip.step.attention * of_training,
-            ),
-            inference=replace(
-                reached(figures),
-                padding=measured.padding(priced(figures)),
-                memory=bandwidth / rating,
-                matmul={DTYPE: flops / peak},
-                attention=flops / peak,
-            ),
+        chip,
+        hbm_bytes_per_second=rating,
+        flops_per_second={**chip.flops_per_second, DTYPE: peak},
+        step=replace(
+            chip.step,
+            memory=chip.step.memory * chip.hbm_bytes_per_second / rating,
+            matmul=dict.fromkeys(chip.flops_per_second, 1.0) | {DTYPE: of_training},
+            attention=chip.step.attention * of_training,
+        ),
+        inference=replace(
+            inference, memory=bandwidth / rating, matmul={DTYPE: flops / peak}, attention=flops / peak
         ),
     )
 

@@ -139,38 +139,29 @@ def serve(
     if not rate:
         precisions = [words | _tables_of(words, software) for words in precisions]
     only = layout_for(config, layout) if layout else None
-    prompt_tokens, output_tokens = requests.pop("prompt_tokens"), requests.pop("output_tokens")
     if phase:
+        prompt_tokens = requests.pop("prompt_tokens")
+        del requests["output_tokens"]
         of_requests = {"--lengths": lengths, "--trace": trace, **changed_options(Serve, requests)}
         of_requests |= {"--explain": explain, "--rate": rate}
         refuse_with(of_requests, "--phase prices one step and no requests")
         if len(machines) > 1 or len(precisions) > 1:
             raise PlanError("--phase prices one step; name one machine and one dtype")
-        machines = _running(machines, software)
-        length = _phase_length(config, phase, prompt_tokens, context)
-        workload = Workload(batch or 1, length, phase.value)
-        layouts = _layouts(config, machines[0], precisions[0], only)
-        _price_step(config, machines[0], workload, layouts, output, as_json)
+        [machine] = _running(machines, software)
+        workload = _one_step(config, phase, batch, prompt_tokens, context)
+        layouts = _layouts(config, machine, precisions[0], only)
+        _price_step(config, machine, workload, layouts, output, as_json)
         return
     for flag, value in (("--batch", batch), ("--context", context)):
         if value is not None:
             raise PlanError(f"{flag} describes one step; add --phase generate or --phase prefill")
-    sample = _sample(config, lengths, trace, prompt_tokens, output_tokens)
-    if sample:
-        prompt_tokens = output_tokens = None
-    elif prompt_tokens is None or output_tokens is None:
-        raise PlanError(
-            "the frontier needs the lengths of requests; add --prompt-tokens 8k --output-tokens 512, "
-            "--lengths sharegpt or --trace requests.jsonl"
-        )
-    work = Serve(prompt_tokens, output_tokens, lengths=sample, **requests)
-    warn_of_long_context(config, work.requests.context)
+    work = _work(config, lengths, trace, **requests)
     if only:
         chunk_of(only, work.requests.context, work.chunk)
     if software and rate:
-        turns = sample or [(work.requests.prompt_tokens, work.requests.output_tokens)]
         from meshwright.cli.plan_load import RatedLoad, plan_for_load
 
+        turns = work.lengths or [(work.requests.prompt_tokens, work.requests.output_tokens)]
         load = RatedLoad(rate, turns, ttft_p95 or inf, tpot_p95 or inf)
         plan_for_load(config, machines, software, load, precisions, only, as_json)
         return
@@ -209,6 +200,29 @@ def _engine(name: str | None, of_rate: Mapping[str, float | None], usual: str) -
     return ENGINES[name]
 
 
+def _work(
+    config: ModelConfig,
+    lengths: str | None,
+    trace: Path | None,
+    *,
+    prompt_tokens: int | None,
+    output_tokens: int | None,
+    **requests: Any,
+) -> Serve:
+    """The requests to serve. Raises PlanError if their lengths are missing."""
+    sample = _sample(config, lengths, trace, prompt_tokens, output_tokens)
+    if sample:
+        prompt_tokens = output_tokens = None
+    elif prompt_tokens is None or output_tokens is None:
+        raise PlanError(
+            "the frontier needs the lengths of requests; add --prompt-tokens 8k --output-tokens 512, "
+            "--lengths sharegpt or --trace requests.jsonl"
+        )
+    work = Serve(prompt_tokens, output_tokens, lengths=sample, **requests)
+    warn_of_long_context(config, work.requests.context)
+    return work
+
+
 def _sample(
     config: ModelConfig,
     lengths: str | None,
@@ -235,8 +249,10 @@ def _sample(
     return [(turn.prompt_tokens, turn.output_tokens) for chat in fitting for turn in chat.turns]
 
 
-def _phase_length(config: ModelConfig, phase: _Phase, prompt_tokens: int | None, context: int | None) -> int:
-    """Positions of the step's sequences. Raises PlanError if their option is missing."""
+def _one_step(
+    config: ModelConfig, phase: _Phase, batch: int | None, prompt_tokens: int | None, context: int | None
+) -> Workload:
+    """The sequences of one step, and their positions. Raises PlanError if an option is missing."""
     if phase is _Phase.prefill and context is not None:
         raise PlanError(
             "--phase prefill is of whole prompts, as long as --prompt-tokens says; leave out --context"
@@ -247,7 +263,7 @@ def _phase_length(config: ModelConfig, phase: _Phase, prompt_tokens: int | None,
     if value is None:
         raise PlanError(f"--phase {phase} needs the length of its sequences; add {missing}")
     warn_of_long_context(config, value)
-    return value
+    return Workload(batch or 1, value, phase.value)
 
 
 def _layouts(

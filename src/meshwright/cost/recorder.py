@@ -29,7 +29,7 @@ from meshwright.notation.collective import Collective, gathered_of_block, reshar
 from meshwright.notation.einsum import Reshard
 from meshwright.notation.mesh import Degrees
 from meshwright.optimizers import OPTIMIZERS
-from meshwright.optimizers.optimizer import WeightShard
+from meshwright.optimizers.optimizer import Exchange, WeightShard
 from meshwright.platforms.platform import ExpertBlocks, Kernel
 from meshwright.units import whole
 
@@ -199,24 +199,12 @@ class Recorder:
         updated = self.layout.rules.updated.weight(name, letters)
         shard = WeightShard(path, param, updated, self.sizes, self.mesh)
         optimizer = OPTIMIZERS[self.layout.precision.optimizer]
-        exchanged = (
-            Transfer(
-                exchange.what,
-                exchange.op,
-                exchange.axes,
-                name,
-                gathered_of_block(
-                    exchange.op, exchange.elements * dtype_bytes("f32"), self.mesh.size(exchange.axes)
-                ),
-                "f32",
-                critical=True,
-                repeat=exchange.times,
-            )
-            for exchange in optimizer.exchanges(shard)
-        )
+        exchanged = _exchanged(optimizer.exchanges(shard), name, self.mesh)
         part = stack or name
         before = self._stored.get(part)
-        before = before or StoredWeights(part, self._place(stack, name), stacked_layers(self.config, stack))
+        before = before or StoredWeights(
+            part, _place(self.config, stack, name), stacked_layers(self.config, stack)
+        )
         self._stored[part] = before._replace(
             stored=before.stored + self._whole_elements(stored),
             stored_bytes=before.stored_bytes + self._whole_elements(stored) * bytes_each,
@@ -226,7 +214,7 @@ class Recorder:
             optimizer=before.optimizer + trained * optimizer.state_elements(shard),
             optimizer_blocks=before.optimizer_blocks + trained * optimizer.state_blocks(shard),
             update_flops=before.update_flops + trained * optimizer.flops(shard),
-            exchanged=before.exchanged + (tuple(exchanged) if trained else ()),
+            exchanged=before.exchanged + (exchanged if trained else ()),
         )
         of_a_layer = letters[1:] if stack else letters
         value = self.value(self.layout.weight(name, of_a_layer), dtype)
@@ -239,13 +227,6 @@ class Recorder:
         """Weights of the parts that see or hear: whole on each device of the first stage, not trained."""
         num_bytes = num_params * dtype_bytes(self.layout.precision.weights_dtype)
         self._stored["tower"] = StoredWeights("tower", "first", stored=num_params, stored_bytes=num_bytes)
-
-    def _place(self, stack: str, name: str) -> WeightsPlace:
-        if stack:
-            return "layers"
-        if name == "embed":
-            return "first and last" if self.config.tied_embeddings else "first"
-        return "first" if name in ENTERING else "last"
 
     def _whole_elements(self, array: ShardedArray) -> Any:
         """Elements of the largest block that a device has."""
@@ -446,6 +427,32 @@ class Recorder:
                     name, "gather", (stored,), (stored,), backward_transfers=backward, update_transfers=update
                 )
             )
+
+
+def _place(config: ModelConfig, stack: str, name: str) -> WeightsPlace:
+    """The stages that hold a weight."""
+    if stack:
+        return "layers"
+    if name == "embed":
+        return "first and last" if config.tied_embeddings else "first"
+    return "first" if name in ENTERING else "last"
+
+
+def _exchanged(exchanges: Iterable[Exchange], name: str, mesh: Degrees) -> tuple[Transfer, ...]:
+    """The optimizer's collectives on the shards of a weight, in float32."""
+    return tuple(
+        Transfer(
+            exchange.what,
+            exchange.op,
+            exchange.axes,
+            name,
+            gathered_of_block(exchange.op, exchange.elements * dtype_bytes("f32"), mesh.size(exchange.axes)),
+            "f32",
+            critical=True,
+            repeat=exchange.times,
+        )
+        for exchange in exchanges
+    )
 
 
 @lru_cache(maxsize=8192)

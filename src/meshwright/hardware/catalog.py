@@ -18,7 +18,7 @@ from meshwright.hardware.description import Description, read_chip, share_cores
 from meshwright.hardware.network import NETWORKS
 from meshwright.hardware.topology import Hardware
 from meshwright.platforms import PLATFORMS
-from meshwright.units import format_bytes
+from meshwright.units import divisors, format_bytes
 
 _FORMS = (
     "v5p:16x20x28, v5e:4x4, h100:64, h100:8x8 (domains x GPUs), 2*v5p:16x16x16 (slices), cpu:8 or a .toml"
@@ -367,10 +367,9 @@ def _torus_dims(name: str, torus: Torus, spec: str, sizes: tuple[int, ...]) -> t
 
 def _squarest(num_chips: int, pod: tuple[int, ...]) -> tuple[int, ...] | None:
     """The topology of `num_chips` nearest to a cube, its largest dimension last, or None."""
-    divisors = [size for size in range(1, max(pod) + 1) if num_chips % size == 0]
     fits = [
         sizes
-        for sizes in product(divisors, repeat=len(pod))
+        for sizes in product(divisors(num_chips), repeat=len(pod))
         if prod(sizes) == num_chips
         and list(sizes) == sorted(sizes)
         and all(size <= most for size, most in zip(sizes, sorted(pod), strict=True))

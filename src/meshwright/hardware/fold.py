@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
 
+from meshwright.units import divisors
+
 
 @dataclass(frozen=True)
 class Share:
@@ -86,9 +88,11 @@ def factorisations(size: int, free: tuple[int, ...]) -> tuple[tuple[int, ...], .
     """
     if not free:
         return ((),) if size == 1 else ()
-    limit = gcd(size, free[0])
-    divisors = [divisor for divisor in range(1, limit + 1) if limit % divisor == 0]
-    return tuple((first, *rest) for first in divisors for rest in factorisations(size // first, free[1:]))
+    return tuple(
+        (first, *rest)
+        for first in divisors(gcd(size, free[0]))
+        for rest in factorisations(size // first, free[1:])
+    )
 
 
 def _shares(

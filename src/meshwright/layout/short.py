@@ -19,7 +19,6 @@ from meshwright.layout.axes import (
     PIPE,
     Composition,
     ShortForm,
-    divisors,
 )
 from meshwright.layout.axes.expert import expert_cut, experts_over
 from meshwright.layout.pipelines import SCHEDULES
@@ -28,6 +27,7 @@ from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import REMAT_ALSO, REMATS, Schedule, check_positive
 from meshwright.notation.mesh import Mesh
 from meshwright.optimizers import OPTIMIZERS
+from meshwright.units import divisors
 
 # Words that need the same degree of others, to be words of any layout.
 COMPANY = {axis.name: axis.needs for axis in AXES if axis.needs} | {"interleave": (PIPE.name,)}

@@ -18,6 +18,7 @@ from meshwright.models.mixers import (
     StateMixer,
     StateSpace,
 )
+from meshwright.units import divisors
 
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned", "none", "alibi"]
@@ -525,37 +526,9 @@ class ModelConfig:
         _as_records(self)
         check_fields(self, self.name)
         _check_norms(self)
-        if self.num_heads % self.num_kv_heads:
-            raise ModelError(
-                f"{self.name}: {self.num_heads} query heads (N) do not divide over "
-                f"{self.num_kv_heads} KV heads (K); fits: K in "
-                f"{{{', '.join(str(k) for k in range(1, self.num_heads + 1) if self.num_heads % k == 0)}}}"
-            )
-        if self.positions == "rope" and self.d_head % 2:
-            raise ModelError(f"{self.name}: d_head = {self.d_head} is odd; rotary positions turn pairs")
-        if self.rotary_dim is not None and (self.rotary_dim % 2 or self.rotary_dim > self.d_head):
-            raise ModelError(
-                f"{self.name}: rotary_dim = {self.rotary_dim} must be even and at most d_head = {self.d_head}"
-            )
-        for option in ("nope_every", "temperature_floor", "turned_norm"):
-            needs_heads = self.mla is not None and option != "temperature_floor"
-            if getattr(self, option) and (self.positions != "rope" or needs_heads):
-                raise ModelError(
-                    f"{self.name}: {option} = {getattr(self, option)} is for rotary positions without latent "
-                    "attention (MLA); leave it out"
-                )
-        if self.attention_chunk is not None and self.sliding_window is not None:
-            raise ModelError(
-                f"{self.name}: attention_chunk = {self.attention_chunk} and sliding_window = "
-                f"{self.sliding_window}: local layers see a chunk or a window; leave one out"
-            )
+        _check_heads(self)
         if self.mla is not None:
             _check_mla(self, self.mla)
-            if self.lora_rank is not None:
-                raise ModelError(
-                    f"{self.name}: lora_rank = {self.lora_rank} with latent attention (MLA), "
-                    "whose weights take no adapters; leave it out"
-                )
         if self.rope_scaling is not None:
             _check_factors(self, self.rope_scaling)
         _check_cache_groups(self)
@@ -596,14 +569,16 @@ class ModelConfig:
     @cached_property
     def draft_layer(self) -> Layer:
         """The layer of the draft head: like the last layer of the model that has attention."""
-        like = next(layer for layer in reversed(self.model_layers) if _has_both_parts(layer))
-        return Layer(like.kind._replace(stack=DRAFT_LAYERS), 0, 0)
+        return Layer(self._like_draft.kind._replace(stack=DRAFT_LAYERS), 0, 0)
 
     @cached_property
     def draft_has_experts(self) -> bool:
         """Whether the layer of the draft head is a mixture of experts."""
-        like = next(layer for layer in reversed(self.model_layers) if _has_both_parts(layer))
-        return self.moe is not None and like.kind.stack == "layers"
+        return self.moe is not None and self._like_draft.kind.stack == "layers"
+
+    @property
+    def _like_draft(self) -> Layer:
+        return next(layer for layer in reversed(self.model_layers) if _has_both_parts(layer))
 
     @cached_property
     def all_layers(self) -> tuple[Layer, ...]:
@@ -631,7 +606,9 @@ class ModelConfig:
             reuses = number >= self.num_layers - self.num_kv_shared
             shares = number % self.layers_per_cache > 0 or (reuses and mixer == "attention")
             variant = self._variant(number)
-            stack = self._stack(number, mixer, shares=shares) + (f".{variant}" if variant else "")
+            is_dense = self.moe is not None and self._feed_forward(number) != "experts"
+            stack = _stack(mixer, self._feed_forward(number), is_dense=is_dense, shares=shares)
+            stack += f".{variant}" if variant else ""
             turned = (
                 self.positions == "rope"
                 and not _is_each(self.nope_every, number)
@@ -669,18 +646,9 @@ class ModelConfig:
     def _feed_forward(self, number: int) -> FeedForward:
         if self.feed_forwards is not None:
             return self.feed_forwards[number % len(self.feed_forwards)]
-        return "dense" if self.moe is None or self._is_dense_among_experts(number) else "experts"
-
-    def _stack(self, number: int, mixer: Mixer, *, shares: bool) -> Stack:
-        after = self._feed_forward(number)
-        if mixer == "none":
-            return "expert_blocks" if after == "experts" else "dense_blocks"
-        if after == "none":
-            return "state_blocks" if mixer == "state" else "attention_blocks"
-        is_main = after == "experts" or self.moe is None
-        if mixer == "state":
-            return "state_layers" if is_main else "dense_state_layers"
-        return _STACKS[not is_main, shares]
+        if (moe := self.moe) is None or number < moe.num_dense_layers or (number + 1) % moe.every:
+            return "dense"
+        return "experts"
 
     @cached_property
     def state_mixer(self) -> StateMixer | None:
@@ -719,23 +687,19 @@ class ModelConfig:
             scaling.factor, scaling.mscale_all_dim
         ) ** 2
 
-    def _is_dense_among_experts(self, number: int) -> bool:
-        moe = self.moe
-        return moe is not None and (number < moe.num_dense_layers or bool((number + 1) % moe.every))
-
     @cached_property
     def num_dense_layers(self) -> int:
         """P: the dense layers of a mixture of experts; 0 without experts."""
-        if self.moe is None:
-            return 0
-        return sum(self._feed_forward(number) == "dense" for number in range(self.num_layers))
+        return self._num_layers_with("dense")
 
     @property
     def num_expert_layers(self) -> int:
         """The layers that have experts."""
-        if self.moe is None:
-            return 0
-        return sum(self._feed_forward(number) == "experts" for number in range(self.num_layers))
+        return self._num_layers_with("experts")
+
+    def _num_layers_with(self, kind: FeedForward) -> int:
+        """Layers of a mixture of experts with this feed-forward; 0 without experts."""
+        return sum(self._feed_forward(number) == kind for number in range(self.num_layers)) if self.moe else 0
 
     @cached_property
     def windows(self) -> tuple[Window | None, ...]:
@@ -768,6 +732,20 @@ _STACKS: dict[tuple[bool, bool], Stack] = {
 }
 
 
+def _stack(mixer: Mixer, after: FeedForward, *, is_dense: bool, shares: bool) -> Stack:
+    """The stack of layers with this mixer and feed-forward.
+
+    is_dense: in a model whose other layers have experts. shares: it reads another layer's keys and values.
+    """
+    if mixer == "none":
+        return "expert_blocks" if after == "experts" else "dense_blocks"
+    if after == "none":
+        return "state_blocks" if mixer == "state" else "attention_blocks"
+    if mixer == "state":
+        return "dense_state_layers" if is_dense else "state_layers"
+    return _STACKS[is_dense, shares]
+
+
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
     """The factor of scores if positions are stretched by `factor`: 0.1 m ln f + 1 (YaRN)."""
     return 0.1 * mscale * log(factor) + 1.0 if factor > 1 else 1.0
@@ -782,7 +760,7 @@ def _check_cache_groups(config: ModelConfig) -> None:
             "layer; fits: layers_per_cache = 1"
         )
     if config.num_layers % each:
-        fits = [n for n in range(1, config.num_layers + 1) if config.num_layers % n == 0]
+        fits = divisors(config.num_layers)
         raise ModelError(
             f"{config.name}: {config.num_layers} layers (L) do not divide into groups of layers_per_cache = "
             f"{each}; fits: {', '.join(map(str, fits))}"
@@ -950,6 +928,35 @@ def _check_norms(config: ModelConfig) -> None:
         )
 
 
+def _check_heads(config: ModelConfig) -> None:
+    """ModelError if heads do not divide, or options of positions and windows contradict."""
+    if config.num_heads % config.num_kv_heads:
+        fits = ", ".join(map(str, divisors(config.num_heads)))
+        raise ModelError(
+            f"{config.name}: {config.num_heads} query heads (N) do not divide over "
+            f"{config.num_kv_heads} KV heads (K); fits: K in {{{fits}}}"
+        )
+    if config.positions == "rope" and config.d_head % 2:
+        raise ModelError(f"{config.name}: d_head = {config.d_head} is odd; rotary positions turn pairs")
+    if config.rotary_dim is not None and (config.rotary_dim % 2 or config.rotary_dim > config.d_head):
+        raise ModelError(
+            f"{config.name}: rotary_dim = {config.rotary_dim} must be even and at most d_head = "
+            f"{config.d_head}"
+        )
+    for option in ("nope_every", "temperature_floor", "turned_norm"):
+        needs_heads = config.mla is not None and option != "temperature_floor"
+        if getattr(config, option) and (config.positions != "rope" or needs_heads):
+            raise ModelError(
+                f"{config.name}: {option} = {getattr(config, option)} is for rotary positions without latent "
+                "attention (MLA); leave it out"
+            )
+    if config.attention_chunk is not None and config.sliding_window is not None:
+        raise ModelError(
+            f"{config.name}: attention_chunk = {config.attention_chunk} and sliding_window = "
+            f"{config.sliding_window}: local layers see a chunk or a window; leave one out"
+        )
+
+
 def _check_mla(config: ModelConfig, mla: MLA) -> None:
     if config.d_head != mla.nope_dim + mla.rope_dim:
         raise ModelError(
@@ -960,6 +967,11 @@ def _check_mla(config: ModelConfig, mla: MLA) -> None:
         raise ModelError(
             f"{config.name}: num_kv_heads = {config.num_kv_heads}, but latent attention has one per query "
             f"head; fits: {config.num_heads}"
+        )
+    if config.lora_rank is not None:
+        raise ModelError(
+            f"{config.name}: lora_rank = {config.lora_rank} with latent attention (MLA), "
+            "whose weights take no adapters; leave it out"
         )
 
 

@@ -16,7 +16,6 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.axes import divisors
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params, forward_flops, kv_cache_bytes
@@ -31,6 +30,7 @@ from meshwright.plan.explain.thresholds import (
     sparsity,
 )
 from meshwright.plan.serve.phase import PhasePoint, price_phase
+from meshwright.units import divisors
 
 # Values of curves by name, over the same x.
 Values = dict[str, Sequence[float | None]]

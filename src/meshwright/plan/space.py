@@ -18,7 +18,7 @@ from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import lacks_flash
-from meshwright.layout.axes import DEGREES, OPTIONS, PIPE, RANKS, Ask, ShortForm, chosen_forms, divisors
+from meshwright.layout.axes import DEGREES, OPTIONS, PIPE, RANKS, Ask, ShortForm, chosen_forms
 from meshwright.layout.layout_checks import remats_of
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.pipelines.depths import cuts_groups
@@ -30,7 +30,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.batch_size import nearest_multiple
 from meshwright.plan.given import Condition
 from meshwright.programs.launcher import Launcher
-from meshwright.units import Figure
+from meshwright.units import Figure, divisors
 
 # Enough tokens to fill a chip's matrix units: a larger pass saves little time and needs more memory.
 _MAX_PASS_TOKENS = 131_072

@@ -16,7 +16,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -182,28 +182,18 @@ def prepare_corpus(
 
     division = divide(read, survey.num_characters)
     report("tokenizer", 0.0)
-    if tokenizer:
-        bpe = load_bpe(tokenizer)
-    else:
-        texts = (piece.text for piece, is_validation in division.pieces(read()) if not is_validation)
-        bpe = train_tokenizer(_sample(texts, _TOKENIZER_CHARACTERS), vocab_size)
-    if bpe.get_vocab_size() > vocab_size:
-        raise DataError(
-            f"tokenizer {tokenizer}: {bpe.get_vocab_size():,} ids exceed the model's vocabulary"
-            f" V = {vocab_size:,}; fits: V >= {bpe.get_vocab_size():,}"
-        )
+    texts = (piece.text for piece, is_validation in division.pieces(read()) if not is_validation)
+    bpe = _tokenizer(tokenizer, texts, vocab_size)
     end_id = end_of_text_id(bpe, tokenizer)
+    parts = [part_of(number) for number in range(len(sources))]
+    extra = {name: evaluation_split(name) for name in evaluations}
+    wide = survey.masked or bpe.get_vocab_size() > 1 << 16
+    dtype = np.uint32 if wide else np.uint16
     with _replacing(directory) as partial, ExitStack() as files:
-        wide = survey.masked or bpe.get_vocab_size() > 1 << 16
-        dtype = np.uint32 if wide else np.uint16
-        parts = [part_of(number) for number in range(len(sources))]
-        extra = {name: evaluation_split(name) for name in evaluations}
         packers = {
-            split: Packer(partial / f"{split}.npy", seq_len, dtype, end_id)
+            split: files.enter_context(closing(Packer(partial / f"{split}.npy", seq_len, dtype, end_id)))
             for split in (*parts, VALIDATION, *extra.values())
         }
-        for packer in packers.values():
-            files.callback(packer.close)
         pieces = (
             (piece, VALIDATION if is_validation else part_of(piece.source))
             for piece, is_validation in division.pieces(read())
@@ -242,6 +232,17 @@ def prepare_corpus(
         del record["directory"]  # a run folder may be moved
         (partial / "corpus.json").write_text(json.dumps(record, indent=2) + "\n")
     return Corpus.load(directory)
+
+
+def _tokenizer(path: Path | None, texts: Iterator[str], vocab_size: int) -> Tokenizer:
+    """The file's tokenizer, or a BPE trained on texts. Raises DataError for more than `vocab_size` ids."""
+    bpe = load_bpe(path) if path else train_tokenizer(_sample(texts, _TOKENIZER_CHARACTERS), vocab_size)
+    if bpe.get_vocab_size() > vocab_size:
+        raise DataError(
+            f"tokenizer {path}: {bpe.get_vocab_size():,} ids exceed the model's vocabulary"
+            f" V = {vocab_size:,}; fits: V >= {bpe.get_vocab_size():,}"
+        )
+    return bpe
 
 
 class Batches:

@@ -18,6 +18,7 @@ from meshwright.nn.cached_ops import layered
 from meshwright.nn.params import init_params
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device import programs
+from meshwright.serve.device.cache_programs import CachePrograms
 from meshwright.serve.device.programs import InferencePrograms, workload_step
 
 pytestmark = pytest.mark.sampled(5)
@@ -255,12 +256,13 @@ def test_pages_go_from_one_set_of_devices_to_another(kv_dtype: str):
     random = np.random.default_rng(0)
     pools = jax.tree.map(
         lambda leaf: jax.device_put(random.integers(1, 99, leaf.shape).astype(leaf.dtype), leaf.sharding),
-        here.abstract_pools(),
+        here.cache.pools(),
     )
-    shardings, no_states = jax.tree.map(lambda leaf: leaf.sharding, there.exported(2)), np.zeros(1, np.int32)
-    exported = jax.device_put(here.export(2)(pools, np.array([3, 1], np.int32), no_states), shardings)
-    no_page = 4
-    found = there.accept(2)(there.empty()[0], np.array([0, no_page], np.int32), no_states, exported)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, there.cache.exported(2))
+    no_states, no_page = np.zeros(1, np.int32), 4
+    export, accept = CachePrograms(here.cache).export(2), CachePrograms(there.cache).accept(2)
+    exported = jax.device_put(export(pools, np.array([3, 1], np.int32), no_states), shardings)
+    found = accept(there.empty()[0], np.array([0, no_page], np.int32), no_states, exported)
     for pool, filled in zip(jax.tree.leaves(pools), jax.tree.leaves(found), strict=True):
         assert set(filled.devices()) == set(jax.devices()[2:4])
         np.testing.assert_array_equal(filled[0], pool[3])

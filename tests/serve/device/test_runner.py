@@ -165,7 +165,7 @@ def test_layers_with_a_window_keep_its_positions_alone(kind: str, window: Window
     prompts = [begin + [number] * number for number in range(1, 7)]
     runner = make_runner(tmp_path, tensor=1)
     assert runner.limits.window == window and runner.limits.num_window_pages < runner.limits.num_pages
-    sizes = {pool.shape[0] for pool in runner._programs.abstract_pools()["k"]}
+    sizes = {pool.shape[0] for pool in runner._programs.cache.pools()["k"]}
     whole = {runner.limits.num_pages} if kind == "llama4" else set()  # where some layers see all
     assert sizes == {runner.limits.num_window_pages} | whole
     assert generate(runner, *map(greedy, prompts)) == answers_of(model, prompts)
@@ -240,7 +240,7 @@ def test_weights_of_one_input_may_lie_as_one(reference, monkeypatch, dtype):
 def test_a_cache_split_by_sequences_gets_the_same_tokens(reference, answers):
     """Queries of eight devices go to the cache of a sequence and values come back; alone, and in company."""
     runner = make_runner(reference[0], 4, kv_replicas=2, cache="batch")
-    pool: Any = runner._pools["k"][0]
+    pool: Any = runner._cache.pools["k"][0]
     assert pool.sharding.spec == P("kv_replicas", "tensor", None, None)
     assert (runner.limits.num_replicas, runner.limits.num_pages) == (2, CONTEXT // PAGE)
     assert generate(runner, *map(greedy, PROMPTS)) == answers
@@ -367,7 +367,7 @@ def test_a_conversation_finds_its_pages_again(reference, runner):
             [answer] = [asyncio.run(_ask(engine, greedy(prompt, 5)))]
             turns.append((prompt, answer))
             prompt = [*prompt, *answer, 7]
-        assert engine.num_cached_pages >= len(prompt) // PAGE - 1
+        assert engine._occupancy().cached_pages >= len(prompt) // PAGE - 1
     for prompt, answer in turns:
         assert hf_models.greedy(reference[1], prompt, 5) == answer
 
@@ -423,7 +423,7 @@ def test_logits_are_of_one_token_a_slot(runner):
 
 
 def test_the_cache_is_split_by_kv_heads_and_held_once(runner):
-    pool = runner._pools["k"][0]
+    pool = runner._cache.pools["k"][0]
     tensor = "tensor" if runner._mesh.size > 1 else None
     assert pool.shape == (NUM_SLOTS * CONTEXT // PAGE, 4, PAGE, 6)
     assert pool.sharding.spec == P(None, tensor, None, None)

@@ -510,7 +510,7 @@ def test_answers_are_the_same_however_they_are_computed(seed):
         num_tokens = 1 if number in leaves else request.max_tokens
         assert found[number] == answer_to(of_all_tokens, request.prompt, num_tokens)
     free = sum(replica.pool.num_free for replica in engine._scheduler.replicas)
-    assert free + engine.num_cached_pages == num_pages
+    assert free + engine._occupancy().cached_pages == num_pages
     _assert_no_window_page_is_lost(engine)
     counts = engine._occupancy()
     [replica] = engine._scheduler.replicas

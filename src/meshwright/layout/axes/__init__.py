@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
+from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm
 from meshwright.layout.axes.context import CONTEXT
 from meshwright.layout.axes.data import DATA
 from meshwright.layout.axes.expert import EXPERT, EXPERT_NODES
@@ -35,7 +35,6 @@ __all__ = [
     "Option",
     "ShortForm",
     "chosen_forms",
-    "divisors",
 ]
 
 # From the outermost axis of a mesh to the innermost.

@@ -175,13 +175,3 @@ class Axis:
     def serving_words(self, config: ModelConfig, form: ShortForm) -> str | None:
         """A sentence on the axis in inference; None if it does not serve."""
         return None
-
-
-def divisors(number: int) -> list[int]:
-    """The divisors in ascending order.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
+from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm
 from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
 from meshwright.notation.mesh import Mesh
+from meshwright.units import divisors
 
 # With fewer positions a device has too few queries for the rows of a matmul, in training and in prefill.
 MAX_CONTEXT, _MIN_POSITIONS, _MIN_PROMPT_POSITIONS = 64, 512, 128

@@ -5,13 +5,14 @@ from math import gcd, prod
 from typing import Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, Option, ShortForm, divisors
+from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, Option, ShortForm
 from meshwright.layout.rules import Rules, Table
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.array import dividing_degrees
 from meshwright.notation.mesh import Mesh
+from meshwright.units import divisors
 
 # Axes that E takes besides data ranks, in the order of attempts; folded groups take as many as they can.
 _WIDER: tuple[tuple[str, ...], ...] = ((), ("tensor",), ("context",), ("tensor", "context"))

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm, divisors
+from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.mesh import Mesh
+from meshwright.units import divisors
 
 # D, or the rank of latents, which their up-projections have in its place.
 _SHARED_LETTERS = "DQR"

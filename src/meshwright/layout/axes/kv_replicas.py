@@ -16,7 +16,6 @@ from meshwright.layout.axes.axis import (
     Composition,
     Option,
     ShortForm,
-    divisors,
 )
 from meshwright.layout.axes.tensor import MAX_SERVING_TENSOR, MIN_IN_2D, cached_heads
 from meshwright.layout.rules import Rules, Table
@@ -25,6 +24,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions
 from meshwright.notation.mesh import Mesh
+from meshwright.units import divisors
 
 # Devices of one tensor group that a search in training reaches by replicas: PaLM's 12, or two GPU nodes.
 _WIDEST = 16

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, ShortForm, divisors
+from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, ShortForm
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.pipelines.depths import cuts_groups
 from meshwright.layout.pipelines.pipeline import fitting
@@ -12,6 +12,7 @@ from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.notation.mesh import Mesh
+from meshwright.units import divisors
 
 # With more stages the bubble or the activations grow beyond what batches in use pay for.
 _MOST_STAGES = 64

@@ -15,7 +15,6 @@ from meshwright.layout.axes.axis import (
     Composition,
     Option,
     ShortForm,
-    divisors,
 )
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import Schedule
@@ -24,6 +23,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.mixers import LIKE_LETTERS
 from meshwright.models.parameters import dimensions
 from meshwright.notation.mesh import Mesh
+from meshwright.units import divisors
 
 # Tensor devices that a search tries at most, in training and in inference, and second axes in inference.
 MAX_TENSOR, MAX_SERVING_TENSOR, _SERVING_TENSOR2 = 64, 128, (2, 4, 8)

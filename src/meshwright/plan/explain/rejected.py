@@ -25,9 +25,10 @@ from meshwright.plan.explain.thresholds import (
     sparsity,
 )
 from meshwright.plan.given import NOT_SEARCHED
-from meshwright.plan.space import different_remats, divisors
+from meshwright.plan.space import different_remats
 from meshwright.plan.train import Search, price
 from meshwright.plan.words import TRAINING, sentence
+from meshwright.units import divisors
 
 # Settings that a layout shares with the chosen one, so that they differ only in how they split.
 _SAME_AS_CHOSEN = ("weights_dtype", "compute_dtype", *NOT_SEARCHED)

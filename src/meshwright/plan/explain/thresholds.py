@@ -22,12 +22,12 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.chip import Switch, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.axes import divisors
 from meshwright.layout.axes.tensor import tensor_degrees
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.plan.words import TRAINING, sentence
+from meshwright.units import divisors
 
 # bf16 weights and Adam's two moments in float32; gradients are freed.
 BYTES_PER_PARAM = 10

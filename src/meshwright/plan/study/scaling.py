@@ -21,7 +21,6 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.axes import divisors
 from meshwright.layout.axes.tensor import tensor_degrees
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -30,6 +29,7 @@ from meshwright.plan.fastest import Fastest
 from meshwright.plan.given import NOT_SEARCHED
 from meshwright.plan.space import Space
 from meshwright.plan.train import price, well_placed
+from meshwright.units import divisors
 
 STRATEGIES = ("DP", "FSDP", "TP", "FSDP + TP")
 BEST = "best"

@@ -12,7 +12,7 @@ In the last case each replica has a part of the prompt and attends to all of it.
 pages of the replica that generates the sequence.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -21,13 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
-from jax.typing import DTypeLike
 
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import has_prompt_programs, why_no_paged
 from meshwright.layout.layout_checks import cached_array, check_fits, num_replicas
 from meshwright.layout.moves.attention import single_tokens, token_sharding
-from meshwright.layout.page_sizes import first_page, num_state_entries, page_of
+from meshwright.layout.page_sizes import first_page, page_of
 from meshwright.layout.runnable import check_runs
 from meshwright.layout.workload import Phase, Workload
 from meshwright.models import transformer
@@ -35,15 +34,16 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import widest_window
 from meshwright.models.transformer import Places
 from meshwright.nn.attention.blockwise import dealt_positions, zigzag
-from meshwright.nn.attention.paged import PADDING, PagedCache, Pools, Rows, abstract_pools, page_groups
+from meshwright.nn.attention.paged import PADDING, PagedCache, Pools, Rows
 from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
 from meshwright.nn.each_device import spec_of
 from meshwright.nn.mixers.prompt_states import PromptStates
-from meshwright.nn.mixers.state_cache import StateCache, abstract_states
+from meshwright.nn.mixers.state_cache import StateCache
 from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
 from meshwright.platforms import platform_of
+from meshwright.serve.device.cache_programs import CacheTypes
 from meshwright.serve.device.joined import joined_type, taken_apart
 from meshwright.serve.device.sampling import (
     Edits,
@@ -55,7 +55,6 @@ from meshwright.serve.device.sampling import (
     no_edits,
     no_guesses,
     sample,
-    top_tokens,
 )
 from meshwright.serve.engine.batch import PENDING
 from meshwright.serve.engine.request import GREEDY
@@ -90,22 +89,11 @@ class StepShape(NamedTuple):
         return sum(row.num_rows for row in self.rows)
 
 
-class Scores(NamedTuple):
-    """Log-probabilities f32[n] of tokens, and the likeliest tokens instead, [n, NUM_TOP], descending."""
-
-    logprobs: Array
-    top_ids: Array
-    top_logprobs: Array
-
-
 class InferencePrograms:
     """The steps of one model under one layout, over a cache of pages of `page_size` positions.
 
-    num_slots: sequences a replica. num_snapshots, num_kept_drafts: arguments of `num_state_entries`, the
-    number of a replica's states. The array `last` has the same number of entries, and holds the last token
-    of each slot.
-    num_pages: pages a replica. num_window_pages: pages a replica for layers with a window; 0: they use the
-    other pages.
+    num_slots to num_kept_drafts: see CacheTypes. The array `last` has an entry for each entry of the states,
+    and holds the last token of each slot.
     with_native: the programs call native/kernels.py, which must be built. Otherwise they have only XLA's
     operations, for audits that count their FLOPs and bytes.
     batch_invariant: results of a token do not depend on other tokens of its step or on the step's shape, bit
@@ -131,23 +119,25 @@ class InferencePrograms:
         self._prefill = prefill if layout.rules.prompt_axes else None
         layout = layout.at("generate") if self._prefill else layout
         self.config, self.layout, self.mesh = config, layout, mesh
-        self._num_apart, self._pages = layout.num_batch_shards, partition_spec(cached_array(layout, config))
-        self.num_replicas = num_replicas(layout, config)
         self._num_slots, self._num_kept_drafts = num_slots, num_kept_drafts
-        self._num_last = self.num_replicas * num_state_entries(num_slots, num_snapshots, num_kept_drafts)
-        self._num_pages = self.num_replicas * num_pages
-        self._num_window_pages, self._page_size = self.num_replicas * num_window_pages, page_size
-        self._groups = page_groups(config, has_windows=bool(num_window_pages))
-        self._abstract_states = abstract_states(config, layout, mesh, self._num_last)
-        self.page_names = tuple(self._abstract_pages([0] * len(self._groups)))
-        self.state_names = tuple(self._abstract_states)
-        self._with_native, self._batch_invariant = with_native, batch_invariant
+        self.cache = CacheTypes(
+            config,
+            layout,
+            mesh,
+            num_slots=num_slots,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_window_pages=num_window_pages,
+            num_snapshots=num_snapshots,
+            num_kept_drafts=num_kept_drafts,
+        )
+        self.num_replicas = self.cache.num_replicas
+        self._with_native, self.batch_invariant = with_native, batch_invariant
         self._with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
         # Prompts by position have their own layout, whose products may read the weights in other parts.
         self.with_panels = with_native and not self._prefill
         kind = BatchInvariantOps if batch_invariant else InferenceOps
         self.ops = kind(config, layout, with_native=with_native)
-        self._x = partition_spec(layout.activation("x", "BTD"))
         # Replicas that prefill a prompt together.
         self.num_sharing = self.num_replicas // self._prefill.num_batch_shards if self._prefill else 1
 
@@ -169,7 +159,7 @@ class InferencePrograms:
         those after the final norm, f32[N, D].
         """
         jitted, arguments = self.jitted_step(step)
-        return self._lowered(jitted, *arguments)
+        return self.lowered(jitted, *arguments)
 
     def joined_step(self, step: StepShape) -> Any:
         """`step` with (params, pools, last, columns): the columns joined into one array."""
@@ -179,7 +169,7 @@ class InferencePrograms:
             return jitted(params, pools, last, *taken_apart(whole, columns))
 
         run = jax.jit(run, donate_argnums=1)
-        return self._lowered(run, params, pools, last, self._joined_type(columns))
+        return self.lowered(run, params, pools, last, self._joined_type(columns))
 
     @property
     def joins_inputs(self) -> bool:
@@ -192,22 +182,22 @@ class InferencePrograms:
     def jitted_step(self, step: StepShape) -> tuple[Any, tuple[Any, ...]]:
         """The step before it is compiled, and the types of its arguments."""
         by_token = (step.num_tokens,)
-        tables = step.num_rows, max(self._groups, default=0) + 1, step.pages_of_row
+        tables = step.num_rows, max(self.cache.groups, default=0) + 1, step.pages_of_row
         shapes = by_token, by_token, by_token, tables, (step.num_heads,)
         of_replicas = [(self.num_replicas * first, *rest) for first, *rest in shapes]
-        columns = [self._split(*shape) for shape in of_replicas]
-        columns[_TABLES] = self._type(self._pages[0], *of_replicas[_TABLES])
+        columns = [self.cache.split(*shape) for shape in of_replicas]
+        columns[_TABLES] = self.cache.by_axes(self.cache.page_axes, *of_replicas[_TABLES])
         run: Any = self._step
         if self._prefill and step.is_fresh:
             run, rows = partial(self._prompts, self._prefill), self._prefill.num_batch_shards
             shared = partition_spec(self._prefill.activation("x", "BTD"))[0]
-            columns[_TOKENS] = columns[_SLOTS] = self._type(shared, rows * step.num_tokens)
-            columns[_POSITIONS] = self._type(self._pages[0], *of_replicas[_POSITIONS])
-            columns[_HEADS] = self._type(shared, rows * step.num_heads)
+            columns[_TOKENS] = columns[_SLOTS] = self.cache.by_axes(shared, rows * step.num_tokens)
+            columns[_POSITIONS] = self.cache.by_axes(self.cache.page_axes, *of_replicas[_POSITIONS])
+            columns[_HEADS] = self.cache.by_axes(shared, rows * step.num_heads)
         if self.config.draft_head:
             num_tokens = self.num_replicas * step.num_tokens
-            columns.append(self._split(num_tokens, self.config.d_model, dtype=np.float32))
-        arguments = (self.abstract_params(), self.abstract_pools(), self._split(self._num_last))
+            columns.append(self.cache.split(num_tokens, self.config.d_model, dtype=np.float32))
+        arguments = (self.abstract_params(), self.cache.pools(), self.cache.split(self.cache.num_entries))
         jitted = jax.jit(partial(run, step), donate_argnums=1)
         return jitted, (*arguments, *columns)
 
@@ -229,159 +219,31 @@ class InferencePrograms:
         greedy = batch_rows([GREEDY] * count, [0] * count)
         edits = no_edits(count, vocab_size) if with_edits else None
         how = greedy, edits, no_guesses(count, vocab_size) if with_guesses else None
-        types = jax.tree.map(lambda x: self._split(*x.shape, dtype=x.dtype), how)
-        arguments = self._split(self._num_last), self._split(count, vocab_size, dtype=np.float32)
-        choose, small = partial(self._choose, needs), (self._split(count), types[0])
+        types = jax.tree.map(lambda x: self.cache.split(*x.shape, dtype=x.dtype), how)
+        arguments = (
+            self.cache.split(self.cache.num_entries),
+            self.cache.split(count, vocab_size, dtype=np.float32),
+        )
+        choose, small = partial(self._choose, needs), (self.cache.split(count), types[0])
         if not self.joins_inputs:
-            return self._lowered(jax.jit(choose), *arguments, *small, *types[1:])
+            return self.lowered(jax.jit(choose), *arguments, *small, *types[1:])
 
         def of_joined(last: Array, logits: Array, whole: Array, *others: object) -> Any:
             return choose(last, logits, *taken_apart(whole, small), *others)
 
-        return self._lowered(jax.jit(of_joined), *arguments, self._joined_type(small), *types[1:])
-
-    def export(self, num_pages: int) -> Any:
-        """The compiled copy of pages and states: (pools, numbers i32[R num_pages], entries) -> contents.
-
-        num_pages: pages of each of R replicas, in order. Each replica numbers its pages from 0. entries: i32,
-        the entry of the states that each shard of the batch copies.
-        """
-
-        def copied(pools: Pools, numbers: Array, entries: Array) -> Pools:
-            pages = self._by_pool(_copied, self._pages_of(pools), numbers)
-            return {**pages, **self._by_state(lambda state, entry: state[entry], pools, entries)}
-
-        return self._lowered(jax.jit(copied), self.abstract_pools(), *self._moved(num_pages)).compile()
-
-    def accept(self, num_pages: int) -> Any:
-        """The compiled write of exported pages and states: (pools, numbers, entries, exported) -> pools.
-
-        numbers, entries: as in `export`; those out of range are not written.
-        """
-
-        def pasted(pools: Pools, numbers: Array, entries: Array, exported: Pools) -> Pools:
-            pages = self._by_pool(_pasted, self._pages_of(pools), numbers, self._pages_of(exported))
-            states = self._by_state(
-                lambda state, entry, new: state.at[entry].set(new, mode="drop"), pools, entries, exported
-            )
-            return {**pages, **states}
-
-        jitted, exported = jax.jit(pasted, donate_argnums=0), self.exported(num_pages)
-        return self._lowered(jitted, self.abstract_pools(), *self._moved(num_pages), exported).compile()
-
-    def copy_states(self) -> Any:
-        """The compiled copy of an entry of the states on each shard of the batch: (pools, from, to) -> pools.
-
-        from, to: i32 numbers, one for each shard.
-        """
-
-        def copied(pools: Pools, source: Array, target: Array) -> Pools:
-            states = self._by_state(
-                lambda state, source, target: state.at[target].set(state[source]), pools, (source, target)
-            )
-            return {**pools, **states}
-
-        numbers = [self._split(self._num_apart)] * 2
-        jitted = jax.jit(copied, donate_argnums=0)
-        return self._lowered(jitted, self.abstract_pools(), *numbers).compile()
-
-    def exported(self, num_pages: int) -> Any:
-        """The types of `num_pages` exported pages of each replica, and of one entry of the states a shard."""
-        return self.exported_pages(num_pages) | self.exported_states()
-
-    def exported_pages(self, num_pages: int) -> Any:
-        """The types of `num_pages` exported pages of each replica."""
-        return self._abstract_pages([self.num_replicas * num_pages] * len(self._groups))
-
-    def exported_states(self) -> Any:
-        """The types of one exported entry of the states of each shard of the batch."""
-        return abstract_states(self.config, self.layout, self.mesh, self._num_apart)
-
-    def _moved(self, num_pages: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-        """The types of the numbers of pages, and of entries of the states, that a program moves."""
-        return self._type(self._pages[0], self.num_replicas * num_pages), self._split(self._num_apart)
-
-    def _pages_of(self, pools: Pools) -> Pools:
-        return {name: pools[name] for name in self.page_names}
-
-    def _by_state(self, local: Any, pools: Pools, entries: Any, *more: Pools) -> Pools:
-        """`local` of each array of the states, a shard's entries, and its part of every further tree."""
-        numbers = jax.tree.leaves(entries)
-        by_shard = [PartitionSpec(self._x[0])] * len(numbers)
-
-        def of_array(state: Array, *others: Array) -> Array:
-            spec = jax.typeof(state).sharding.spec
-            in_specs = (spec, *by_shard, *[spec] * len(others))
-            mapped = jax.shard_map(local, in_specs=in_specs, out_specs=spec, check_vma=False)
-            return mapped(state, *numbers, *others)
-
-        return {
-            name: jax.tree.map(of_array, pools[name], *(one[name] for one in more))
-            for name in self._abstract_states
-        }
-
-    def _by_pool(self, local: Any, pools: Pools, numbers: Array, *more: Any) -> Any:
-        """`local` of each array of the pools, with its part of every further tree, on each device."""
-
-        def copied(pool: Array, *others: Array) -> Array:
-            spec = jax.typeof(pool).sharding.spec
-            specs = (spec, PartitionSpec(self._pages[0]), *[spec] * len(others))
-            return jax.shard_map(local, in_specs=specs, out_specs=spec, check_vma=False)(
-                pool, numbers, *others
-            )
-
-        return jax.tree.map(copied, pools, *more)
-
-    def scores(self, num_hidden: int, num_rows: int) -> Any:
-        """The scores of tokens, to be compiled: (params, hidden, rows i32[n], targets i32[n]) -> Scores.
-
-        hidden: from a step with the same `num_hidden`. rows: `num_rows` rows of `hidden` on each shard of the
-        batch; PADDING for padding. targets: the tokens after these rows.
-        """
-        return self._readout(self._scores, num_hidden, num_rows, 2)
-
-    def embeddings(self, num_hidden: int, num_rows: int) -> Any:
-        """The hidden states after the final norm, to be compiled: (params, hidden, rows) -> f32[n, D]."""
-        return self._readout(self._embeddings, num_hidden, num_rows, 1)
-
-    def _readout(self, read: Callable[..., Any], num_hidden: int, num_rows: int, num_columns: int) -> Any:
-        hidden = jax.ShapeDtypeStruct(
-            (self.num_replicas * num_hidden, 1, self.config.d_model),
-            self.ops.dtype,
-            sharding=jax.sharding.NamedSharding(self.mesh, PartitionSpec(self._x[0], None, self._x[2])),
-        )
-        columns = [self._split(self._num_apart * num_rows)] * num_columns
-        return self._lowered(jax.jit(read), self.abstract_params(), hidden, *columns)
-
-    def _scores(self, params: Mapping[str, Any], hidden: Array, rows: Array, targets: Array) -> "Scores":
-        logits = transformer.leave(self.config, self.ops, params, self._taken(hidden, rows))
-        by_shard = PartitionSpec(self._x[0])
-        local = partial(in_tiles, _scored) if self._batch_invariant else _scored
-        mapped = jax.shard_map(local, in_specs=by_shard, out_specs=by_shard, check_vma=False)
-        return mapped((self._whole(logits), targets))
-
-    def _embeddings(self, params: Mapping[str, Any], hidden: Array, rows: Array) -> Array:
-        return self._whole(transformer.final_norm(self.config, self.ops, params, self._taken(hidden, rows)))
+        return self.lowered(jax.jit(of_joined), *arguments, self._joined_type(small), *types[1:])
 
     def empty(self) -> tuple[Pools, Array]:
         """Pools of zeros, and a `last` of zeros."""
 
         def zeros() -> Any:
-            return jax.tree.map(_zeros, (self.abstract_pools(), self._split(self._num_last)))
+            return jax.tree.map(_zeros, (self.cache.pools(), self.cache.split(self.cache.num_entries)))
 
         with jax.set_mesh(self.mesh):
             return jax.jit(zeros)()
 
     def abstract_params(self) -> Any:
         return abstract_layered(self.config, self.layout, self.mesh, with_panels=self.with_panels)
-
-    def abstract_pools(self) -> Any:
-        """The types of the pages of all layers, and of their states, which have no pages."""
-        of_groups = self._num_pages, self._num_window_pages
-        return self._abstract_pages([of_groups[group] for group in self._groups]) | self._abstract_states
-
-    def _abstract_pages(self, of_caches: Sequence[int]) -> Any:
-        return abstract_pools(self.config, self.layout, self.mesh, of_caches, self._page_size)
 
     @property
     def multiplies_padding(self) -> bool:
@@ -391,8 +253,9 @@ class InferencePrograms:
     def reads_whole_tables(self, queries: int) -> bool:
         """Whether rows of `queries` read whole tables, and not used pages only."""
         platform = platform_of(self.mesh)
-        lacking = why_no_paged(platform, self.config, self.layout, queries)
-        return not platform.page_by_page and lacking is not None
+        if self.batch_invariant or platform.page_by_page:
+            return False
+        return why_no_paged(platform, self.config, self.layout, queries) is not None
 
     def _step(
         self,
@@ -409,19 +272,19 @@ class InferencePrograms:
     ) -> tuple[Any, ...]:
         tokens = self._on_each(_known, tokens, last, slots)
         places = Places(positions[:, None])
-        placed = reshard(positions, PartitionSpec(self._pages[0]))
+        placed = reshard(positions, PartitionSpec(self.cache.page_axes))
         cache = PagedCache(
-            {name: pools[name] for name in self.page_names},
+            {name: pools[name] for name in self.cache.page_names},
             placed,
             tables,
             step.rows,
             self.layout,
-            self._groups,
+            self.cache.groups,
             step.is_fresh,
             step.stands,
             with_native=self._with_native,
             with_kernel=self._with_kernel,
-            batch_invariant=self._batch_invariant,
+            batch_invariant=self.batch_invariant,
             states=self._states_of(pools, positions, slots, step),
         )
         if read is None:
@@ -434,11 +297,11 @@ class InferencePrograms:
         x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
         hidden = x
         with jax.named_scope("take"):
-            x = self._taken(x, heads)
+            x = self.rows_taken(x, heads)
         logits = transformer.leave(self.config, self.ops, params, x)
-        num_per_shard = self.num_replicas // self._num_apart
+        num_per_shard = self.cache.replicas_per_shard
         with jax.named_scope("logits"):
-            padded = self._on_each(partial(_padded, step.num_logits, num_per_shard), self._whole(logits))
+            padded = self._on_each(partial(_padded, step.num_logits, num_per_shard), self.whole(logits))
         kept = cache.pools if cache.states is None else {**cache.pools, **cache.states.states}
         yielded: list[Any] = [padded, kept]
         if step.num_hidden:
@@ -447,15 +310,15 @@ class InferencePrograms:
         if step.keeps_hidden:
             with jax.named_scope("hidden"):
                 normed = transformer.final_norm(self.config, self.ops, params, hidden)
-                yielded.append(self._whole(normed))
+                yielded.append(self.whole(normed))
         return tuple(yielded)
 
     def _states_of(self, pools: Pools, positions: Array, slots: Array, step: StepShape) -> StateCache | None:
         """The states among `pools`, with the places of the step's tokens; None if the model has none."""
-        if not self._abstract_states:
+        if not self.cache.states:
             return None
-        states = {name: cast("list[Array]", pools[name]) for name in self._abstract_states}
-        num_per_shard = self.num_replicas // self._num_apart
+        states = {name: cast("list[Array]", pools[name]) for name in self.cache.states}
+        num_per_shard = self.cache.replicas_per_shard
         return StateCache(
             states, positions, slots, step.rows, num_per_shard, self._num_slots, self._num_kept_drafts
         )
@@ -488,17 +351,17 @@ class InferencePrograms:
 
         order = jnp.asarray(dealt_positions(length, num_shards))
         places = Places(jnp.broadcast_to(order, (tokens.shape[0] // length, length), out_sharding=shared))
-        kept = PartitionSpec(self._pages[0])
+        kept = PartitionSpec(self.cache.page_axes)
         placed = jnp.reshape(dealt(positions, PartitionSpec(*kept, None)), -1, out_sharding=kept)
         by_sequence = cached_array(self.layout, self.config).axes_of("B")
         sharing = tuple(axis for axis in by_sequence if axis not in layout.batch_axes)
         cache = PagedCache(
-            {name: pools[name] for name in self.page_names},
+            {name: pools[name] for name in self.cache.page_names},
             placed,
             tables,
             step.rows,
             self.layout,
-            self._groups,
+            self.cache.groups,
             True,
             with_kernel=self._with_kernel,
             sharing=sharing,
@@ -513,8 +376,8 @@ class InferencePrograms:
         logits = transformer.leave(self.config, head, params, x)
         with jax.named_scope("logits"):
             whole = resharded(logits, PartitionSpec(shared[0], None, None))[:, 0].astype(jnp.float32)
-            local = partial(_repeated, step.num_logits, self.num_replicas // self._num_apart)
-            of_each = PartitionSpec(self._x[0], None)
+            local = partial(_repeated, step.num_logits, self.cache.replicas_per_shard)
+            of_each = PartitionSpec(self.cache.batch_axes, None)
             repeated = jax.shard_map(local, in_specs=shared, out_specs=of_each, check_vma=False)
             kept = cache.pools if cache.states is None else {**cache.pools, **cache.states.states}
             return repeated(whole), kept
@@ -523,9 +386,9 @@ class InferencePrograms:
         self, pools: Pools, positions: Array, slots: Array, order: Array
     ) -> PromptStates | None:
         """The states among `pools`, with the places of prompts [B, T] in the order of `order`[B, T]."""
-        if not self._abstract_states:
+        if not self.cache.states:
             return None
-        states = {name: cast("list[Array]", pools[name]) for name in self._abstract_states}
+        states = {name: cast("list[Array]", pools[name]) for name in self.cache.states}
         of_rows, of_replicas = (
             jnp.reshape(x, (-1, order.shape[1]), out_sharding=PartitionSpec(spec_of(x).partitions[0], None))
             for x in (slots, positions)
@@ -544,36 +407,28 @@ class InferencePrograms:
         guesses: Guesses | None,
     ) -> tuple[Array, Sampled]:
         """Choose tokens from whole logits on every device, and keep them in `last` for the next step."""
-        by_replica = PartitionSpec(self._x[0])
+        by_replica = PartitionSpec(self.cache.batch_axes)
         sample = partial(_sampled, needs)
-        chosen = partial(in_tiles, sample) if self._batch_invariant else sample
+        chosen = partial(in_tiles, sample) if self.batch_invariant else sample
         local = jax.shard_map(chosen, in_specs=by_replica, out_specs=by_replica, check_vma=False)
         sampled = local((logits, rows, edits, guesses))
         return self._on_each(_given, last, slots, sampled.tokens), sampled
 
-    def _taken(self, x: Array, rows: Array) -> Array:
+    def rows_taken(self, x: Array, rows: Array) -> Array:
         """The rows x[n, 1, D] of each shard of the batch; zeros for padding with native kernels."""
         taken = self._on_each(_taken, x, rows)
         return self._on_each(_without_padding, taken, rows) if self._with_native else taken
 
-    def _whole(self, x: Array) -> Array:
+    def whole(self, x: Array) -> Array:
         """f32[n, V] of x[n, 1, V], whole over V on every device of a replica."""
-        return resharded(x, PartitionSpec(self._x[0], None, None))[:, 0].astype(jnp.float32)
+        return resharded(x, PartitionSpec(self.cache.batch_axes, None, None))[:, 0].astype(jnp.float32)
 
     def _on_each(self, local: Any, *arrays: Array) -> Array:
         """`local` of the part of the arrays on each shard of the batch, with the first's other dimensions."""
         specs = tuple(jax.typeof(x).sharding.spec for x in arrays)
         return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
 
-    def _split(self, *shape: int, dtype: DTypeLike = np.int32) -> jax.ShapeDtypeStruct:
-        """The type of an array with a part of its first dimension on each shard of the batch."""
-        return self._type(self._x[0], *shape, dtype=dtype)
-
-    def _type(self, axes: Any, *shape: int, dtype: DTypeLike = np.int32) -> jax.ShapeDtypeStruct:
-        spec = PartitionSpec(axes, *[None] * (len(shape) - 1))
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.NamedSharding(self.mesh, spec))
-
-    def _lowered(self, jitted: Any, *arguments: Any) -> Any:
+    def lowered(self, jitted: Any, *arguments: Any) -> Any:
         with jax.set_mesh(self.mesh):
             return jitted.lower(*arguments)
 
@@ -641,14 +496,6 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
 # On one shard of the batch
 
 
-def _scored(columns: tuple[Array, Array]) -> Scores:
-    logits, targets = columns
-    normalisers = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    logprobs = jnp.take_along_axis(logits, targets[:, None], axis=-1) - normalisers
-    top_ids, top_logits = top_tokens(logits)
-    return Scores(logprobs[:, 0], top_ids, top_logits - normalisers)
-
-
 def _sampled(needs: Needs | None, asked: tuple[Array, SampledRows, Edits | None, Guesses | None]) -> Sampled:
     logits, rows, edits, guesses = asked
     return sample(logits, rows, edits, needs, guesses)
@@ -656,14 +503,6 @@ def _sampled(needs: Needs | None, asked: tuple[Array, SampledRows, Edits | None,
 
 def _known(tokens: Array, last: Array, slots: Array) -> Array:
     return jnp.where(tokens == PENDING, last[slots], tokens)
-
-
-def _copied(pool: Array, numbers: Array) -> Array:
-    return pool[numbers]
-
-
-def _pasted(pool: Array, numbers: Array, exported: Array) -> Array:
-    return pool.at[numbers].set(exported, mode="drop")
 
 
 def _without_padding(x: Array, places: Array) -> Array:

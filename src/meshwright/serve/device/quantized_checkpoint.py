@@ -88,7 +88,7 @@ def perplexity(
     )
     weights, (pools, last) = layered(dict(params), config, layout, mesh), programs.empty()
     step = programs.step(StepShape((Rows(1, length),), 1, 1, 1, num_hidden=length)).compile()
-    readout = Readout(programs, length, 1)
+    readout = Readout(programs, length)
     positions, slots = np.arange(length, dtype=np.int32), np.zeros(length, np.int32)
     table, head = np.zeros((1, 1, 1), np.int32), np.zeros(1, np.int32)
     logprobs: list[float] = []

@@ -7,15 +7,22 @@ The head runs over a few rows at a time, since logits[T, V] of a long prompt wou
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
+from meshwright.models import transformer
 from meshwright.nn.attention.paged import PADDING
+from meshwright.nn.products.row_products import in_tiles
+from meshwright.nn.start.device_mesh import partition_spec
 from meshwright.serve.device.programs import InferencePrograms
+from meshwright.serve.device.sampling import top_tokens
 from meshwright.serve.engine.request import Scores, TokenScore
 
 ROWS = 64  # of each shard in one product with the head
@@ -37,13 +44,50 @@ class Read(NamedTuple):
 _PADDING = Read(-1, 0, PADDING)
 
 
-class Readout:
-    """The programs that read hidden states of steps with `num_hidden` rows; compiles them."""
+class ScoredRows(NamedTuple):
+    """Log-probabilities f32[n] of tokens, and the likeliest tokens instead, [n, NUM_TOP], descending."""
 
-    def __init__(self, programs: InferencePrograms, num_hidden: int, num_shards: int) -> None:
-        self._num_shards = num_shards
-        self._score = programs.scores(num_hidden, ROWS).compile()
-        self._embed = programs.embeddings(num_hidden, ROWS).compile()
+    logprobs: Array
+    top_ids: Array
+    top_logprobs: Array
+
+
+class Readout:
+    """The programs that read hidden states of steps with `num_hidden` rows; compiles them.
+
+    They take (params, hidden, rows i32[n]): ROWS rows of `hidden` on each shard of the batch, or PADDING. The
+    one for scores also takes targets i32[n], the tokens after these rows, and returns ScoredRows. The one for
+    embeddings returns f32[n, D], the hidden states after the final norm.
+    """
+
+    def __init__(self, programs: InferencePrograms, num_hidden: int) -> None:
+        self._programs, self._num_shards = programs, programs.cache.num_shards
+        self._score = self._compiled(self._scores, num_hidden, 2)
+        self._embed = self._compiled(self._embeddings, num_hidden, 1)
+
+    def _compiled(self, read: Callable[..., Any], num_hidden: int, num_columns: int) -> Any:
+        programs = self._programs
+        batch, _, dims = partition_spec(programs.layout.activation("x", "BTD"))
+        hidden = jax.ShapeDtypeStruct(
+            (programs.num_replicas * num_hidden, 1, programs.config.d_model),
+            programs.ops.dtype,
+            sharding=NamedSharding(programs.mesh, PartitionSpec(batch, None, dims)),
+        )
+        columns = [programs.cache.split(self._num_shards * ROWS)] * num_columns
+        return programs.lowered(jax.jit(read), programs.abstract_params(), hidden, *columns).compile()
+
+    def _scores(self, params: Mapping[str, Any], hidden: Array, rows: Array, targets: Array) -> ScoredRows:
+        programs = self._programs
+        logits = transformer.leave(programs.config, programs.ops, params, programs.rows_taken(hidden, rows))
+        by_shard = PartitionSpec(programs.cache.batch_axes)
+        local = partial(in_tiles, _scored) if programs.batch_invariant else _scored
+        mapped = jax.shard_map(local, in_specs=by_shard, out_specs=by_shard, check_vma=False)
+        return mapped((programs.whole(logits), targets))
+
+    def _embeddings(self, params: Mapping[str, Any], hidden: Array, rows: Array) -> Array:
+        programs = self._programs
+        taken = programs.rows_taken(hidden, rows)
+        return programs.whole(transformer.final_norm(programs.config, programs.ops, params, taken))
 
     def dispatch(
         self, params: Mapping[str, Any], hidden: Array, scored: Sequence[Read], embedded: Sequence[Read]
@@ -93,3 +137,12 @@ class Results(NamedTuple):
                 if read is not _PADDING:
                     embeddings[read.work] = hidden / max(float(np.linalg.norm(hidden)), 1e-12)
         return {work: Scores.joined(parts) for work, parts in scores.items()}, embeddings
+
+
+def _scored(columns: tuple[Array, Array]) -> ScoredRows:
+    """The scores on one shard of the batch."""
+    logits, targets = columns
+    normalisers = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    logprobs = jnp.take_along_axis(logits, targets[:, None], axis=-1) - normalisers
+    top_ids, top_logits = top_tokens(logits)
+    return ScoredRows(logprobs[:, 0], top_ids, top_logits - normalisers)

@@ -9,10 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import groupby, islice
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,28 +23,26 @@ from meshwright.layout.layout_checks import check_fits, num_replicas
 from meshwright.layout.page_sizes import DEFAULT_PAGE, compiled_sizes
 from meshwright.layout.runnable import check_model_runs, check_runs
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import num_states
 from meshwright.native import kernels
 from meshwright.native.processor import put_in_huge_pages
 from meshwright.nn.attention.paged import Rows
 from meshwright.nn.cached_ops import layered
 from meshwright.nn.start.compiled_cache import NothingCompiled
 from meshwright.platforms import platform_of
-from meshwright.serve.device.host_pages import HostCopies, HostSizes
+from meshwright.serve.device.device_cache import DeviceCache
+from meshwright.serve.device.in_turn import in_turn
 from meshwright.serve.device.joined import joined
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 from meshwright.serve.device.readout import Readout, Results
 from meshwright.serve.device.sampling import Needs, Sampled
 from meshwright.serve.device.shapes import Shape, Shapes
-from meshwright.serve.device.step_inputs import StepInputs, placeholder, slot_on_shard
-from meshwright.serve.engine.batch import CACHED, Batch, SequenceWork, WorkOutput
+from meshwright.serve.device.step_inputs import StepInputs, placeholder
+from meshwright.serve.engine.batch import Batch, SequenceWork, WorkOutput
 from meshwright.serve.engine.limits import IdleSeconds, Limits, on_each, timed_blocks
 from meshwright.serve.engine.pages import NO_PAGE, Move
 from meshwright.serve.engine.request import TokenScore
 
 _COMPILED_AT_ONCE = 8  # programs: each takes hundreds of MB meanwhile
-_ONE_PROGRAM = threading.Lock()  # of all runners of this process
-_NO_SNAPSHOTS: Mapping[int, int] = MappingProxyType({})
 
 
 class _Choice(NamedTuple):
@@ -122,25 +117,14 @@ class JaxRunner:
             block=block,
             keeps_windows=keeps_windows and not host_bytes,
         )
-        if limits.block % layout.num_prompt_shards:
-            over, count = "·".join(layout.rules.prompt_axes), layout.num_prompt_shards
-            raise PlanError(
-                f"{config.name}: prompts of a context of {context} tokens fill no block that divides over "
-                f"{over} = {count}; fits: a context of {limits.block * count} or more, or {over} = 1"
-            )
-        if num_states(config):
+        _check_prompts(config, layout, limits, keeps_hidden=keeps_hidden)
+        if limits.has_states:
             kept = limits.slots_per_replica if keeps_states else 0
             limits = replace(limits, num_snapshots=kept, num_kept_drafts=num_drafts)
         self.embedding_size = config.d_model
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
-        if keeps_hidden and layout.num_prompt_shards > 1:
-            raise PlanError(
-                f"{config.name}: a draft head reads the hidden states of whole prompts, whose positions "
-                f"{'·'.join(layout.rules.prompt_axes)} splits; fits: a layout without it"
-            )
         self._by_ratio, self._keeps_logits, self._keeps_hidden = by_ratio, keeps_logits, keeps_hidden
         self._num_read = config.d_model if config.draft_head else 0
-        self._num_per_shard = limits.num_replicas // layout.num_batch_shards
         self._programs = InferencePrograms(
             config,
             layout,
@@ -154,31 +138,14 @@ class JaxRunner:
             with_native=with_native and kernels.runs_on(mesh),
             batch_invariant=batch_invariant,
         )
-        page, state = self._programs.exported_pages(1), self._programs.exported_states()
-        assert keeps_states or not (host_bytes and limits.has_states), (
-            "pages without the states after them are of no use"
-        )
-        pages_per_snapshot = limits.num_pages // limits.num_snapshots if limits.num_snapshots else 0
-        sizes = HostSizes.of(
-            host_bytes, page, state, limits.num_replicas, page_size, pages_per_snapshot=pages_per_snapshot
-        )
-        self._host = HostCopies(page, limits.num_replicas, sizes.num_pages)
-        of_shard = self._num_per_shard * sizes.num_snapshots
-        self._host_states = HostCopies(state, limits.num_replicas // self._num_per_shard, of_shard)
-        self.limits = replace(
-            limits,
-            num_host_pages=sizes.num_pages,
-            num_host_snapshots=sizes.num_snapshots,
-            multiplies_padding=self._programs.multiplies_padding,
-        )
+        self._cache = DeviceCache(self._programs.cache, limits, host_bytes)
+        self.limits = replace(self._cache.limits, multiplies_padding=self._programs.multiplies_padding)
         self._shapes = Shapes(
             self.limits,
             num_drafts,
             has_fresh=has_prompt_programs(platform, layout) and not batch_invariant,
             num_sharing=self._programs.num_sharing,
-            reads_whole_tables=lambda num_queries: (
-                not batch_invariant and self._programs.reads_whole_tables(num_queries)
-            ),
+            reads_whole_tables=self._programs.reads_whole_tables,
         )
         self._cuts: dict[str, Any] = {}
         self._params: dict[str, Any] = {}
@@ -188,9 +155,6 @@ class JaxRunner:
         self._seconds: dict[Shape, float] = {}
         self._choices: dict[_Choice, Any] = {}
         self._shares_pages = shares_pages
-        self._copy_states: Any = None
-        self._exports: dict[int, Any] = {}
-        self._accepts: dict[int, Any] = {}
         self._readout: Readout | None = None
         self.idle_seconds: IdleSeconds | None = None
         self._nothing_compiled = NothingCompiled() if strict else None
@@ -246,14 +210,9 @@ class JaxRunner:
         compiled = _compiled(lowered)
         self._steps = dict(zip(shapes, compiled, strict=False))
         self._choices = dict(zip(choices, compiled[len(shapes) :], strict=True))
-        moves_pages = self._shares_pages or self.limits.num_host_pages
-        for count in compiled_sizes(self.limits.pages_per_context) if moves_pages else ():
-            self._exports[count] = self._programs.export(count)
-            self._accepts[count] = self._programs.accept(count)
-        if self.limits.num_snapshots:
-            self._copy_states = self._programs.copy_states()
-        self._pools, self._last = self._programs.empty()
-        put_in_huge_pages(jax.tree.leaves((self._params, self._pools)))
+        self._cache.compile(shares_pages=self._shares_pages)
+        self._cache.pools, self._last = self._programs.empty()
+        put_in_huge_pages(jax.tree.leaves((self._params, self._cache.pools)))
         token_shapes = [
             shape for shape in shapes if shape.generate + shape.verify and not (shape.blocks or shape.pages)
         ]
@@ -351,42 +310,17 @@ class JaxRunner:
         self.move(batch.moves)
         if any(work.reads for work in batch.works):
             self.prepare_reads()
-        self._copy(batch, is_save=False)
+        self._cache.restore(batch.works)
         under_way = self._dispatched(batch, self._shapes.of(batch))
-        self._copy(batch, is_save=True)
+        self._cache.save(batch.works)
         return under_way
-
-    def _copy(self, batch: Batch, *, is_save: bool) -> None:
-        """Copy the states of works to their snapshots, or snapshots to the slots of works that begin so."""
-        if self._copy_states is None:
-            return
-        for work in batch.works:
-            snapshot = work.saved if is_save else work.restored
-            if snapshot == NO_PAGE:
-                continue
-            of_slot = slot_on_shard(self.limits, work.slot, self._num_per_shard)
-            of_copy = slot_on_shard(self.limits, work.slot, self._num_per_shard, snapshot)
-            shard = work.slot // self.limits.slots_per_replica // self._num_per_shard
-            source = np.full(self.limits.num_replicas // self._num_per_shard, self._unused, np.int32)
-            target = source.copy()
-            source[shard], target[shard] = (of_slot, of_copy) if is_save else (of_copy, of_slot)
-            with self._alone():
-                self._pools = self._copy_states(self._pools, source, target)
-                if self._is_starved:
-                    jax.block_until_ready(self._pools)
-
-    @property
-    def _unused(self) -> int:
-        """The number of a slot that no sequence has."""
-        return self.limits.slots_per_replica
 
     def _dispatched(self, batch: Batch, shape: Shape) -> "_UnderWay":
         """Dispatch the batch in the program of this shape."""
-        step = self._step_of(shape)
+        step, cache = self._step_of(shape), self._cache
         num_sharing = self._programs.num_sharing if step.is_fresh else 1
-        inputs = StepInputs(
-            batch, step, self.limits, self._num_per_shard, num_sharing, num_hidden=self._num_read
-        )
+        per_shard = self._programs.cache.replicas_per_shard
+        inputs = StepInputs(batch, step, self.limits, per_shard, num_sharing, num_hidden=self._num_read)
         rows, edits = inputs.sampling(self.vocab_size)
         needs = Needs.of(rows) if self._programs.has_choice_by_needs else None
         guesses = inputs.guesses(self.vocab_size) if needs is None or needs.draws else None
@@ -395,113 +329,34 @@ class JaxRunner:
         of_choice: Sequence[Any] = inputs.chosen_slots, rows
         if self._programs.joins_inputs:
             columns, of_choice = [joined(columns)], [joined(of_choice)]
-        with self._alone():
-            yielded = self._steps[shape](self._params, self._pools, self._last, *columns)
-            logits, self._pools, *hidden = yielded
+        results = None
+        with in_turn(self._mesh, lambda: (sampled, cache.pools, results and results.outputs)):
+            yielded = self._steps[shape](self._params, cache.pools, self._last, *columns)
+            logits, cache.pools, *hidden = yielded
             self._last, sampled = choose(self._last, logits, *of_choice, edits, guesses)
-            results = None
             if step.num_hidden and self._readout is not None:
                 results = self._readout.dispatch(self._params, hidden[0], inputs.scored, inputs.embedded)
-            if self._is_starved:
-                jax.block_until_ready((sampled, self._pools, results and results.outputs))
-        self._host.settle()  # while the device works
-        self._host_states.settle()
+        cache.settle()  # while the device works
         kept = logits if self._keeps_logits else None
         num_top = np.asarray(rows.num_top)
         normed = (hidden[-1], inputs.computed) if step.keeps_hidden else None
         return _UnderWay(sampled, inputs.sampled, num_top, results, kept, normed)
 
-    @property
-    def _is_starved(self) -> bool:
-        """Whether a program must end before the next starts, as programs with collectives may."""
-        return self._mesh.size > 1 and platform_of(self._mesh).in_turn
-
-    def _alone(self) -> AbstractContextManager[object]:
-        return _ONE_PROGRAM if self._is_starved else nullcontext()
-
     def export(self, pages: Sequence[int], snapshot: int = NO_PAGE) -> Any:
         """Dispatch a copy of the pages' contents and of a snapshot, for another runner of the same model."""
-        return self._exported([pages], {0: snapshot})
+        return self._cache.export(pages, snapshot)
 
     def exported(self, num_pages: int) -> Any:
         """Types and shardings of the result of `export` for `num_pages` pages."""
-        return self._programs.exported(self._size_for([range(num_pages)]))
+        return self._cache.exported(num_pages)
 
     def accept(self, pages: Sequence[int], exported: Any, snapshot: int = NO_PAGE) -> None:
         """Dispatch a write of another runner's pages to `pages`, without CACHED ones, and of its snapshot."""
-        no_page = self.limits.num_pages
-        self._accept([[no_page if page == CACHED else page for page in pages]], exported, {0: snapshot})
+        self._cache.accept(pages, exported, snapshot)
 
     def move(self, moves: Sequence[Move]) -> None:
         """Make these moves between the cache and the host's memory, in their order."""
-        for (is_out, of_states), run in groupby(moves, key=lambda move: (move.is_out, move.of_states)):
-            if of_states:
-                for move in run:
-                    self._move_states(move)
-                continue
-            while part := list(islice(run, self.limits.pages_per_context)):
-                by_replica = [
-                    [move for move in part if move.replica == number]
-                    for number in range(self.limits.num_replicas)
-                ]
-                pages = [[move.page for move in one] for one in by_replica]
-                host_pages = [[move.host_page for move in one] for one in by_replica]
-                if is_out:
-                    exported = self._exported(pages)
-                    kept = {name: exported[name] for name in self._programs.page_names}
-                    self._host.take(host_pages, kept)
-                else:
-                    count = self._size_for(pages)
-                    exported = {**self._host.copies(host_pages, count), **self._no_states()}
-                    self._accept(pages, exported)
-
-    def _no_states(self) -> Any:
-        """Placeholders for states if only pages are accepted; they are not written."""
-        return self._host_states.copies([[]] * (self.limits.num_replicas // self._num_per_shard), 1)
-
-    def _move_states(self, move: Move) -> None:
-        """Make this move of a snapshot, without pages."""
-        shard, number = divmod(move.replica, self._num_per_shard)
-        copies: list[list[int]] = [[] for _ in range(self.limits.num_replicas // self._num_per_shard)]
-        copies[shard] = [number * self.limits.num_host_snapshots + move.host_page]
-        no_pages: list[list[int]] = [[]] * self.limits.num_replicas
-        snapshots = {move.replica: move.page}
-        if move.is_out:
-            exported = self._exported(no_pages, snapshots)
-            self._host_states.take(copies, {name: exported[name] for name in self._programs.state_names})
-            return
-        pages = self._host.copies(no_pages, self._size_for(no_pages))
-        self._accept(no_pages, {**pages, **self._host_states.copies(copies, 1)}, snapshots)
-
-    def _size_for(self, pages: Sequence[Sequence[int]]) -> int:
-        """Pages of each replica in the smallest program that moves these."""
-        return min(size for size in self._exports if size >= max(map(len, pages)))
-
-    def _exported(self, pages: Sequence[Sequence[int]], snapshots: Mapping[int, int] = _NO_SNAPSHOTS) -> Any:
-        """The contents of each replica's `pages`, and of snapshots by the number of their replica."""
-        count, entries = self._size_for(pages), self._entries(snapshots, self._unused)
-        return self._exports[count](self._pools, _rows_of(pages, count, 0), entries)
-
-    def _entries(self, snapshots: Mapping[int, int], without: int) -> np.ndarray:
-        """For each shard of the batch the entry of its replica's snapshot, or the number `without`."""
-        entries = np.full(self.limits.num_replicas // self._num_per_shard, without, np.int32)
-        for replica, snapshot in snapshots.items():
-            if snapshot != NO_PAGE:
-                slot = replica * self.limits.slots_per_replica
-                entry = slot_on_shard(self.limits, slot, self._num_per_shard, snapshot)
-                entries[replica // self._num_per_shard] = entry
-        return entries
-
-    def _accept(
-        self, pages: Sequence[Sequence[int]], exported: Any, snapshots: Mapping[int, int] = _NO_SNAPSHOTS
-    ) -> None:
-        """Write exported pages to each replica's `pages`, and snapshots, by the number of their replica."""
-        count = self._size_for(pages)
-        numbers = _rows_of(pages, count, self.limits.num_pages)  # no page
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self._programs.exported(count))
-        entries = self._entries(snapshots, self._num_per_shard * self.limits.num_state_entries)
-        given = jax.device_put(exported, shardings)
-        self._pools = self._accepts[count](self._pools, numbers, entries, given)
+        self._cache.move(moves)
 
     def prepare_reads(self) -> None:
         """Compile the programs for works with `reads`; called from any thread. Few servers ever need them."""
@@ -510,8 +365,7 @@ class JaxRunner:
                 shapes = self._shapes.hidden
                 lowered = [self._lowered(self._step_of(shape)) for shape in shapes]
                 self._steps |= dict(zip(shapes, _compiled(lowered), strict=True))
-                num_shards = self.limits.num_replicas // self._num_per_shard
-                self._readout = Readout(self._programs, self._num_hidden, num_shards)
+                self._readout = Readout(self._programs, self._num_hidden)
 
     @property
     def _num_hidden(self) -> int:
@@ -569,14 +423,6 @@ class _UnderWay:
         ]
 
 
-def _rows_of(pages: Sequence[Sequence[int]], count: int, fill: int) -> np.ndarray:
-    """i32[R count]: the pages of each replica, padded with `fill`."""
-    rows = np.full((len(pages), count), fill, np.int32)
-    for row, pages_of_row in zip(rows, pages, strict=True):
-        row[: len(pages_of_row)] = pages_of_row
-    return rows.reshape(-1)
-
-
 def _compiled(lowered: Sequence[Any]) -> list[Any]:
     """The programs, several compiled at once."""
     with ThreadPoolExecutor(min(_COMPILED_AT_ONCE, os.cpu_count() or 1)) as pool:
@@ -602,6 +448,21 @@ def check_serves(
         )
     if batch_invariant:
         _check_batch_invariant(config, layout.at("generate"))
+
+
+def _check_prompts(config: ModelConfig, layout: Layout, limits: Limits, *, keeps_hidden: bool) -> None:
+    """Raise PlanError if the axes that split positions of prompts do not divide what they have to."""
+    over, count = "·".join(layout.rules.prompt_axes), layout.num_prompt_shards
+    if limits.block % count:
+        raise PlanError(
+            f"{config.name}: prompts of a context of {limits.context} tokens fill no block that divides over "
+            f"{over} = {count}; fits: a context of {limits.block * count} or more, or {over} = 1"
+        )
+    if keeps_hidden and count > 1:
+        raise PlanError(
+            f"{config.name}: a draft head reads the hidden states of whole prompts, whose positions "
+            f"{over} splits; fits: a layout without it"
+        )
 
 
 def _check_batch_invariant(config: ModelConfig, layout: Layout) -> None:

@@ -93,12 +93,6 @@ class Engine:
         return self._runner.limits.page_size
 
     @property
-    def num_cached_pages(self) -> int:
-        """Pages kept for prompts with the same prefix."""
-        generator_pages = 0 if self._generator is None else self._generator.num_cached_pages
-        return self._scheduler.num_cached_pages + generator_pages
-
-    @property
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 

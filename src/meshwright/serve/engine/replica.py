@@ -58,6 +58,10 @@ class Replica:
         """Cached pages of the longest known prefix of `tokens`; the last of them is always computed."""
         return 0 if self.prefixes is None else self.prefixes.num_known(tokens[:-1])
 
+    def suitability(self, tokens: Tokens) -> tuple[int, int, int]:
+        """Larger for more known pages of these tokens, then for fewer sequences, then for more free pages."""
+        return self.num_known_pages(tokens), len(self.free_slots), self.pool.num_free
+
     def take_moves(self) -> list[Move]:
         """New moves between cache and host."""
         if self.prefixes is None:

@@ -24,6 +24,7 @@ from meshwright.serve.engine.request import FinishReason, TokenScore
 from meshwright.serve.engine.running import Running, insert_by_rank
 from meshwright.serve.engine.sequence import TokenSequence
 from meshwright.serve.engine.speculate import Drafter
+from meshwright.serve.engine.unanswered import UnansweredPrompts
 
 
 @dataclass(slots=True)
@@ -64,8 +65,7 @@ class Scheduler:
         self._drafter, self._drafts_pay = drafter or Drafter(), False
         self._waiting: list[TokenSequence] = []
         self._running = running or Running()
-        # Running sequences without a token of their answer: later prompts may share the pages they compute.
-        self._unanswered: dict[TokenSequence, None] = {}
+        self._unanswered = UnansweredPrompts(self.replicas)
         self._num_arrived = 0
 
     # The queue, as policies and metrics see it.
@@ -93,24 +93,10 @@ class Scheduler:
         return any(one.num_uncomputed == 1 and one.num_left > 0 for one in self.running)
 
     @property
-    def num_cached_pages(self) -> int:
-        """Pages kept for prompts with the same prefix."""
-        return sum(replica.num_cached_pages for replica in self.replicas)
-
-    @property
     def occupancy(self) -> Occupancy:
-        pools = [replica.pool for replica in self.replicas]
-        held = {(self._replica_of(one).number, page) for one in self.running for page in one.pages.whole}
-        return Occupancy(
-            waiting=len(self._waiting),
-            running=len(self.running),
-            pages=sum(pool.num_pages for pool in pools),
-            free_pages=sum(pool.num_free for pool in pools),
-            held_pages=len(held),
-            cached_pages=self.num_cached_pages,
-            host_pages=self.limits.num_host_pages * self.limits.num_replicas,
-            cached_on_host=sum(one.prefixes.num_on_host for one in self.replicas if one.prefixes is not None),
-        )
+        held = ((self._replica_of(one).number, page) for one in self.running for page in one.pages.whole)
+        waiting, running = len(self._waiting), len(self.running)
+        return Occupancy.of(self.replicas, held, waiting=waiting, running=running)
 
     # Sequences come and go.
 
@@ -206,7 +192,7 @@ class Scheduler:
             if sequence.finish_reason is None:
                 yield work, accepted
             if is_first:
-                self._unanswered.pop(sequence, None)
+                self._unanswered.discard(sequence)
                 self.keep_pages(sequence)
 
     def exported(self, sequence: TokenSequence, num_tokens: int) -> Pages:
@@ -335,18 +321,11 @@ class Scheduler:
             prompt = id(sequence.request.prompt)
             if sequence.num_pending or (prompt in soon_cached and not sequence.num_generated):
                 continue
-            if self._is_soon_cached(sequence):
+            if self._unanswered.compute_next_page_of(sequence):
                 soon_cached.add(prompt)
                 continue
-            # The replica with most of its pages, then with the fewest sequences, then with most free pages.
             if len(open_replicas) > 1:
-                open_replicas.sort(
-                    key=lambda candidate: (
-                        candidate.num_known_pages(sequence.tokens),
-                        len(candidate.free_slots),
-                        candidate.pool.num_free,
-                    )
-                )
+                open_replicas.sort(key=lambda replica: replica.suitability(sequence.tokens))
             for replica in reversed(open_replicas):
                 if self._start(sequence, replica, step):
                     started.append(sequence)
@@ -367,28 +346,15 @@ class Scheduler:
         sequence.num_cached = sequence.num_computed
         self._running.add(sequence)
         if not sequence.num_generated:
-            self._unanswered[sequence] = None
+            self._unanswered.add(sequence)
         self._take(sequence, num_tokens, replica, step)
         return True
-
-    def _is_soon_cached(self, sequence: TokenSequence) -> bool:
-        """Whether a running prompt computes the next page of this prefix: waiting for it is cheaper."""
-        if self.replicas[0].prefixes is None or sequence.reads_every_position:
-            return False
-        size = self.limits.page_size
-        num_known = max(replica.num_known_pages(sequence.tokens) for replica in self.replicas) * size
-        prefix = sequence.tokens[: num_known + size]
-        if len(prefix) < num_known + size or len(sequence.tokens) == len(prefix):
-            return False
-        return any(
-            not other.num_generated and other.tokens[: len(prefix)] == prefix for other in self._unanswered
-        )
 
     # Sequences leave.
 
     def _leave(self, sequence: TokenSequence) -> None:
         self._running.remove(sequence)
-        self._unanswered.pop(sequence, None)
+        self._unanswered.discard(sequence)
         self._replica_of(sequence).leave(sequence)
 
     def _accepted(self, work: SequenceWork, sampled: Sequence[TokenScore]) -> Sequence[TokenScore]:

@@ -1,0 +1,22 @@
+"""Programs of a process that must end before the next one starts, as those with collectives on CPUs."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import jax
+
+from meshwright.platforms import platform_of
+
+_ONE_PROGRAM = threading.Lock()  # of all runners of this process
+
+
+@contextmanager
+def in_turn(mesh: jax.sharding.Mesh, results: Callable[[], object]) -> Iterator[None]:
+    """Where a program may be dispatched; ends when its `results` are there, if others must wait for them."""
+    if mesh.size == 1 or not platform_of(mesh).in_turn:
+        yield
+        return
+    with _ONE_PROGRAM:
+        yield
+        jax.block_until_ready(results())
