@@ -62,7 +62,11 @@ class Folder(Generic[_Record]):
     def __getitem__(self, name: str) -> _Record:
         """The record of a name. Raises HardwareError with the nearest known name."""
         if name not in self._read:
-            self._read[name] = self._of_file(name) if name in self.names else self._of_parent(name)
+            if name in self.names:
+                text = (self._folder / f"{name}.toml").read_text(encoding="utf-8")
+                self._read[name] = self.read(text, f"{self.package.replace('.', '/')}/{name}.toml")
+            else:
+                self._read[name] = self._of_parent(name)
         return self._read[name]
 
     def of_table(self, source: str) -> _Record | None:
@@ -75,10 +79,6 @@ class Folder(Generic[_Record]):
         while (parent := self[name].parent) is not None:
             name = parent
         return name
-
-    def _of_file(self, name: str) -> _Record:
-        text = (self._folder / f"{name}.toml").read_text(encoding="utf-8")
-        return self.read(text, f"{self.package.replace('.', '/')}/{name}.toml")
 
     def _of_parent(self, name: str) -> _Record:
         for parent in map(self.__getitem__, self.names):

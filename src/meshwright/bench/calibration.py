@@ -92,7 +92,10 @@ def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None
             memory=min(1.0, memory_bandwidth.streaming_bytes_per_second(streams) / chip.hbm_bytes_per_second),
             sources=_shares_sources(num_devices),
         ),
-        sources=dict(chip.sources) | _links_sources(num_devices),
+        sources={
+            **chip.sources,
+            "efficiency": f"{_where(num_devices, 'devices')}: bandwidth by size, over several group sizes",
+        },
     )
     hardware = replace(hardware, chip=chip)
     return with_collectives(hardware, exchanged[0]) if exchanged else hardware
@@ -155,11 +158,6 @@ def _launches(num_devices: int) -> Prepared[float]:
 def _where(num_devices: int, devices: str) -> str:
     processes = f" in {jax.process_count()} processes over gloo" if jax.process_count() > 1 else ""
     return f"measured by mw calibrate with {num_devices} {devices} at work{processes}, JAX {version('jax')}"
-
-
-def _links_sources(num_devices: int) -> dict[str, str]:
-    where = _where(num_devices, "devices")
-    return {"efficiency": f"{where}: bandwidth by size, over groups of several sizes"}
 
 
 def _shares_sources(num_devices: int) -> dict[str, str]:

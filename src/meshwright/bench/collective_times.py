@@ -74,17 +74,13 @@ def prepare(mesh: Mesh, progress: Listener, sizes: Sequence[int]) -> Prepared[Me
     programs: list[TimedCall] = []
     for point in points:
         tell(progress, f"compiling {point.op} over {''.join(point.axes)} of {mesh.num_devices} devices")
-        programs.append(_program(point, bench))
+        programs.append(bench.program(runs_in_sequence(point), [operand(point)]))
     return Prepared(
         programs,
         lambda timings: [
             MeasuredCollective(p, t.per(p.loop_length)) for p, t in zip(points, timings, strict=True)
         ],
     )
-
-
-def _program(point: CollectivePoint, bench: Bench) -> TimedCall:
-    return bench.program(runs_in_sequence(point), [operand(point)])
 
 
 def operand(point: CollectivePoint) -> Operand:

@@ -121,11 +121,6 @@ def _fit(measured: MeasuredStep, hardware: Hardware) -> float:
     """The bandwidth at which the price equals the measured time."""
 
     def price(bandwidth: float) -> float:
-        return measured.price(_with_bandwidth(hardware, bandwidth))
+        return measured.price(replace(hardware, chip=replace(hardware.chip, hbm_bytes_per_second=bandwidth)))
 
     return rate_of_time(price, measured.timing.seconds, hardware.chip.hbm_bytes_per_second, 1e-3)
-
-
-def _with_bandwidth(hardware: Hardware, bytes_per_second: float) -> Hardware:
-    """`hardware` with this memory bandwidth."""
-    return replace(hardware, chip=replace(hardware.chip, hbm_bytes_per_second=bytes_per_second))

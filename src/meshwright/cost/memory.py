@@ -174,7 +174,11 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
     head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
     waits = head_gradient - once
     return HeldBytes(
-        a_microbatch=sum(count * _kept_bytes(segment, remat) for segment, count in layers),
+        # All values that a backward pass reads are kept if they are recomputed too early.
+        a_microbatch=sum(
+            count * saved_bytes(segment, "none" if segment.recomputed_early else remat)
+            for segment, count in layers
+        ),
         left=sum(count * left_bytes(segment) for segment, count in layers),
         once=once,
         on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
@@ -200,14 +204,6 @@ def _ahead(segment: Segment, remat: str) -> Any:
     sent = (node for node in segment.nodes if node.kind == "gather" and node.forward_transfers)
     gathered = sum(value.memory_bytes * value.is_copy for node in sent for value in node.outputs)
     return gathered + saved_bytes(segment, remat) * (gathered > 0)
-
-
-def _kept_bytes(segment: Segment, remat: str) -> int:
-    """Bytes that one run keeps.
-
-    All values that its backward pass reads count if they are recomputed too early.
-    """
-    return saved_bytes(segment, "none" if segment.recomputed_early else remat)
 
 
 @kept_with

@@ -552,14 +552,9 @@ def inference_memory(graph: Graph, layout: Layout) -> InferenceMemory:
     """The peak of one recorded pass on one chip."""
     return InferenceMemory(
         weights=StageState(graph, layout).stored.weight_bytes,
-        cache=whole(_held_by_a_stage(graph, layout)),
+        cache=whole(sum(value.bytes_per_device for value in graph.caches) / layout.pipe),
         buffers=largest(map(alive_in_inference, graph.segments)),
     )
-
-
-def _held_by_a_stage(graph: Graph, layout: Layout) -> Any:
-    """Bytes of the caches of the layers of one stage."""
-    return sum(value.bytes_per_device for value in graph.caches) / layout.pipe
 
 
 def cache_bytes(

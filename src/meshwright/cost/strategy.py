@@ -158,11 +158,12 @@ class Strategy(NamedTuple):
             "out": plan.out_steps,
         }
         windowed = self.window and sides[self.window][0 if self.window == "out" else -1]
-        return [self._priced(step, step is windowed) for side in sides.values() for step in side]
-
-    def _priced(self, step: Collective, windowed: bool) -> PricedStep:
         q = self.question
-        return priced_step(step, q.mesh, q.sizes, q.dtype, q.placement, windowed=windowed)
+        return [
+            priced_step(step, q.mesh, q.sizes, q.dtype, q.placement, windowed=step is windowed)
+            for side in sides.values()
+            for step in side
+        ]
 
     @property
     def name(self) -> str:

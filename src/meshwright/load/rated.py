@@ -246,16 +246,16 @@ def _servers(
     for plain in machines:
         machine = running(plain, engine)
         for precision in precisions:
-            layouts = [layout.replace(**precision)] if layout else _layouts(config, machine, precision)
+            layouts = (
+                [layout.replace(**precision)]
+                if layout
+                else serving_layouts(config, machine, precision, replicas=config.moe is not None)
+            )
             for each in layouts:
                 # Replicas are servers of their own, unless they share experts.
                 shares = each.data == 1 or config.moe is not None
                 if runs_on(engine, each) and shares and each.mesh.num_devices == machine.num_chips:
                     yield EngineServer(config, each, machine, engine)
-
-
-def _layouts(config: ModelConfig, machine: Hardware, precision: Mapping[str, object]) -> list[Layout]:
-    return serving_layouts(config, machine, precision, replicas=config.moe is not None)
 
 
 def _bound(server: EngineServer, load: RatedLoad) -> _Bound | None:

@@ -372,7 +372,8 @@ class _Replica:
         sequence = TokenSequence(request, max_tokens, 0, _ignore, new_tokens=counted_tokens)
         self._asked[sequence] = asked
         self._scheduler.add([sequence])
-        self._wake()
+        if self._running is None:
+            self._begin(self._scheduler.schedule())
 
     def take_over(self, asked: _Asked) -> None:
         """Answer a turn whose first token and pages come from another replica."""
@@ -389,10 +390,6 @@ class _Replica:
             if replica.keep_copied(self._coming[0].prompt) is None:
                 break
             self.add(self._coming.popleft())
-
-    def _wake(self) -> None:
-        if self._running is None:
-            self._begin(self._scheduler.schedule())
 
     def _begin(self, batch: Batch | None) -> None:
         """Start a step, and schedule the next one."""

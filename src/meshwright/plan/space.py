@@ -378,13 +378,11 @@ class Group:
         """The members at `places` under one schedule, which save the same."""
         stages = self.family.stages(schedule, self.pipe, interleave, saving)
         on_chip, of_host = (needed.tolist() for needed in stages.needed_bytes(places, schedule))
+        rows, members = self.family.rows[self.pipe], self.family.members
         return [
-            Considered(needed, host, *self._member(place), schedule, interleave, *saving, stages, place)
+            Considered(needed, host, *members[rows[place]], schedule, interleave, *saving, stages, place)
             for place, needed, host in zip(places, on_chip, of_host, strict=True)
         ]
-
-    def _member(self, place: int) -> Member:
-        return self.family.members[self.family.rows[self.pipe][place]]
 
 
 def different_remats(

@@ -452,12 +452,8 @@ def _planned_batch(pool: Fastest, asked: int) -> int:
     if best is None:
         least = (1 + TIE) * min(choice.lacking_bytes for choice in pool.lacking)
         near = {choice.num_sequences for choice in pool.lacking if choice.lacking_bytes <= least}
-    return min(near, key=lambda number: _distance(number, asked))
-
-
-def _distance(number: int, asked: int) -> tuple[int, int]:
-    """Sort key by distance from `asked`; at equal distance the larger number comes first."""
-    return abs(number - asked), -number
+    # At equal distance the larger batch.
+    return min(near, key=lambda number: (abs(number - asked), -number))
 
 
 def _best(layouts: Fastest, num_ranked: int) -> list[Layout]:

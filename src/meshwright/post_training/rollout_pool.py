@@ -78,7 +78,8 @@ def generators(
         if machine.num_chips > _LARGER * smallest:
             break
         replicas = pool.num_chips // machine.num_chips
-        free = _with_less_memory(machine, held_bytes)
+        usable = max(1, round(machine.chip.program_bytes - held_bytes))
+        free = replace(machine, chip=replace(machine.chip, hbm_usable_bytes=usable))
         share = -(-work.num_rollouts // replicas)
         for layout in serving_layouts(config, free, {"weights_dtype": weights_dtype}, replicas=False):
             at = layout.at("generate")
@@ -179,8 +180,3 @@ def _servers(pool: Hardware) -> Iterator[Hardware]:
             with suppress(MeshwrightError):  # a size that no machine of the chip has
                 yield replace(catalog.load(f"{name}:{size}"), chip=pool.chip)
         size *= 2
-
-
-def _with_less_memory(machine: Hardware, held_bytes: float) -> Hardware:
-    usable = max(1, round(machine.chip.program_bytes - held_bytes))
-    return replace(machine, chip=replace(machine.chip, hbm_usable_bytes=usable))

@@ -119,7 +119,8 @@ class RlStep:
             self._start(batch.example, batch.now)
         rolled: Rolled = timed("wait_seconds", self.generator.collect)
         self._started, asking = None, self._asking_seconds
-        if self.settings.staleness and not self._is_last(batch):
+        is_last = batch.example // len(batch.now) + 1 >= self.num_steps
+        if self.settings.staleness and not is_last:
             timed("move_seconds", self.generator.load, state.params)
             self._start(batch.example + len(batch.now), batch.following)
         prompts = [prompt for prompt in batch.now for _ in range(self.settings.samples)]
@@ -143,9 +144,6 @@ class RlStep:
 
     def program_texts(self) -> Mapping[str, str]:
         return {}
-
-    def _is_last(self, batch: PromptBatch) -> bool:
-        return batch.example // len(batch.now) + 1 >= self.num_steps
 
     def _start(self, example: int, prompts: Sequence[Prompt]) -> None:
         began, end = time.perf_counter(), frozenset(self.tokenizer.eos_ids)

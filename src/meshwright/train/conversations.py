@@ -163,7 +163,7 @@ def _conversation(
     An answer is the text that its message adds to the prompt before it.
     """
     if not isinstance(messages, list):
-        raise _no_messages(where)
+        raise DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")
     read = [_message(message, f"{where}: message {number}") for number, message in enumerate(messages, 1)]
     for number, message in enumerate(read, 1):
         if unread := next((key for key in _WRITTEN if message.get(key) and not chat.reads(key)), None):
@@ -204,10 +204,6 @@ def _parsed_tools(text: str, where: str) -> object:
         return json.loads(text or "[]")
     except ValueError as error:
         raise DataError(f"{where}: 'tools' is a text that is not JSON ({error})") from None
-
-
-def _no_messages(where: str) -> DataError:
-    return DataError(f"{where}: 'messages' must be a list of objects with a 'role' and a 'content' string")
 
 
 def _message(message: object, where: str) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def predict(
         predictions.append(_predict(row))
         if on_progress:
             on_progress(number / len(rows))
-    return _with_baseline(predictions)
+    known = [(p.row, p.mfu) for p in predictions if isinstance(p.row, PublishedRow) and p.mfu is not None]
+    return [_baseline(prediction, known) for prediction in predictions]
 
 
 def _predict(row: AnyRow | UnreadRow) -> Prediction:
@@ -184,12 +185,6 @@ def _mfu(row: PublishedRow, case: Case) -> float | None:
     peak = chip.flops(layout.precision.operand_dtype)
     flops = train_flops_per_token(case.config, row.seq_len) * row.num_tokens / row.chips
     return flops / row.seconds() / peak
-
-
-def _with_baseline(predictions: list[Prediction]) -> list[Prediction]:
-    """The predictions with the baseline by the median MFU of other sources' rows."""
-    known = [(p.row, p.mfu) for p in predictions if isinstance(p.row, PublishedRow) and p.mfu is not None]
-    return [_baseline(p, known) for p in predictions]
 
 
 def _baseline(given: Prediction, known: Sequence[tuple[PublishedRow, float]]) -> Prediction:

@@ -91,7 +91,8 @@ def join(platform: Platform) -> None:
     elif here.num_processes == 1:
         return
     else:
-        meet(here, _versions())
+        libraries = {name: metadata.version(name) for name in ("jax", "jaxlib")}
+        meet(here, {"meshwright": meshwright.__version__, **libraries})
     import jax
 
     for name, value in platform.jax_settings.items():
@@ -233,11 +234,6 @@ def _disagreement(caller: Mapping[str, Any], versions: Mapping[str, str], host: 
             who = f"process {caller['process']} ({caller['host']}, {host})"
             return f"{who} has {name} {other}, process 0 {version}"
     return ""
-
-
-def _versions() -> dict[str, str]:
-    libraries = {name: metadata.version(name) for name in ("jax", "jaxlib")}
-    return {"meshwright": meshwright.__version__, **libraries}
 
 
 def _integer(environment: Mapping[str, str], *names: str) -> int:

@@ -87,13 +87,9 @@ def serving_machines(specs: Iterable[str]) -> list[Hardware]:
         elif isinstance(catalog.chip(spec).network, SharedMemory):
             raise PlanError(f"hardware {spec!r} has no topology; write {spec}:8")
         else:
-            machines = [m for m in sizes(spec) if m.num_chips <= MOST_CHIPS and _is_power(m.num_chips)]
+            machines = [m for m in sizes(spec) if m.num_chips <= MOST_CHIPS and m.num_chips.bit_count() == 1]
         machines_by_spec |= {machine.spec: machine for machine in machines}
     return list(machines_by_spec.values())
-
-
-def _is_power(number: int) -> bool:
-    return number & (number - 1) == 0
 
 
 def search_serving(

@@ -45,7 +45,8 @@ class StepSeconds:
         self._behind = replace(self._whole, rules=apart) if layout.rules.prompt_axes else self._whole
         self._contexts = [_NEXT_TO_NONE, *_lengths(context)]
         self._batches = np.unique(np.round(2 ** np.arange(0, np.log2(max(2, most_tokens)) + 0.5, 0.5)))
-        rows = [self._generate(length) for length in self._contexts]
+        even = self._shards * np.ceil(self._batches / self._shards)
+        rows = [self._passes("generate", even, 1, length) for length in self._contexts]
         everywhere = np.arange(most_tokens + 1)
         # By context and number of sequences, from one on.
         generating = np.array([np.interp(everywhere, self._batches, row) for row in rows])
@@ -109,9 +110,6 @@ class StepSeconds:
         # Few ends are asked for, and pricing one takes milliseconds.
         shorter, longer = self._prefilled(length, known[low]), self._prefilled(length, known[high])
         return (1 - share) * shorter + share * longer
-
-    def _generate(self, context: int) -> np.ndarray:
-        return self._passes("generate", self._shards * np.ceil(self._batches / self._shards), 1, context)
 
     def _prefill(self, num_tokens: int, ends: int) -> float:
         """Seconds of prefilling `num_tokens` tokens that are divided over the shards of the batch."""

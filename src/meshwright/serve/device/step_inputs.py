@@ -137,7 +137,7 @@ class StepInputs:
         # The last sampled row has no draft, and drafts may have no logits.
         self._guesses += zip(self.sampled[-1], work.drafts, work.draft_logits, strict=False)
         if work.num_samples == 1:
-            self.chosen_slots[first] = self._slot_on_shard(work)
+            self.chosen_slots[first] = slot_on_shard(self._limits, work.slot, self._num_per_shard)
 
     def _read(self, number: int, work: SequenceWork, token: int) -> None:
         """Read the hidden states of the work, whose tokens begin at number `token` of its replica's step."""
@@ -149,9 +149,6 @@ class StepInputs:
         targets = request.prompt[work.start + 1 : work.start + 1 + len(work.tokens)]
         num_top = request.sampling.top_logprobs
         self.scored += [Read(number, shard, first + i, token, num_top) for i, token in enumerate(targets)]
-
-    def _slot_on_shard(self, work: SequenceWork) -> int:
-        return slot_on_shard(self._limits, work.slot, self._num_per_shard)
 
 
 def slot_on_shard(
