@@ -31,7 +31,7 @@ from meshwright.layout import Layout  # noqa: E402
 from meshwright.layout.moves.attention import token_sharding  # noqa: E402
 from meshwright.models.transformer import Places  # noqa: E402
 from meshwright.nn.attention.blockwise import blockwise  # noqa: E402
-from meshwright.nn.attention.by_formula import Scores, attend, visible  # noqa: E402
+from meshwright.nn.attention.by_formula import ScoreForm, attend, visible  # noqa: E402
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding  # noqa: E402
 
 HEADS, D_HEAD, POSITIONS, MANY_POSITIONS = 2, 64, 8192, 65536
@@ -66,9 +66,9 @@ def attention(layout: Layout, form: str, num_positions: int) -> tuple[Callable[[
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         queries, keys = Places(own), Places(whole)
         if form == BLOCKS:
-            out = blockwise(q, k, v, None, queries, keys, None, layout, Scores())
+            out = blockwise(q, k, v, None, queries, keys, None, layout, ScoreForm())
         else:
-            out = attend(q, k, v, None, visible(queries, keys, None), layout, Scores())
+            out = attend(q, k, v, None, visible(queries, keys, None), layout, ScoreForm())
         return jnp.sum(out * out)
 
     with jax.set_mesh(mesh):

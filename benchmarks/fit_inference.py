@@ -32,7 +32,7 @@ import numpy as np
 from meshwright import engines
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.passes import Dtypes
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.serving_step import record_pass
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.engines.serving_engine import ENGINES
@@ -146,7 +146,7 @@ def _pass(
 ) -> tuple:
     """The pieces and the transfers of a pass; before: passes of segments that there are already."""
     chip, dtypes = case.hardware.chip, Dtypes.of(layout)
-    graph = record_pass(case.config, layout, Shape(batch, queries, keys))
+    graph = record_pass(case.config, layout, PassShape(batch, queries, keys))
     placement = at_step_rates(case.hardware).place(layout.mesh)
     pieces, transfers = [[weight, 0.0, 0.0, 0.0, 3, 0, 1.0, before]], []  # the launch
     for number, segment in enumerate(graph.segments, before + 1):

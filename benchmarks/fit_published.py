@@ -40,7 +40,7 @@ from meshwright.cost.graph import Graph, Transfer
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.state import StageState
 from meshwright.cost.step_memory import flushes
 from meshwright.cost.step_seconds import SegmentSeconds, StagePasses, Update, hop_transfer
@@ -366,7 +366,7 @@ class Row:
         for mix in mixes(case):
             recorded = []
             for share, layout in mix.parts:
-                shape = Shape.of_microbatch(case.workload, layout)
+                shape = PassShape.of_microbatch(case.workload, layout)
                 graph = record_training(case.config, case.hardware, layout, shape)
                 room = mix.hardware.chip.program_bytes
                 short = flushes(graph, layout, mix.hardware.software, room) if len(mix.parts) == 1 else 0.0

@@ -39,7 +39,7 @@ def kill(
 ) -> dict[str, Any]:
     """One life of the run: what it had before, when it was killed, and what it has after."""
     checkpoints = run / files.CHECKPOINTS
-    before, left_over = files.steps(checkpoints), being_saved(checkpoints)
+    before, left_over = files.checkpoint_steps(checkpoints), being_saved(checkpoints)
     process = runs.start(*command)
     began, life = time.monotonic(), chance.uniform(0, longest)
     while process.poll() is None and time.monotonic() - began < life:
@@ -52,7 +52,7 @@ def kill(
     process.kill()
     process.communicate()
     saving = sorted(path.name for path in (checkpoints / files.SAVING).glob("*"))
-    sound = files.newest_sound(checkpoints)[0] if files.steps(checkpoints) else 0
+    sound = files.newest_sound(checkpoints)[0] if files.checkpoint_steps(checkpoints) else 0
     assert sound >= (before[-1] if before else 0), "a checkpoint was lost"
     return {"seconds": round(seconds, 3), "sound_step": sound, "save_cut_off": bool(saving)}
 
@@ -73,14 +73,14 @@ def kills(runs: Runs, num_kills: int, num_steps: int, seed: int) -> dict[str, An
     whole = runs.folder / "whole"
     runs.mw(*runs.begin(runs.folder / "compiled_once", "--steps", "2"))
     process, began = runs.start(*runs.begin(whole, *options)), time.monotonic()
-    while not files.steps(whole / files.CHECKPOINTS):
+    while not files.checkpoint_steps(whole / files.CHECKPOINTS):
         time.sleep(0.01)
     longest = LONGEST_LIFE * (time.monotonic() - began)
     process.communicate()
     expected, lives, compared = exact_lines(whole), [], []
     while len(lives) < num_kills:
         run = runs.folder / f"killed{len(compared)}"
-        while len(lives) < num_kills and files.steps(run / files.CHECKPOINTS)[-1:] != [num_steps]:
+        while len(lives) < num_kills and files.checkpoint_steps(run / files.CHECKPOINTS)[-1:] != [num_steps]:
             lives.append(kill(runs, run, runs.begin(run, *options), longest, len(lives) % 2 == 1, chance))
             print(len(lives), lives[-1], file=sys.stderr, flush=True)
         runs.mw(*runs.begin(run, *options))
@@ -99,7 +99,7 @@ def kills(runs: Runs, num_kills: int, num_steps: int, seed: int) -> dict[str, An
 def flips(runs: Runs, num_flips: int, seed: int) -> dict[str, Any]:
     """Every flip is judged as a resumed run judges it; a few by a whole `mw generate`."""
     chance, checkpoints = random.Random(seed), runs.folder / "whole" / files.CHECKPOINTS
-    *_, before, last = files.steps(checkpoints)
+    *_, before, last = files.checkpoint_steps(checkpoints)
     paths = sorted(path for path in (checkpoints / str(last)).rglob("*") if path.is_file())
     sizes = [path.stat().st_size for path in paths]
     named = by_the_command_line = 0

@@ -24,10 +24,10 @@ from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
 from meshwright.plan import curves
-from meshwright.report.draw.chart import Axis, Chart, padded_ends
+from meshwright.report.draw.chart import Chart, ChartAxis, padded_ends
 from meshwright.report.draw.figure import Figure, Panel
-from meshwright.report.draw.marks import arrow, bar, dot, label, line
-from meshwright.report.pictures.bars import Row, memory_pieces, stacked
+from meshwright.report.draw.marks import arrow, bar, disc, label, line
+from meshwright.report.pictures.bars import Bar, memory_pieces, stacked
 from meshwright.report.pictures.curve_plots import curves_figure
 from meshwright.units import format_bytes, format_count, format_seconds
 
@@ -57,7 +57,7 @@ def plots() -> Iterator[Figure]:
     llama = load_model("llama-2-13b")
     batches = [1, 8, 16, 32, 64, 240]
     drawn = (
-        curves.bandwidth(catalog.load("v5e:16x16")),
+        curves.bandwidth_plot(catalog.load("v5e:16x16")),
         curves.ring_latency("h100", 1024),
         curves.attention_share(load_model("llama-3-8b")),
         curves.fsdp_degree(llama, catalog.load("v5p:16x16x16"), 3_000_000),
@@ -242,7 +242,7 @@ def zero() -> Figure:
         for name, text in rows.items()
     }
     bars = [
-        Row(name, "", memory_pieces(one["bytes_per_chip"]), format_bytes(one["bytes_per_chip"]["total"]))
+        Bar(name, "", memory_pieces(one["bytes_per_chip"]), format_bytes(one["bytes_per_chip"]["total"]))
         for name, one in priced.items()
     ]
     usable = catalog.load("h100:8x8").chip.program_bytes
@@ -283,7 +283,8 @@ def _point(row: dict[str, str], log_error: float) -> tuple[dict[str, str], float
 def _dots(rows: Sequence[tuple[dict, float, float]], what: str, text: Callable[[float], str]) -> Panel:
     low, high = padded_ends([value for _, *pair in rows for value in pair], 0.05)
     published_axis, predicted_axis = (
-        Axis(f"{kind} {what}", text, (low, high), logarithmic=True) for kind in ("published", "predicted")
+        ChartAxis(f"{kind} {what}", text, (low, high), logarithmic=True)
+        for kind in ("published", "predicted")
     )
     chart = Chart(published_axis, predicted_axis, 420, 400, left=64, top=30)
     parts = []
@@ -298,9 +299,9 @@ def _dots(rows: Sequence[tuple[dict, float, float]], what: str, text: Callable[[
         title = (
             f"{row['model']} on {row['hardware']}: {text(predicted)} predicted, {text(published)} published"
         )
-        parts.append(dot(*chart.place(published, predicted), 3, "tp" if gpu else "fsdp", title=title))
+        parts.append(disc(*chart.place(published, predicted), 3, "tp" if gpu else "fsdp", title=title))
     for number, (name, colour) in enumerate((("GPUs", "tp"), ("TPUs", "fsdp"))):
-        parts += [dot(84 + number * 66, 40, 4, colour), label(name, 94 + number * 66, 44)]
+        parts += [disc(84 + number * 66, 40, 4, colour), label(name, 94 + number * 66, 44)]
     return chart.panel("", *parts)
 
 

@@ -14,12 +14,12 @@ def hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def policy_of(page: str) -> str:
+def content_security_policy(page: str) -> str:
     """The policy under which only the scripts and styles of `page`, by their hashes, are used.
 
     page: HTML without text of users, which then adds no script.
 
-    >>> policy_of("<script>a()</script>").split("; ")[1]
+    >>> content_security_policy("<script>a()</script>").split("; ")[1]
     "script-src 'sha256-qVpDBgj7bpq5hMAcGp3AOc79J3Y1Z4HvySTwKrWDoy4='"
     """
     script, style = (

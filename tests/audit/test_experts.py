@@ -11,7 +11,7 @@ from tests.nn.test_layouts import MIXTURE
 from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
 from meshwright.cost.ops.symbolic import SymbolicOps
-from meshwright.cost.recorder import Lowering, Shape
+from meshwright.cost.recorder import Lowering, PassShape
 from meshwright.layout import Layout
 from meshwright.layout.moves.experts import row_routing
 from meshwright.layout.workload import Workload
@@ -67,7 +67,7 @@ def _planned_and_run(config: ModelConfig, layout: Layout) -> tuple[Any, Any]:
     """The rooms of what crosses to nodes, and of the rows of experts: as planned, and of the program."""
     assert config.moe is not None
     moe, sequences = config.moe, WORK.num_sequences // layout.schedule.microbatches
-    shape = Shape(sequences, WORK.seq_len, WORK.seq_len)
+    shape = PassShape(sequences, WORK.seq_len, WORK.seq_len)
     planned = SymbolicOps(
         config, layout, shape, Lowering(flash_attention=False, static_blocks=CPU.expert_blocks)
     )

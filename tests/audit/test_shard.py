@@ -7,7 +7,7 @@ from tests.audit.proofs import MESH, SIZES, planned, random
 
 from meshwright.audit.compare.unnamed import derived, match
 from meshwright.audit.shard.execution import emitted_by, execute
-from meshwright.audit.shard.on_devices import run, run_reshard, run_strategy
+from meshwright.audit.shard.on_devices import run_job, run_reshard, run_strategy
 from meshwright.audit.shard.shard_job import ShardJob
 from meshwright.cost.strategies import strategies
 from meshwright.cost.strategy import ContractionQuestion
@@ -42,7 +42,7 @@ def test_the_four_cases_of_the_chapter(
     lhs: str, rhs: str, out: str, roles: dict[str, str | None], steps: list[str]
 ) -> None:
     """How to Scale Your Model, "Sharded Matrices": cases 1 to 4, and questions 4, 6 and 9."""
-    report = run(ShardJob(planned(lhs, rhs, out, roles), (), None, MESH, SIZES, "bf16", 0))
+    report = run_job(ShardJob(planned(lhs, rhs, out, roles), (), None, MESH, SIZES, "bf16", 0))
     assert report["max_abs_error"] == 0
     assert [step["op"] for step in report["derived"]] == steps
     assert "differs" not in [pair["status"] for pair in report["pairs"]]
@@ -116,7 +116,7 @@ class TestRunning:
     PLAN = planned("A[I, J_X]", "B[J_X, K]", "C[I, K]", {"X": "J"})
 
     def test_more_devices_than_this_process_has_are_run_in_another(self) -> None:
-        report = run(ShardJob(self.PLAN, (), None, Mesh({"X": 16}), SIZES, "f32", 0))
+        report = run_job(ShardJob(self.PLAN, (), None, Mesh({"X": 16}), SIZES, "f32", 0))
         assert report["max_abs_error"] == 0
         assert [(one["op"], one["axes"], one["bytes"]) for one in report["emitted"]] == [
             ("all_reduce", ["X"], 16 * 16 * 4)
@@ -165,7 +165,7 @@ class TestRunning:
     )
     def test_what_is_not_run(self, mesh: Mesh, sizes: str, dtype: str, message: str) -> None:
         with pytest.raises(AuditError) as caught:
-            run(ShardJob(self.PLAN, (), None, mesh, parse_sizes(sizes), dtype, 0))
+            run_job(ShardJob(self.PLAN, (), None, mesh, parse_sizes(sizes), dtype, 0))
         assert str(caught.value) == message
 
 

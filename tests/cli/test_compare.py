@@ -10,7 +10,7 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import PRESETS
-from meshwright.plan.plan_costs import compared
+from meshwright.plan.plan_costs import plan_costs
 from meshwright.plan.train import price, well_placed
 from meshwright.plan_file import Plan
 
@@ -111,6 +111,6 @@ def test_a_layout_is_compared_on_the_links_that_a_search_gives_it():
     innermost_first = price(config, machine, work, layout)
     placed = well_placed(innermost_first)
     assert placed.step_seconds < 0.95 * innermost_first.step_seconds
-    found = compared(Plan(config, machine.spec, work, layout), machine)
+    found = plan_costs(Plan(config, machine.spec, work, layout), machine)
     assert found["step_seconds"] == placed.step_seconds
     assert found["placement"] == placed.to_dict()["placement"]

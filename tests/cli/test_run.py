@@ -329,7 +329,7 @@ def test_dtypes_are_those_that_the_processor_multiplies_fast(
     model: str, multiplies: bool, extension: str | None, dtypes: tuple[str, str], monkeypatch
 ):
     monkeypatch.setattr(service, "multiplies_bf16", lambda: multiplies)
-    monkeypatch.setattr(service.kernels, "why_not", lambda: extension)
+    monkeypatch.setattr(service.kernels, "why_not_built", lambda: extension)
     assert service.served_dtypes(load_model(model)) == dtypes
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.cli.main import main
 from meshwright.hardware import catalog
-from meshwright.hardware.prices import Prices
+from meshwright.hardware.prices import ChipPrices
 from meshwright.plan.verdict import price_words
 from meshwright.units import parse_rate
 
@@ -385,11 +385,11 @@ def test_chips_are_read_as_shops_write_them(typed: str) -> None:
 
 
 def test_a_price_of_the_user_has_no_source_of_the_catalog() -> None:
-    [machine] = Prices("$2.50/h", None).of([catalog.load("h100:8")])
+    [machine] = ChipPrices("$2.50/h", None).of([catalog.load("h100:8")])
     assert price_words(machine.chip) == "2.50 USD a chip-hour"
 
 
 @pytest.mark.parametrize("typed", ["2.5 eur", "€2.50", "h100=2.5 EUR/h"])
 def test_a_price_brings_its_currency(typed: str) -> None:
-    [machine] = Prices(typed, None).of([catalog.load("h100:8")])
+    [machine] = ChipPrices(typed, None).of([catalog.load("h100:8")])
     assert price_words(machine.chip) == "2.50 EUR a chip-hour"

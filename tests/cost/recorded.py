@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from meshwright.cost.graph import Direction, Graph, Transfer, recomputed_nodes
 from meshwright.cost.record import record_loss
-from meshwright.cost.recorder import Lowering, Shape
+from meshwright.cost.recorder import Lowering, PassShape
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 
@@ -31,7 +31,7 @@ PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_all": 0
 
 
 def record(layout: Layout, config: ModelConfig = SMALL, *, flash_attention: bool = True) -> Graph:
-    return record_loss(config, layout, Shape(B, T, T), Lowering(flash_attention=flash_attention))
+    return record_loss(config, layout, PassShape(B, T, T), Lowering(flash_attention=flash_attention))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from meshwright.cost.collectives import Copies
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.memory import saved_bytes
 from meshwright.cost.record import record_loss
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import attention_block
 from meshwright.models.config import ModelConfig
@@ -24,7 +24,7 @@ B, T = 16, 1024
 
 
 def _record(config: ModelConfig, layout: Layout) -> Graph:
-    return record_loss(config, layout, Shape(B, T, T))
+    return record_loss(config, layout, PassShape(B, T, T))
 
 
 def _nodes(graph: Graph, kind: str) -> list[tuple[float, Node]]:
@@ -138,7 +138,7 @@ class TestExperts:
 
 def test_a_window_hides_what_lies_outside() -> None:
     """Gemma 3: five local layers to a global one; w (1 - w/2T) keys against T/2."""
-    graph = record_loss(load_model("gemma-3-12b"), Layout.of(), Shape(1, 8192, 8192))
+    graph = record_loss(load_model("gemma-3-12b"), Layout.of(), PassShape(1, 8192, 8192))
     (local, global_) = (node.forward[0].flops for _, node in _nodes(graph, "attention"))
     assert local / global_ == pytest.approx(1024 * (1 - 1024 / 16384) / 4096)
     assert [s.count for s in graph.segments if s.source] == [40, 8]

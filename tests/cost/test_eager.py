@@ -7,7 +7,7 @@ from tests.cost.recorded import BF16, LAYER_WEIGHTS, SMALL, TOKENS, D, F, H, K, 
 
 from meshwright.cost.memory import Memory
 from meshwright.cost.record import record_loss
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_memory import flushes, reported_bytes, step_memory
 from meshwright.hardware.catalog import load
@@ -123,7 +123,7 @@ class TestGradients:
     def test_all_of_them_meet_few_activations(self) -> None:
         """Of a single token: the end of the backward pass is the peak, with all that is stored."""
         layout = Layout.of(remat="full")
-        graph = record_loss(SMALL, layout, Shape(1, 1, 1))
+        graph = record_loss(SMALL, layout, PassShape(1, 1, 1))
         few = step_memory(graph, layout, EAGER)
         assert (few.gradients, few.activations) == (BF16 * count_params(SMALL).total, 0)
 
@@ -229,7 +229,7 @@ class TestFlushes:
         # gpt3_7b_tp4_pp1_memory_speed, on eight H100s; dropout keeps a byte for each output of a block.
         (
             {"num_layers": 32, "d_model": 4096, "d_ff": 16384, "num_heads": 32, "vocab_size": 131_584},
-            Shape(4, 8192, 8192),
+            PassShape(4, 8192, 8192),
             "data=2,tensor=4,microbatches=2",
             2 * 32 * 2 * 8192 * 4096,
             57.1437e9,
@@ -237,7 +237,7 @@ class TestFlushes:
         # gpt3_15b_8t_release: 13.27 GB between steps, so the optimizer is over 16 ranks.
         (
             {"num_layers": 32, "d_model": 6144, "d_ff": 24576, "num_heads": 48, "vocab_size": 256_000},
-            Shape(64, 4096, 4096),
+            PassShape(64, 4096, 4096),
             "data=16,tensor=8,sequence_parallel=true,microbatches=18",
             0,
             28.16e9,
@@ -245,7 +245,7 @@ class TestFlushes:
     ],
 )
 def test_megatron_takes_what_its_own_tests_measure(
-    fields: dict, shape: Shape, layout: str, masks: int, measured: float
+    fields: dict, shape: PassShape, layout: str, masks: int, measured: float
 ) -> None:
     """Megatron-LM, tests/functional_tests/test_cases/gpt: mem-max-allocated-bytes of the golden values."""
     config = replace(

@@ -33,7 +33,7 @@ from tests.cost.recorded import (
 
 from meshwright.cost.graph import Graph, recomputed_nodes
 from meshwright.cost.record import record_loss
-from meshwright.cost.recorder import Lowering, Shape
+from meshwright.cost.recorder import Lowering, PassShape
 from meshwright.layout import Layout
 from meshwright.models.config import DraftHead
 from meshwright.models.count import count_params, train_flops_per_token
@@ -222,7 +222,7 @@ class TestFlops:
         queries, of which 4.5 / 8 see them.
         """
         length, seen = 2048, 1152
-        shape = Shape(1, length, length)
+        shape = PassShape(1, length, length)
         by_kernel, by_blocks = (
             record_loss(SMALL, Layout.of(), shape, Lowering(by_blocks=by_blocks))
             for by_blocks in (False, True)
@@ -237,7 +237,7 @@ class TestFlops:
 
     def test_kernels_compute_whole_blocks_of_windows(self) -> None:
         """Of a window of 300 tokens in blocks of 256, a block of queries meets three: 768 keys, not 278."""
-        windowed, shape = replace(SMALL, sliding_window=300, global_every=0), Shape(1, 2048, 2048)
+        windowed, shape = replace(SMALL, sliding_window=300, global_every=0), PassShape(1, 2048, 2048)
         graphs = (
             record_loss(windowed, Layout.of(), shape, Lowering(kernel=kernel)) for kernel in (None, TPU.flash)
         )
@@ -317,7 +317,7 @@ def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
     text: str, static_blocks: ExpertBlocks | None, rows: int
 ) -> None:
     config, layout = load_model("mixtral-8x7b"), Layout.parse(text)
-    graph = record_loss(config, layout, Shape(8, 4096, 4096), Lowering(static_blocks=static_blocks))
+    graph = record_loss(config, layout, PassShape(8, 4096, 4096), Lowering(static_blocks=static_blocks))
     nodes = {(node.name, node.kind): node for _, node in graph.nodes()}
     (made,) = nodes["expert_in", "matmul"].outputs
     assert made.bytes_per_device == rows * 14_336 * 2

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.serving_step import (
     inference_cost,
     inference_memory,
@@ -17,7 +17,7 @@ from meshwright.cost.serving_step import (
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import kv_cache_bytes, kv_read_bytes, state_bytes
+from meshwright.models.count import kv_cache_bytes, kv_read_bytes, mixer_state_bytes
 from meshwright.models.presets import PRESETS
 
 # Within a window of 128, over one of 4,096, and far beyond every window.
@@ -26,7 +26,7 @@ SEQ_LENS = (100, 8192, 131_072)
 
 def _generate(config: ModelConfig, context: int, layout: Layout | None = None, sequences: int = 1) -> Graph:
     """A recorded generate step of `sequences` behind caches of `context` positions."""
-    shape = Shape(sequences, 1, context)
+    shape = PassShape(sequences, 1, context)
     return record_pass(config, layout or Layout.of(), shape)
 
 
@@ -47,7 +47,7 @@ def test_caches_are_those_that_the_model_counts(name: str) -> None:
     config = PRESETS[name]
     for seq_len in SEQ_LENS:
         graph = _generate(config, seq_len)
-        kept = kv_cache_bytes(config, seq_len) + state_bytes(config)
+        kept = kv_cache_bytes(config, seq_len) + mixer_state_bytes(config)
         assert inference_memory(graph, Layout.of()).cache == kept
         assert _read_bytes(graph) == kv_read_bytes(config, seq_len)
 
@@ -84,7 +84,7 @@ def test_products_in_the_type_of_the_weights_cast_each_activation_once(dtype: st
 
     def nodes(kind: str, matmul_dtype: str | None) -> list[Node]:
         layout = Layout.of(weights_dtype=dtype, matmul_dtype=matmul_dtype)
-        graph = record_pass(config, layout.at("prefill"), Shape(1, tokens, tokens))
+        graph = record_pass(config, layout.at("prefill"), PassShape(1, tokens, tokens))
         [layers] = [segment for segment in graph.segments if segment.count == 32]
         return [node for node in layers.nodes if node.kind == kind]
 
@@ -133,14 +133,14 @@ def test_rows_of_prompts_on_cpus_meet_pages_one_after_another() -> None:
     In memory are its scores and weights over two pages, 4 bytes each, and the sums of values in float32.
     """
     config = PRESETS["llama-3-8b"]
-    shape, heads = Shape(2, 1024, 1024), config.num_heads
+    shape, heads = PassShape(2, 1024, 1024), config.num_heads
     graph = record_inference(config, load("cpu:1"), Layout.of().at("prefill"), shape)
     [work] = _attention(graph).forward
     assert work.flops == 4 * 2 * 1024 * 544 * heads * config.d_head
     [scores] = _attention(graph, "softmax").outputs
     assert scores.bytes_per_device == 2 * 4 * heads * 16 * 128 + 4 * 2 * 1024 * heads * config.d_head
     # A quarter of them behind the rest: page 13 to 16, 4 rows each.
-    chunk = record_inference(config, load("cpu:1"), Layout.of().at("prefill"), Shape(2, 256, 1024))
+    chunk = record_inference(config, load("cpu:1"), Layout.of().at("prefill"), PassShape(2, 256, 1024))
     assert _attention(chunk).forward[0].flops == 4 * 2 * 256 * 64 * 14.5 * heads * config.d_head
 
 
@@ -150,7 +150,7 @@ def test_chunks_on_accelerators_gather_blocks_of_tables() -> None:
     A score is float32, its weight bf16, and so are the sums of values, 16 heads of 128 a device.
     """
     config, layout = PRESETS["llama-3-8b"], Layout.of(tensor=2).at("prefill")
-    graph = record_inference(config, load("h100:2"), layout, Shape(1, 512, 4096))
+    graph = record_inference(config, load("h100:2"), layout, PassShape(1, 512, 4096))
     assert _attention(graph).forward[0].flops == 4 * 512 * 4096 * (32 / 2) * 128
     [scores] = _attention(graph, "softmax").outputs
     a_block = 512 * 512 * (32 / 2) * (4 + 2) + 8 * 2 * 2 * 512 * (8 / 2) * 128
@@ -171,7 +171,7 @@ def test_chunks_on_accelerators_gather_blocks_of_tables() -> None:
 )
 def test_whole_prompts_attend_as_sequences_of_training(name: str, machine: str, words: str) -> None:
     """By the same kernel, or without one (sinks, split positions) by the same blocks."""
-    config, hardware, shape = PRESETS[name], load(machine), Shape(2, 4096, 4096)
+    config, hardware, shape = PRESETS[name], load(machine), PassShape(2, 4096, 4096)
     layout = Layout.parse(words)
     trained, prefilled = (
         record_training(config, hardware, layout, shape),

@@ -21,7 +21,7 @@ from meshwright.cost.memory import (
 )
 from meshwright.cost.pipeline.stages import stage_of
 from meshwright.cost.record import record_loss, record_training
-from meshwright.cost.recorder import Lowering, Shape
+from meshwright.cost.recorder import Lowering, PassShape
 from meshwright.cost.state import StageState, Stored
 from meshwright.cost.step_memory import stage_memory, step_memory
 from meshwright.hardware.catalog import load
@@ -228,7 +228,7 @@ class TestBuffers:
 
     def test_heads_are_padded_to_the_tiles_of_a_kernel(self) -> None:
         """Of 16 elements to 128: what attention keeps takes eight times as much, all else the same."""
-        shape = Shape(B, T, T)
+        shape = PassShape(B, T, T)
         plain, tiled = (record_loss(SMALL, Layout.of(), shape, Lowering(head_tile=tile)) for tile in (1, 128))
         more = step_memory(tiled, Layout.of()).activations - step_memory(plain, Layout.of()).activations
         assert more == BF16 * L * 7 * TOKENS * 2 * (N + K) * H
@@ -396,7 +396,7 @@ def test_rows_of_experts_are_made_beside_what_they_are_made_of() -> None:
     """
     num_rows, width, layout = 1 << 14, 1 << 12, Layout.of(remat="full")
     moe = MoE(num_experts=4, experts_per_token=1, d_ff=width)
-    graph = record_loss(replace(SMALL, moe=moe), layout, Shape(1, num_rows, num_rows), Lowering())
+    graph = record_loss(replace(SMALL, moe=moe), layout, PassShape(1, num_rows, num_rows), Lowering())
     one = 2 * num_rows * width
     assert 6 * one < step_memory(graph, layout).buffers < 6.2 * one
 
@@ -453,7 +453,7 @@ def test_tpus_keep_whole_sums_of_layers_outside_of_loops() -> None:
 def test_gpus_hold_a_layer_more_whose_weights_are_gathered_ahead() -> None:
     """While the head runs: its saved values, the gathered weights of a layer, and the gradients."""
     sharded, whole = (
-        record_training(SMALL, load("h100:1x8"), layout, Shape(8, 512, 512))
+        record_training(SMALL, load("h100:1x8"), layout, PassShape(8, 512, 512))
         for layout in (Layout.of(fsdp=8), Layout.of(data=8))
     )
     layers, *_ = (one for one in sharded.segments if one.source)
@@ -466,7 +466,7 @@ def test_gpus_hold_a_layer_more_whose_weights_are_gathered_ahead() -> None:
 
 def test_on_cpus_what_the_only_layer_of_a_stack_recomputes_waits_as_if_saved() -> None:
     """XLA for CPU runs that right after the forward pass; the layers of a loop wait for their cotangent."""
-    layout, shape = Layout.of(remat="full"), Shape(2, 16, 16)
+    layout, shape = Layout.of(remat="full"), PassShape(2, 16, 16)
     for num_layers, policy in ((1, "none"), (2, "full")):
         config = replace(SMALL, num_layers=num_layers)
         memory = step_memory(record_training(config, load("cpu:1"), layout, shape), layout)

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.cost.graph import Graph
 from meshwright.cost.record import record_loss
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import component, forward_flops
@@ -14,7 +14,7 @@ from meshwright.models.presets import PRESETS
 
 
 def _recorded(config: ModelConfig, seq_len: int, num_sequences: int = 1) -> Graph:
-    return record_loss(config, Layout.of(), Shape(num_sequences, seq_len, seq_len))
+    return record_loss(config, Layout.of(), PassShape(num_sequences, seq_len, seq_len))
 
 
 def _flops_by_part(graph: Graph) -> dict[str, float]:

@@ -13,7 +13,7 @@ from meshwright.cost.pipeline.stages import (
     stage_layers,
 )
 from meshwright.cost.record import record_loss, record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.state import StageState
 from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_seconds import hop_transfer
@@ -54,7 +54,7 @@ def test_llama_405b_has_a_layer_a_chunk():
 
 
 def graph_of(config, layout: Layout):
-    shape = Shape(8 / layout.schedule.microbatches, 4096, 4096)
+    shape = PassShape(8 / layout.schedule.microbatches, 4096, 4096)
     return record_loss(config, layout, shape)
 
 
@@ -106,7 +106,7 @@ def test_hops_of_a_step_by_hand():
     """Four stages, 16 microbatches of a sequence of 4,096 tokens, D 4,096, two bytes: 2^25 bytes a hop."""
     config, machine, workload = load_model("llama-3-8b"), catalog.load("h100:8"), Workload(32, 4096)
     layout = Layout.of(pipe=4, data=2, microbatches=16, remat="full")
-    pricer = StepPricer(record_training(config, machine, layout, Shape(2, 4096, 4096)), layout, machine)
+    pricer = StepPricer(record_training(config, machine, layout, PassShape(2, 4096, 4096)), layout, machine)
     assert hop_transfer(pricer.graph, 4).gathered_bytes == 4 * 2**25
     found = pricer.hops()
     assert (found.forward, found.backward) == (16, 16)
@@ -152,7 +152,7 @@ def test_a_tied_table_is_sent_and_summed_once_by_each_stage_that_reads_it(schedu
     layout = Layout.of(pipe=4, data=2, zero=1, microbatches=8, schedule=schedule)
     layout = layout.replace(weights_dtype="f32", compute_dtype="f32")
     machine = catalog.load("h100:8")
-    pricer = StepPricer(record_training(config, machine, layout, Shape(1, 64, 64)), layout, machine)
+    pricer = StepPricer(record_training(config, machine, layout, PassShape(1, 64, 64)), layout, machine)
     # DualPipe's stages have two layers of each direction, and one end the last norm besides.
     layers, norms = (2 * 12288, 4 * 32) if schedule == "dualpipe" else (0, 0)
     last_norm = norms // 4

@@ -11,7 +11,7 @@ from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.memory import saved_bytes
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.record import record_loss
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_cost import StepCost, StepPricer
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.hardware.catalog import load
@@ -194,7 +194,7 @@ class TestLlama13B:
 
     def cost(self, **degrees: int) -> StepCost:
         layout = Layout.of(remat="matmuls").replace(**degrees)
-        shape = Shape(self.NUM_TOKENS / self.SEQ_LEN, self.SEQ_LEN, self.SEQ_LEN)
+        shape = PassShape(self.NUM_TOKENS / self.SEQ_LEN, self.SEQ_LEN, self.SEQ_LEN)
         graph = record_loss(self.CONFIG, layout, shape)
         return StepPricer(graph, layout, self.HARDWARE).cost()
 
@@ -254,7 +254,7 @@ def test_the_keys_of_a_transfer() -> None:
 def _names(model: str, layout: str, hardware: str = "h100:4x8") -> set[str]:
     """What the collectives of a step are called."""
     parsed = Layout.parse(layout)
-    shape = Shape(64 / parsed.schedule.microbatches, 2048, 2048)
+    shape = PassShape(64 / parsed.schedule.microbatches, 2048, 2048)
     graph = record_loss(load_model(model), parsed, shape)
     return {one.name for one in StepPricer(graph, parsed, load(hardware)).cost().collectives}
 

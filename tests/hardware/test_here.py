@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.hardware.here import recognised, this_machine
+from meshwright.hardware.here import chip_of_device, this_machine
 
 DEVICES = {
     "NVIDIA H100 80GB HBM3": "h100",
@@ -28,7 +28,7 @@ DEVICES = {
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_devices_by_name(device: str) -> None:
-    assert recognised(device) == DEVICES[device]
+    assert chip_of_device(device) == DEVICES[device]
 
 
 def test_gpus_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

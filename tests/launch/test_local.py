@@ -14,7 +14,7 @@ from meshwright.cli.main import main
 from meshwright.errors import DeviceError
 from meshwright.launch import local
 from meshwright.launch.local import launch_local
-from meshwright.nn.files.checkpoint_files import steps
+from meshwright.nn.files.checkpoint_files import checkpoint_steps
 
 
 def python(program: str) -> list[str]:
@@ -185,7 +185,7 @@ def test_a_process_that_is_killed_is_named_and_the_run_goes_on(runs: Runs, tmp_p
     run, options = tmp_path / "run", ("--steps", "40", "--checkpoint-every", "4")
     command = ["mw", *runs.begin(run, *options)]
     launcher = runs.start("launch", "local", "-n", "2", "--restarts", "1", "--", *command)
-    while not steps(run / "checkpoints"):
+    while not checkpoint_steps(run / "checkpoints"):
         assert launcher.poll() is None
         time.sleep(0.01)
     os.kill(child_numbered(launcher.pid, 1), signal.SIGKILL)

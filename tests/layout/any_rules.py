@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from meshwright.layout import Layout, Precision, Rules, Schedule, Table
+from meshwright.layout import AxisTable, Layout, Precision, Rules, Schedule
 from meshwright.notation.mesh import Mesh
 
 AXES = ("x", "y", "z")
@@ -58,5 +58,5 @@ def _more(draw: st.DrawFn, entries: Entries, axes: tuple[str, ...]) -> Entries:
     return more
 
 
-def _table(entries: Mapping[str, list[str]]) -> Table:
-    return Table(tuple((letter, tuple(axes)) for letter, axes in entries.items()))
+def _table(entries: Mapping[str, list[str]]) -> AxisTable:
+    return AxisTable(tuple((letter, tuple(axes)) for letter, axes in entries.items()))

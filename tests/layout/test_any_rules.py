@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from tests.layout.any_rules import any_layouts
 
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_memory import step_memory
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
@@ -36,7 +36,7 @@ def test_they_are_priced(layout: Layout) -> None:
 @given(any_layouts())
 def test_memory_is_what_the_tables_store(layout: Layout) -> None:
     """A device holds its share of the weights at least, and at most the whole model."""
-    graph = record_training(CONFIG, load("v5e:1"), layout, Shape.of_microbatch(BATCH, layout))
+    graph = record_training(CONFIG, load("v5e:1"), layout, PassShape.of_microbatch(BATCH, layout))
     memory = step_memory(graph, layout)
     whole = 4 * count_params(CONFIG).total
     assert whole / layout.mesh.num_devices <= memory.weights <= whole

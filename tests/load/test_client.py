@@ -15,10 +15,10 @@ from meshwright.load import traffic
 from meshwright.load.client import Client
 from meshwright.load.drive import fit_words
 from meshwright.load.filler_text import Words
-from meshwright.load.percentiles import percentiles, summary
+from meshwright.load.percentiles import load_figures, percentiles
 from meshwright.load.planned import draft_counts, planned_step_seconds
 from meshwright.load.settings import LatencyTargets
-from meshwright.load.timed_answer import Answer
+from meshwright.load.timed_answer import TimedAnswer
 from meshwright.load.traffic import Chat, Lengths, Turn
 
 
@@ -99,10 +99,10 @@ class SmallServer:
     def __init__(self, context: int) -> None:
         self.context = context
 
-    async def ask(self, text: str, max_tokens: int) -> Answer:
+    async def ask(self, text: str, max_tokens: int) -> TimedAnswer:
         tokens = 2 * len(text.split())
         error = "400: too long" if tokens + max_tokens > self.context else None
-        return Answer(0.0, prompt_tokens=tokens, error=error)
+        return TimedAnswer(0.0, prompt_tokens=tokens, error=error)
 
 
 @pytest.mark.parametrize("context", [512, 200, 130, 80])
@@ -116,14 +116,14 @@ def test_a_context_that_holds_no_probe_is_named() -> None:
         asyncio.run(fit_words(SmallServer(40), chat=False))  # pyright: ignore[reportArgumentType]
 
 
-def answer(start: float, pieces: list[float], error: str | None = None) -> Answer:
+def answer(start: float, pieces: list[float], error: str | None = None) -> TimedAnswer:
     end = pieces[-1] if pieces else start
-    return Answer(start, pieces, end, prompt_tokens=3, num_tokens=len(pieces), error=error)
+    return TimedAnswer(start, pieces, end, prompt_tokens=3, num_tokens=len(pieces), error=error)
 
 
 def test_the_figures_by_hand():
     answers = [answer(0.0, [1.0, 1.5, 2.0]), answer(1.0, [1.5, 5.0]), answer(2.0, [2.5], error="500: x")]
-    found = summary(answers, LatencyTargets(ttft_seconds=0.9))
+    found = load_figures(answers, LatencyTargets(ttft_seconds=0.9))
     assert (found["requests"], found["errors"], found["error_messages"]) == (3, 1, {"500: x": 1})
     assert (found["seconds"], found["new_tokens"], found["prompt_tokens"]) == (5.0, 5, 6)
     assert (found["new_tokens_per_second"], found["requests_per_second"]) == (1.0, 0.4)
@@ -131,13 +131,13 @@ def test_the_figures_by_hand():
     assert (found["ttft_seconds"]["p50"], found["ttft_seconds"]["max"]) == (0.75, 1.0)
     assert found["tpot_seconds"]["mean"] == (0.5 + 3.5) / 2
     assert found["itl_seconds"]["p50"] == 0.5
-    assert summary(answers, LatencyTargets(tpot_seconds=1.0))["goodput"] == 0.2
-    assert summary(answers, LatencyTargets())["goodput"] == 0.4
+    assert load_figures(answers, LatencyTargets(tpot_seconds=1.0))["goodput"] == 0.2
+    assert load_figures(answers, LatencyTargets())["goodput"] == 0.4
     assert percentiles([])["p99"] is None
 
 
 def test_events_of_other_servers_are_understood():
-    client, got = Client("http://127.0.0.1:1/v1"), Answer(0.0)
+    client, got = Client("http://127.0.0.1:1/v1"), TimedAnswer(0.0)
     assert client.url == "http://127.0.0.1:1"
     for event in (
         '{"choices": [{"delta": {"role": "assistant", "content": ""}}]}',

@@ -8,19 +8,19 @@ import pytest
 from tests.models.families.table import FILES
 
 from meshwright.cli.main import main
-from meshwright.models.explained import ExplainedKey, explain
+from meshwright.models.explained import ExplainedKey, explain_config
 from meshwright.models.hf import from_hf
 
 QWEN = FILES["qwen3-0.6b"]
 
 
 def _keys(**changes: Any) -> dict[str, ExplainedKey]:
-    return {line.key: line for line in explain(QWEN | changes, "mine").keys}
+    return {line.key: line for line in explain_config(QWEN | changes, "mine").keys}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_key_of_a_published_file_is_explained(name: str) -> None:
-    explanation = explain(FILES[name], name)
+    explanation = explain_config(FILES[name], name)
     assert explanation.error is None and explanation.family.name == from_hf(FILES[name], name).family
     assert {line.verdict for line in explanation.keys} <= {"read", "ignored", "default"}
     assert all(line.meaning for line in explanation.keys)
@@ -45,12 +45,12 @@ def test_fields_have_their_values() -> None:
     assert lines["rope_scaling"].meaning == "rope_scaling = RopeScaling(factor=2.0, kind='linear')"
     assert "num_key_value_heads" in lines
     without = {key: value for key, value in QWEN.items() if key != "num_key_value_heads"}
-    default = {line.key: line for line in explain(without, "mine").keys}["num_key_value_heads"]
+    default = {line.key: line for line in explain_config(without, "mine").keys}["num_key_value_heads"]
     assert (default.verdict, default.meaning) == ("default", "num_kv_heads = 16")
 
 
 def test_the_key_that_an_error_names_is_refused() -> None:
-    explanation = explain(QWEN | {"hidden_act": "mish"}, "mine")
+    explanation = explain_config(QWEN | {"hidden_act": "mish"}, "mine")
     assert explanation.error is not None and "hidden_act = 'mish' is not supported" in explanation.error
     assert [line.key for line in explanation.keys if line.verdict == "refused"] == ["hidden_act"]
 

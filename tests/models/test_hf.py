@@ -12,7 +12,7 @@ from tests.models.families.table import FILES
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig, RopeScaling, Window
 from meshwright.models.count import count_params
-from meshwright.models.explained import explain
+from meshwright.models.explained import explain_config
 from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS, load_model
 
@@ -147,7 +147,7 @@ def test_a_flat_file_of_a_model_that_sees_is_read_as_its_text_model() -> None:
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
     }
     assert from_hf(seeing, "mine").text == from_hf(plain, "mine")
-    assert {line.verdict for line in explain(seeing, "mine").keys} == {"read", "ignored", "default"}
+    assert {line.verdict for line in explain_config(seeing, "mine").keys} == {"read", "ignored", "default"}
 
 
 def test_a_text_model_may_leave_out_its_class_defaults() -> None:

@@ -11,7 +11,7 @@ from meshwright.models.count import (
     kv_bytes_per_token,
     kv_cache_bytes,
     layer_kinds,
-    state_bytes,
+    mixer_state_bytes,
 )
 from meshwright.models.mixers import GatedDelta, StateSpace
 from meshwright.models.parameters import parameters
@@ -35,7 +35,7 @@ HYBRID = ModelConfig(
 def test_states_do_not_grow_with_the_length() -> None:
     """Of Qwen3-Next a layer has 32 heads of 128 x 128 in float32, and 3 inputs of 8192 channels in bf16."""
     config = PRESETS["qwen3-next-80b-a3b"]
-    assert state_bytes(config) == 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    assert mixer_state_bytes(config) == 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
     short, long = (layer_kinds(config, length) for length in (4096, 262_144))
     assert [kind.state_bytes for kind in short] == [kind.state_bytes for kind in long]
     assert kv_cache_bytes(config, 262_144) == 64 * kv_cache_bytes(config, 4096)

@@ -8,7 +8,7 @@ import pytest
 from tests.models.families.table import FILES
 
 from meshwright.cli.main import main
-from meshwright.models.explained import explain
+from meshwright.models.explained import explain_config
 from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS
 from meshwright.models.towers import count_towers
@@ -81,7 +81,7 @@ def test_a_published_model_has_the_published_count() -> None:
     assert config.text == PRESETS["gemma-3-4b"]
     assert config.tower_params + 3_880_263_168 == 4_300_079_472
     assert "vision_config" not in to_hf(config)
-    line = next(line for line in explain(_GEMMA, "mine").keys if line.key == "vision_config")
+    line = next(line for line in explain_config(_GEMMA, "mine").keys if line.key == "vision_config")
     assert (line.verdict, line.meaning) == ("read", "tower_params = 419816304")
 
 

@@ -7,5 +7,5 @@ from meshwright.native import kernels
 
 def needs_native() -> None:
     """Skips a test, with the reason, where the extension cannot be had."""
-    if (reason := kernels.why_not()) is not None:
+    if (reason := kernels.why_not_built()) is not None:
         pytest.skip(f"no native extension: {reason}")

@@ -46,7 +46,7 @@ def _operands(rows: int, size: int, width: int, dtype: Any = jnp.bfloat16) -> tu
 def _product(x: jax.Array, w: jax.Array) -> jax.Array:
     """x[R, I] by w[O, I], which is put in panels."""
     with jax.set_mesh(device_mesh(Layout.parse(""))):
-        return kernels.product(x, kernels.in_panels(w))
+        return kernels.product(x, kernels.panel_order(w))
 
 
 # Every example has shapes of its own, for which some programs are compiled.
@@ -69,7 +69,7 @@ def test_a_product_with_int8_may_leave_rows_as_they_are(rows: int, size: int, wi
     x, w = _operands(rows, size, width, jnp.int8)
     x = x.astype(kind)
     with jax.set_mesh(device_mesh(Layout.parse(""))):
-        y = kernels.widened_product(x, kernels.in_panels(w))
+        y = kernels.widened_product(x, kernels.panel_order(w))
     expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
     np.testing.assert_allclose(y, expected, atol=2e-4 * np.sqrt(size), rtol=1e-5)
 
@@ -89,7 +89,9 @@ def test_a_product_with_int4_multiplies_the_sum_of_each_group(
     x, w = _operands(rows, groups * group, width, kind)
     with jax.set_mesh(device_mesh(Layout.parse(""))):
         made = quantise(w.astype(jnp.float32), "int4", 1, group)
-        y = kernels.grouped_product(x, kernels.in_panels(made.values), kernels.in_panels(made.scales))
+        y = kernels.grouped_int4_product(
+            x, kernels.panel_order(made.values), kernels.panel_order(made.scales)
+        )
         expected = np.asarray(x, np.float64) @ np.asarray(widened(made, jnp.float32), np.float64).T
     np.testing.assert_allclose(y, expected, atol=1e-5 * np.sqrt(groups * group), rtol=1e-5)
 
@@ -151,7 +153,7 @@ def test_rows_are_found_in_panels(dtype: Any) -> None:
     _, w = _operands(1, 92, 75, dtype)
     ids = jnp.asarray([[0, 15, 16], [63, 64, 74]], jnp.int32)
     with jax.set_mesh(device_mesh(Layout.parse(""))):
-        found = kernels.rows_of_panels(kernels.in_panels(w), ids)
+        found = kernels.rows_of_panels(kernels.panel_order(w), ids)
     np.testing.assert_array_equal(found, w[ids])
 
 
@@ -168,7 +170,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, of_rows: Any) -> None:
     x, w = _operands(32, 92, 75, dtype)
     rows_of = np.asarray(x.astype(of_rows))
     with jax.set_mesh(device_mesh(Layout.parse(""))):
-        panels = kernels.in_panels(w)
+        panels = kernels.panel_order(w)
         multiply = partial(jax.jit(kernels.product), w=panels)
         alone = np.concatenate([multiply(rows_of[row : row + 1]) for row in range(32)])
         for rows in range(2, 33):
@@ -235,7 +237,7 @@ def test_threads_call_it_at_once() -> None:
     x, w = _operands(16, 512, 1024)
     multiply = jax.jit(kernels.product)
     with jax.set_mesh(device_mesh(Layout.parse(""))):
-        w = kernels.in_panels(w)
+        w = kernels.panel_order(w)
     expected, found = np.asarray(multiply(x, w)), []
 
     def call() -> None:
@@ -388,9 +390,9 @@ def test_programs_for_others_call_none_of_it(monkeypatch: pytest.MonkeyPatch) ->
     def of(platform: str) -> Any:
         return SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
 
-    monkeypatch.setattr(kernels, "why_not", lambda: None)
-    assert kernels.runs_on(of("cpu"))
-    assert not kernels.runs_on(of("gpu"))
+    monkeypatch.setattr(kernels, "why_not_built", lambda: None)
+    assert kernels.serves_mesh(of("cpu"))
+    assert not kernels.serves_mesh(of("gpu"))
 
 
 @pytest.mark.parametrize("harm", ["half of it", "another byte"])

@@ -27,7 +27,7 @@ from tests.nn.test_layouts import (
 
 from meshwright.cost.memory import saved_bytes
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -226,7 +226,7 @@ def _residual_bytes(config: ModelConfig, layout: Layout) -> int:
 
 
 def _planned_bytes(config: ModelConfig, layout: Layout) -> int:
-    shape, hardware = Shape.of_microbatch(Workload(B, T), layout), load(f"cpu:{layout.mesh.num_devices}")
+    shape, hardware = PassShape.of_microbatch(Workload(B, T), layout), load(f"cpu:{layout.mesh.num_devices}")
     graph = record_training(config, hardware, layout, shape, has_kernel=False)
     return sum(segment.count * saved_bytes(segment, layout.schedule.remat) for segment in graph.segments)
 

@@ -20,13 +20,13 @@ def values(
 
 def test_bandwidth_rises_to_that_of_both_directions():
     """8 hops of 1 us for a small array; 9e10 bytes/s for a large one, and four times that for AllToAll."""
-    found = values(curves.bandwidth(load("v5e:16x16")))
+    found = values(curves.bandwidth_plot(load("v5e:16x16")))
     assert found["AllGather"][1024] == pytest.approx(1024 / 8e-6)
     assert found["AllGather"][2**30] == pytest.approx(9e10)
     assert found["AllReduce"][2**30] == pytest.approx(4.5e10)
     assert found["AllToAll"][2**30] == pytest.approx(4 * 9e10)
     with pytest.raises(HardwareError, match="one chip and no links"):
-        curves.bandwidth(load("v5e:1"))
+        curves.bandwidth_plot(load("v5e:1"))
 
 
 def test_a_ring_waits_for_its_devices_and_a_tree_for_their_logarithm():

@@ -5,7 +5,7 @@ import pytest
 from meshwright.errors import HardwareError, PlanError
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
-from meshwright.plan.smallest import Smallest, sizes, smallest
+from meshwright.plan.smallest import Smallest, sizes, smallest_machines
 
 
 def specs(spec: str) -> list[str]:
@@ -13,7 +13,7 @@ def specs(spec: str) -> list[str]:
 
 
 def find(model: str, spec: str, workload: Workload, max_seconds: float | None = None) -> Smallest:
-    return smallest(
+    return smallest_machines(
         load_model(model),
         spec,
         workload,

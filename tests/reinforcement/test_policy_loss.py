@@ -10,7 +10,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.policy_loss import ClippedPolicyLoss, PolicyRows
-from meshwright.reinforcement.rollouts import Rollout, packed
+from meshwright.reinforcement.rollouts import Rollout, pack_rollouts
 from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
@@ -51,7 +51,7 @@ def _figures(step: CompiledStep) -> list[float]:
     random = np.random.default_rng(0)
     prompts = [tuple(random.integers(1, 200, 3 + n % 4).tolist()) for n in range(12)]
     rollouts = [Rollout(tuple(random.integers(1, 200, 4).tolist()), (0.0,) * 4, False) for _ in range(12)]
-    rows = packed(prompts, rollouts, 16)
+    rows = pack_rollouts(prompts, rollouts, 16)
     rows = rows.part(range(len(rows.tokens)), 8)
     state = step.init(0)
     old = np.pad(step.log_probs(state.params, rows.tokens), ((0, 0), (1, 0)))

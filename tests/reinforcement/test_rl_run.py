@@ -10,7 +10,7 @@ from tests.train.processes import Runs
 from tests.train.test_survival import until
 
 from meshwright.cli.main import main
-from meshwright.nn.files.checkpoint_files import steps
+from meshwright.nn.files.checkpoint_files import checkpoint_steps
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -100,10 +100,10 @@ def test_together_and_apart_agree_and_a_killed_run_goes_on(
     for number, more in enumerate(([], ["--apart"])):
         run = tmp_path / f"killed{number}"
         process = runs.start(*runs.arguments(run, *options, *more))
-        until(process, lambda run=run: bool(steps(run / "checkpoints")))
+        until(process, lambda run=run: bool(checkpoint_steps(run / "checkpoints")))
         process.kill()
         process.communicate()
-        assert 0 < steps(run / "checkpoints")[-1] < 12
+        assert 0 < checkpoint_steps(run / "checkpoints")[-1] < 12
         runs.mw("train", "--run", str(run), "--resume")
         assert exact(run) == whole
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwright.errors import DataError, MeshwrightError
 from meshwright.reinforcement.prompts import Prompt, PromptBatches, prepare_prompts
 from meshwright.reinforcement.rewards import FunctionReward, JudgeReward
-from meshwright.reinforcement.rollouts import Rollout, packed, seed_of
+from meshwright.reinforcement.rollouts import Rollout, pack_rollouts, seed_of
 from meshwright.reinforcement.settings import RlSettings, rl_settings, save_rl_settings
 from meshwright.train.row_codes import BEGINS, ID_BITS, UNCOUNTED
 
@@ -29,7 +29,7 @@ def test_every_rollout_is_in_the_rows_once(lengths: list[tuple[int, int]]) -> No
         Rollout(tuple(random.integers(1, 90, n).tolist()), tuple(-random.random(n)), False)
         for _, n in lengths
     ]
-    rows = packed(prompts, rollouts, SEQ_LEN)
+    rows = pack_rollouts(prompts, rollouts, SEQ_LEN)
     counted = (rows.tokens & (BEGINS | UNCOUNTED)) == 0
     assert np.array_equal(counted, rows.rollout >= 0)
     for number, (prompt, rollout) in enumerate(zip(prompts, rollouts, strict=True)):

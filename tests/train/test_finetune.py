@@ -28,7 +28,7 @@ from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.plan_file import load_plan
 from meshwright.serve.device.loading import load_model_folder
 from meshwright.train.bpe import train_tokenizer
-from meshwright.train.conversations import example
+from meshwright.train.conversations import training_text
 from meshwright.train.corpus import Batches, Corpus, prepare_corpus
 from meshwright.train.documents import read_documents
 from meshwright.train.job import RunOptions, prepare_job
@@ -289,7 +289,7 @@ WITH_TOOLS = ChatTemplate(
     ],
 )
 def test_the_fields_formats_are_read(record: dict[str, Any], text: str, learnt: list[str]) -> None:
-    written, spans = example(record, "line 1", WITH_TOOLS)
+    written, spans = training_text(record, "line 1", WITH_TOOLS)
     assert written == text and [written[begin:end] for begin, end in spans] == learnt
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.train.bigram import BigramStep
 
 from meshwright.errors import CheckpointError, DataError, MeshwrightError
-from meshwright.nn.files.checkpoint_files import steps
+from meshwright.nn.files.checkpoint_files import checkpoint_steps
 from meshwright.train import loop
 from meshwright.train.corpus import Batches, Corpus, prepare_corpus
 from meshwright.train.loop import Rhythm, Start, _exact_slices, begin, train, validation_loss
@@ -184,7 +184,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_before_it_is_saved(tmp_path, 
         "training diverged: loss is nan at step 6;"
         " go on from the last checkpoint, or start again, with a lower learning rate"
     )
-    assert steps(tmp_path / "checkpoints") == [3]
+    assert checkpoint_steps(tmp_path / "checkpoints") == [3]
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
@@ -292,7 +292,7 @@ def test_a_signal_in_the_validation_at_the_end_leaves_it_out_and_the_run_is_save
         line = run_to(tmp_path, corpus, 2, step)
     assert step.num_evaluated == 1
     assert line["step"] == 2 and "validation_loss" not in line
-    assert steps(tmp_path / "checkpoints") == [2]
+    assert checkpoint_steps(tmp_path / "checkpoints") == [2]
 
 
 def test_numbers_of_a_step_are_fetched_after_the_next_is_dispatched(tmp_path, monkeypatch):

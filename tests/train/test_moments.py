@@ -19,7 +19,7 @@ from tests.nn.test_layouts import MIXTURE, TINY
 from tests.train.test_accumulation import TOKENS
 
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.state import StageState
 from meshwright.errors import CheckpointError, LayoutError
 from meshwright.hardware.catalog import load
@@ -235,7 +235,7 @@ def test_the_planned_bytes_are_those_of_the_state(
         for leaf in jax.tree.leaves(step.abstract_state().opt_state)
         if leaf.ndim
     )
-    graph = record_training(config, load("cpu:8"), layout, Shape.of_microbatch(workload, layout))
+    graph = record_training(config, load("cpu:8"), layout, PassShape.of_microbatch(workload, layout))
     _, _, planned = StageState(graph, layout).device_bytes(reduced_at_once=layout.schedule.microbatches == 1)
     assert planned == held
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.train.processes import Runs, exact_lines
 
-from meshwright.nn.files.checkpoint_files import steps
+from meshwright.nn.files.checkpoint_files import checkpoint_steps
 from meshwright.optimizers.optimizer import PACKED_DTYPES
 
 pytestmark = pytest.mark.sampled(3)
@@ -54,17 +54,17 @@ def our_lines(err: str) -> list[str]:
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(runs, whole, tmp_path):
     run = tmp_path / "run"
     process = runs.start(*runs.begin(run, *OPTIONS))
-    until(process, lambda: bool(steps(run / "checkpoints")))
+    until(process, lambda: bool(checkpoint_steps(run / "checkpoints")))
     process.kill()
     process.communicate()
-    assert 0 < steps(run / "checkpoints")[-1] < NUM_STEPS
+    assert 0 < checkpoint_steps(run / "checkpoints")[-1] < NUM_STEPS
     runs.mw("train", "--run", str(run), "--resume")
     assert exact_lines(run) == exact_lines(whole)
 
 
 @pytest.mark.slow
 def test_a_flipped_bit_is_named_and_the_checkpoint_before_it_used(runs, whole, run):
-    *_, before, last = steps(run / "checkpoints")
+    *_, before, last = checkpoint_steps(run / "checkpoints")
     assert last == NUM_STEPS
     damaged = max((run / "checkpoints" / str(last) / "state").rglob("d/*"), key=lambda p: p.stat().st_size)
     content = bytearray(damaged.read_bytes())
@@ -85,11 +85,11 @@ def test_a_flipped_bit_is_named_and_the_checkpoint_before_it_used(runs, whole, r
 def test_a_signal_ends_a_run_with_a_checkpoint_and_it_goes_on(runs, whole, tmp_path, number):
     run = tmp_path / "run"
     process = runs.start(*runs.begin(run, *OPTIONS))
-    until(process, lambda: bool(steps(run / "checkpoints")))
+    until(process, lambda: bool(checkpoint_steps(run / "checkpoints")))
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    stopped = steps(run / "checkpoints")[-1]
+    stopped = checkpoint_steps(run / "checkpoints")[-1]
     assert our_lines(err) == [f"mw: stopped at step {stopped}; go on with --resume"]
     runs.mw("train", "--run", str(run), "--resume")
     assert exact_lines(run) == exact_lines(whole)
@@ -125,10 +125,10 @@ def test_a_killed_run_whose_optimizer_waits_on_the_host_goes_on(tmp_path):
         run = tmp_path / f"{first}-{second}"
         arguments = ("train", str(plans[first]), *runs.begin(run, *OPTIONS)[2:])
         process = runs.start(*arguments)
-        until(process, lambda run=run: bool(steps(run / "checkpoints")))
+        until(process, lambda run=run: bool(checkpoint_steps(run / "checkpoints")))
         process.kill()
         process.communicate()
-        assert 0 < steps(run / "checkpoints")[-1] < NUM_STEPS
+        assert 0 < checkpoint_steps(run / "checkpoints")[-1] < NUM_STEPS
         runs.mw("train", str(plans[second]), "--run", str(run), "--resume")
         assert exact_lines(run) == exact_lines(tmp_path / "whole")
 
@@ -143,10 +143,10 @@ def test_a_killed_run_with_moments_in_eight_bits_goes_on(tmp_path, dtype):
     runs.mw(*runs.begin(tmp_path / "whole", *OPTIONS))
     whole = exact_lines(tmp_path / "whole")
     process = runs.start(*runs.begin(tmp_path / "run", *OPTIONS))
-    until(process, lambda: bool(steps(tmp_path / "run" / "checkpoints")))
+    until(process, lambda: bool(checkpoint_steps(tmp_path / "run" / "checkpoints")))
     process.kill()
     process.communicate()
-    assert 0 < steps(tmp_path / "run" / "checkpoints")[-1] < NUM_STEPS
+    assert 0 < checkpoint_steps(tmp_path / "run" / "checkpoints")[-1] < NUM_STEPS
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     runs.mw("train", "--run", str(tmp_path / "run"), "--resume")
     assert exact_lines(tmp_path / "run") == whole
@@ -198,7 +198,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_keeps_the_last_checkpoint(runs
         f"mw: checkpoint {run}/checkpoints/5: cannot be written (File too large);"
         " make room, then go on from step 4 with --resume"
     )
-    assert steps(run / "checkpoints")[-1] == 4
+    assert checkpoint_steps(run / "checkpoints")[-1] == 4
     runs.mw("train", "--run", str(run), "--resume")
 
 

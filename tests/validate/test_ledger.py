@@ -8,7 +8,7 @@ import pytest
 from tests.validate.test_score import LLAMA
 
 from meshwright.cli.main import main
-from meshwright.validate.ledger import covered, first_looks, ledger, summary
+from meshwright.validate.ledger import covered, first_look_medians, first_looks, ledger
 from meshwright.validate.published import MEMORY
 from meshwright.validate.score import Prediction
 
@@ -32,7 +32,7 @@ def test_todays_errors_are_of_step_time_and_memory() -> None:
 
 
 def test_the_summary_is_over_recorded_times() -> None:
-    found = summary(first_looks())
+    found = first_look_medians(first_looks())
     assert found["sources"] == 10 and found["rows"] == 170
 
 

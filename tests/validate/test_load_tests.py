@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 
-from meshwright.validate.load_test_row import Degrees, LoadTestRow
+from meshwright.validate.load_test_row import LoadTestRow, WorkerDegrees
 from meshwright.validate.load_test_scores import load_test_document
 from meshwright.validate.load_tests import load_test_case, predict_load_test, predict_load_tests
 from meshwright.validate.published import UnreadRow, read_rows
@@ -60,9 +60,9 @@ def test_an_expert_group_that_is_counted_twice_is_counted_once(tmp_path):
     """The same run is listed with n devices and with n times n."""
     read = row(tmp_path, tensor="64", data="1", expert_tensor="8", expert="8", chips="64")
     assert isinstance(read, LoadTestRow)
-    assert read.pools() == [(1, Degrees(8, 1, 1, 8))]
+    assert read.pools() == [(1, WorkerDegrees(8, 1, 1, 8))]
     read = replace(read, tensor=8, expert_tensor=8, expert=1, chips=8)
-    assert read.pools() == [(1, Degrees(8, 1, 8, 1))]
+    assert read.pools() == [(1, WorkerDegrees(8, 1, 8, 1))]
 
 
 def test_more_requests_at_once_wait_longer_for_each_token(tmp_path):

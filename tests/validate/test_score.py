@@ -34,12 +34,12 @@ from meshwright.validate.score import (
     grouped,
     inference_rows,
     kendall_tau,
+    memory_verdicts,
     predict,
     quantile,
     rankings,
     score_predictions,
     step_rows,
-    verdicts,
 )
 from meshwright.validate.shape_guess import model_of
 from meshwright.validate.static_batches import reproduce_inference
@@ -504,10 +504,10 @@ def test_verdicts_count_what_ran_and_what_ran_out():
     ran = replace(predicted(LLAMA, 1.0), fits=False)
     larger = replace(LLAMA, id="A2", metric=MEMORY, unit="bytes (ran out)", micro_batch=4.0, value=8e10)
     out = Prediction(larger, 7e10, layout="data=1", fits=True)
-    found = verdicts([ran, out])
+    found = memory_verdicts([ran, out])
     assert (found.num_ran, found.false_does_not_fit, found.num_ran_out, found.false_fits) == (1, 1.0, 1, 1.0)
     smaller = replace(out, row=replace(larger, micro_batch=1.0))  # nothing smaller is known to have run
-    assert verdicts([ran, smaller]).num_ran_out == 0
+    assert memory_verdicts([ran, smaller]).num_ran_out == 0
 
 
 def test_one_mfu_is_that_of_other_sources():

@@ -31,7 +31,7 @@ from meshwright.models.model_files import model_from_dict
 from meshwright.models.presets import load_model
 from meshwright.plan.given import memory_limit, parse_conditions
 from meshwright.plan.smallest import longest_step
-from meshwright.plan.smallest import smallest as find_smallest
+from meshwright.plan.smallest import smallest_machines as find_smallest
 from meshwright.plan.train import NUM_RANKED, price_alone, search
 from meshwright.programs.launcher import LAUNCHERS
 from meshwright.progress import Progress

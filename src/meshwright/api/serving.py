@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshwright.api.document import check_output, versions
 from meshwright.api.inputs import Serve
-from meshwright.engines.serving_engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, ServingEngine
 from meshwright.files import write_whole
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -156,7 +156,7 @@ class ServedLayouts:
 
 
 def serve_document(
-    config: ModelConfig, work: Serve, searched: ServePlan, engine: Engine | None = None
+    config: ModelConfig, work: Serve, searched: ServePlan, engine: ServingEngine | None = None
 ) -> dict:
     """The keys of `mw plan serve` in docs/reference/json.md, then each chip's frontier and the inputs."""
     best = searched.best

@@ -18,7 +18,7 @@ from jax import Array
 from meshwright.bench.regression import rate_of_time
 from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, tell
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_cost import StepPricer
 from meshwright.dtypes import COMPUTED
 from meshwright.hardware.topology import Hardware
@@ -57,7 +57,7 @@ class MeasuredStep:
 
     def price(self, hardware: Hardware) -> float:
         """The cost model's seconds of this step."""
-        shape = Shape.of_microbatch(self.workload, self.layout)
+        shape = PassShape.of_microbatch(self.workload, self.layout)
         graph = record_training(self.config, hardware, self.layout, shape)
         return StepPricer(graph, self.layout, hardware).cost().seconds
 

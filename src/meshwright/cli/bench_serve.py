@@ -80,11 +80,16 @@ def serve(
             measured = asyncio.run(_measure(client, load, targets, report))
             if plan is not None:
                 from meshwright.load.beside import beside
-                from meshwright.load.planned_server import simulated
+                from meshwright.load.planned_server import simulate_load
 
-                measured = beside(measured, simulated(plan, servers, load, targets, report))
+                measured = beside(measured, simulate_load(plan, servers, load, targets, report))
         else:
-            from meshwright.load.planned_server import ALL_MODES, NotEnoughError, simulated, simulated_modes
+            from meshwright.load.planned_server import (
+                ALL_MODES,
+                NotEnoughError,
+                simulate_load,
+                simulated_modes,
+            )
 
             assert plan is not None, "one of the two is given"
             factor = _anchored(anchor)
@@ -92,7 +97,7 @@ def serve(
                 if servers.mode == ALL_MODES:
                     _tell_modes(simulated_modes(plan, servers, load, targets, report), as_json=as_json)
                     return
-                measured = simulated(plan, servers, load, targets, report, factor)
+                measured = simulate_load(plan, servers, load, targets, report, factor)
             except NotEnoughError as error:
                 note(f"mw: {error}")
                 raise typer.Exit(PROBLEM) from error
@@ -158,9 +163,9 @@ async def _measure(
     from dataclasses import replace
 
     from meshwright.load.drive import drive, fit_words
-    from meshwright.load.percentiles import summary
+    from meshwright.load.percentiles import load_figures
     from meshwright.load.planned import draft_counts, planned_step_seconds
-    from meshwright.load.timed_answer import Answer
+    from meshwright.load.timed_answer import TimedAnswer
     from meshwright.load.traffic import num_cut, within
 
     async with client:
@@ -171,14 +176,14 @@ async def _measure(
         load = replace(load, chats=chats)
         total, done = sum(len(chat.turns) for chat in load.chats), 0
 
-        def on_answer(_: Answer) -> None:
+        def on_answer(_: TimedAnswer) -> None:
             nonlocal done
             done += 1
             report(f"answers {done} of {total}", done / total)
 
         before = draft_counts(await client.metrics())
         answers = await drive(client, load, words, on_answer)
-        figures = summary(answers, targets)
+        figures = load_figures(answers, targets)
         metrics = await client.metrics()
         planned = planned_step_seconds(metrics)
         drafts = [after - first for after, first in zip(draft_counts(metrics), before, strict=True)]

@@ -12,10 +12,10 @@ from meshwright.cli.command_options import command
 from meshwright.cli.console import JSON, emit, load_hardware, note, show, waiting
 from meshwright.errors import PlanError
 from meshwright.files import check_page, write_whole
-from meshwright.hardware.prices import Prices
+from meshwright.hardware.prices import ChipPrices
 from meshwright.options import option
 from meshwright.plan.chosen import plan_of
-from meshwright.plan.plan_costs import compared
+from meshwright.plan.plan_costs import plan_costs
 from meshwright.plan_file import Plan, load_plan
 from meshwright.units import parse_count, parse_length
 
@@ -38,7 +38,7 @@ def compare(
     seq_len: int | None = option(
         None, parser=parse_length, help="Tokens per sequence of each MODEL@HARDWARE: 8k."
     ),
-    prices: Prices,
+    prices: ChipPrices,
     output: Path | None = option(None, flag="-o --output", help="Also write the comparison as an HTML page."),
     as_json: bool = JSON,
 ) -> None:
@@ -60,7 +60,7 @@ def compare(
             planned.append(_planned(name, batch_tokens, seq_len))
     machines = prices.of([load_hardware(plan.hardware) for plan in planned])
     documents = [
-        {"plan": name, **compared(plan, machine)}
+        {"plan": name, **plan_costs(plan, machine)}
         for name, plan, machine in zip(plans, planned, machines, strict=True)
     ]
     if output:
@@ -72,7 +72,7 @@ def compare(
 
 
 def show_compared(plans: Sequence[dict], *, as_json: bool) -> None:
-    """Print the documents of `compared`, each with its name as `plan`. Exits 1 if a plan does not fit."""
+    """Print the documents of `plan_costs`, each with its name as `plan`. Exits 1 if a plan does not fit."""
     if as_json:
         emit({"plans": list(plans)})
     else:

@@ -29,8 +29,8 @@ _TIMEOUT_SECONDS = 120
 _TPU_LOCK = Path("/tmp/libtpu_lockfile")
 _ON_CPU = "JAX_PLATFORMS=cpu mw doctor"
 _ASK_NATIVE = """
-from meshwright.native.kernels import instructions, why_not
-print(why_not() or "", ", ".join(instructions()), sep="|")
+from meshwright.native.kernels import instructions, why_not_built
+print(why_not_built() or "", ", ".join(instructions()), sep="|")
 """
 _ASK_JAX = "import jax; d = jax.devices(); print(len(d), d[0].platform, d[0].device_kind, sep='|')"
 

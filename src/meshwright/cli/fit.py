@@ -12,7 +12,7 @@ from meshwright.cli.console import JSON, emit, load_hardware, load_model_with, s
 from meshwright.hardware.catalog import usual
 from meshwright.hardware.here import this_machine
 from meshwright.options import option
-from meshwright.plan.what_fits import TRAINING, verdicts
+from meshwright.plan.what_fits import TRAINING, ways_that_fit
 from meshwright.units import format_bytes, format_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -44,7 +44,7 @@ def fit(
     spec = usual(hardware or this_machine())
     machine = load_hardware(spec if ":" in spec or spec.endswith(".toml") else f"{spec}:1")
     length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
-    ways = [asdict(verdict) for verdict in verdicts(config, machine, length)]
+    ways = [asdict(verdict) for verdict in ways_that_fit(config, machine, length)]
     document = {"model": config.name, "hardware": machine.spec, "seq_len": length, "ways": ways}
     document["next"] = _next(ways, model, machine.spec, length)
     if as_json:

@@ -15,8 +15,8 @@ from meshwright.layout.precision import Precision, published_precision, stored_b
 from meshwright.layout.runnable import model_lacks
 from meshwright.models import count as counted
 from meshwright.models.config import ModelConfig
-from meshwright.models.explained import Explanation, explain
-from meshwright.models.model_files import name_of, read_object
+from meshwright.models.explained import ConfigExplanation, explain_config
+from meshwright.models.model_files import model_name, read_object
 from meshwright.models.presets import PRESETS
 from meshwright.options import option, parse_dtype
 from meshwright.units import format_bytes, format_count, parse_length
@@ -81,7 +81,7 @@ def _explain(path: Path, *, as_json: bool) -> None:
     file = path / "config.json" if path.is_dir() else path
     if file.suffix != ".json":
         raise ModelError(f"{file}: --explain-config takes a config.json or its folder")
-    explanation = explain(read_object(file), name_of(file))
+    explanation = explain_config(read_object(file), model_name(file))
     if as_json:
         emit(explanation_document(explanation))
     else:
@@ -90,7 +90,7 @@ def _explain(path: Path, *, as_json: bool) -> None:
         raise typer.Exit(_IS_REFUSED)
 
 
-def explanation_document(explanation: Explanation) -> dict:
+def explanation_document(explanation: ConfigExplanation) -> dict:
     """The document of `mw model --explain-config`."""
     family = explanation.family
     return {
@@ -101,7 +101,7 @@ def explanation_document(explanation: Explanation) -> dict:
     }
 
 
-def _explanation_table(explanation: Explanation) -> object:
+def _explanation_table(explanation: ConfigExplanation) -> object:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), pad_edge=False)
@@ -134,7 +134,7 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
         "kv_bytes_per_token_without_gqa": counted.kv_bytes_per_token(_without_gqa(config), kv_dtype),
         "kv_bytes": counted.kv_cache_bytes(config, seq_len, kv_dtype),
         "kv_read_bytes": counted.kv_read_bytes(config, seq_len, kv_dtype),
-        "state_bytes": counted.state_bytes(config, kv_dtype),
+        "state_bytes": counted.mixer_state_bytes(config, kv_dtype),
         "mixers": [asdict(kind) for kind in kinds],
         "flops_per_byte": {
             "prefill": _intensities(config, seq_len, counted.prefill_intensity(config, seq_len)),

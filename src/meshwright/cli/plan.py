@@ -31,12 +31,12 @@ from meshwright.cli.plan_output import shortage_words, show_plan, write_plan_fil
 from meshwright.cli.plan_rl import rl
 from meshwright.cli.plan_serve import serve
 from meshwright.errors import PlanError
-from meshwright.hardware.prices import Prices
+from meshwright.hardware.prices import ChipPrices
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, option
 from meshwright.plan.explain.explanation import Explanation
-from meshwright.plan.plan_costs import compared
+from meshwright.plan.plan_costs import plan_costs
 from meshwright.plan.smallest import NothingFits
 from meshwright.programs.program import DEFAULT as XLA
 from meshwright.units import parse_count
@@ -114,7 +114,7 @@ def train(
         }
         _check_several(sorted(flag for flag, value in single.items() if value))
         machines = [conditions.of(load_hardware(spec)) for spec in hardwares]
-        priced = Prices(price, currency).of(machines)
+        priced = ChipPrices(price, currency).of(machines)
         _compare(config, priced, work, search, conditions.launcher, as_json)
         return
     [hardware] = hardwares
@@ -124,7 +124,7 @@ def train(
         plans = _smallest(config, hardware, work, search, size, tokens, as_json)
     else:
         _check_not_smallest(size)
-        [machine] = Prices(price, currency).of([conditions.of(load_hardware(hardware))])
+        [machine] = ChipPrices(price, currency).of([conditions.of(load_hardware(hardware))])
         machine, corrections = anchored_by(machine, anchor)
         for line in corrections:
             note(f"--anchor: {line}")
@@ -192,7 +192,7 @@ def _compare(
             plans = mw.plan(config, machine, work, **vars(search), launcher=launcher)
         for notice in plans.search.notices:
             note(f"{machine.spec}: {notice}")
-        rows.append({"plan": machine.spec, **compared(plan_to_compare(plans.best), machine)})
+        rows.append({"plan": machine.spec, **plan_costs(plan_to_compare(plans.best), machine)})
     show_compared(rows, as_json=as_json)
 
 

@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from meshwright.cli.console import emit, show, waiting
-from meshwright.engines.serving_engine import Engine
+from meshwright.engines.serving_engine import ServingEngine
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -22,7 +22,7 @@ _MOST_CHIPS = 16
 def plan_for_load(
     config: ModelConfig,
     machines: Sequence[Hardware],
-    engine: Engine,
+    engine: ServingEngine,
     load: RatedLoad,
     precisions: Sequence[Mapping[str, object]],
     layout: Layout | None,

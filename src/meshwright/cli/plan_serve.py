@@ -25,9 +25,9 @@ from meshwright.cli.console import (
     warn_of_long_context,
 )
 from meshwright.dtypes import number_type
-from meshwright.engines.serving_engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, ServingEngine
 from meshwright.errors import PlanError
-from meshwright.hardware.prices import Prices
+from meshwright.hardware.prices import ChipPrices
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.layout_checks import check_fits, layout_for
@@ -35,7 +35,7 @@ from meshwright.layout.page_sizes import chunk_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.options import REQUIRED, changed_options, option
-from meshwright.plan.serve.launch_line import launch_line, runs_on
+from meshwright.plan.serve.launch_line import has_settings_for, launch_line
 from meshwright.programs.program import PROGRAMS
 from meshwright.units import (
     format_bytes,
@@ -107,7 +107,7 @@ def serve(
         parser=parse_seconds_per_token,
         help="With --rate: 95% of answers take this time a token: 30ms.",
     ),
-    prices: Prices,
+    prices: ChipPrices,
     ideal: bool = option(False, help="Price a roofline: the longer of products and links, at rated peaks."),
     explain: bool = option(False, help="Explain what limits the step and what would change that."),
     changes: str | None = CHANGES,
@@ -169,7 +169,7 @@ def serve(
     _search(config, machines, work, precisions, only, runnable, explain, output, as_json, software)
 
 
-def _running(machines: list[Hardware], software: Engine | None) -> list[Hardware]:
+def _running(machines: list[Hardware], software: ServingEngine | None) -> list[Hardware]:
     """The machines with an engine on them; as they are without one."""
     if software is None:
         return machines
@@ -178,13 +178,13 @@ def _running(machines: list[Hardware], software: Engine | None) -> list[Hardware
     return [running(machine, software) for machine in machines]
 
 
-def _tables_of(words: Mapping[str, str], software: Engine | None) -> dict[str, str]:
+def _tables_of(words: Mapping[str, str], software: ServingEngine | None) -> dict[str, str]:
     """The dtype of the tables in an engine, which quantises only the projections of layers."""
     narrow = software is not None and number_type(words["weights_dtype"]).scales is not None
     return {"tables_dtype": words["compute_dtype"]} if narrow else {}
 
 
-def _engine(name: str | None, of_rate: Mapping[str, float | None], usual: str) -> Engine | None:
+def _engine(name: str | None, of_rate: Mapping[str, float | None], usual: str) -> ServingEngine | None:
     """The engine's record; with a rate the `usual` one if none is named. Raises PlanError without a rate."""
     given = [flag for flag, value in of_rate.items() if value is not None]
     if given and not of_rate["--rate"]:
@@ -323,7 +323,7 @@ def _search(
     explain: bool,
     output: Path | None,
     as_json: bool,
-    software: Engine | None,
+    software: ServingEngine | None,
 ) -> None:
     from meshwright.api.serving import serve_document, write_serve_plan
     from meshwright.plan.serve.explain import explain_serving
@@ -340,7 +340,7 @@ def _search(
                 precisions=precisions,
                 layout=only,
                 runnable=runnable,
-                accepts=(lambda layout: runs_on(software, layout)) if software else None,
+                accepts=(lambda layout: has_settings_for(software, layout)) if software else None,
                 programs=software is None,
             )
     except Infeasible as error:

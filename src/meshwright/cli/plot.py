@@ -44,7 +44,7 @@ def bandwidth(hardware: str = HARDWARE, output: Path | None = _OUTPUT, as_json: 
     """
     from meshwright.plan import curves
 
-    _tell(curves.bandwidth(catalog.load(hardware)), output, as_json=as_json)
+    _tell(curves.bandwidth_plot(catalog.load(hardware)), output, as_json=as_json)
 
 
 @command(app)

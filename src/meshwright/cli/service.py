@@ -259,7 +259,7 @@ def served_dtypes(config: ModelConfig) -> tuple[str, str]:
     """
     if default_platform().dtype == "bf16" or multiplies_bf16():
         return "bf16", "bf16"
-    widens = config.moe is None and kernels.why_not() is None
+    widens = config.moe is None and kernels.why_not_built() is None
     return "bf16" if widens else "f32", "f32"
 
 

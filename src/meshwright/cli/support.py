@@ -7,7 +7,7 @@ import typer
 from meshwright.cli.command_options import command
 from meshwright.cli.completions import models
 from meshwright.cli.console import JSON, emit, show
-from meshwright.layout.examples import LAYOUTS, PHASES, example, phases_of
+from meshwright.layout.examples import LAYOUTS, PHASES, layout_example, phases_of
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 
@@ -42,7 +42,7 @@ def support_document(config: ModelConfig) -> dict:
     rows = [
         {
             "feature": feature,
-            "layout": example(feature, config),
+            "layout": layout_example(feature, config),
             "phases": {
                 phase: {"runs": reason is None, "reason": reason}
                 for phase, reason in phases_of(feature, config).items()

@@ -46,7 +46,7 @@ def ui(
     from urllib.parse import urlencode
 
     from meshwright.report.pages.controls import Planner
-    from meshwright.report.pages.ui_server import Server
+    from meshwright.report.pages.ui_server import PageServer
 
     if model:
         _model(model)
@@ -54,7 +54,7 @@ def ui(
         _hardware(hardware)
     searches = _Searches()
     try:
-        server = Server(Planner(price_of, searches.find, near_of, reach_of), port)
+        server = PageServer(Planner(price_of, searches.find, near_of, reach_of), port)
     except OSError as error:
         raise PlanError(f"--port {port}: {error.strerror}; name another, or 0 for a free one") from None
     given = {key: value for key, value in (("model", model), ("hardware", hardware)) if value}
@@ -76,10 +76,10 @@ def ui(
 def _hardware(spec: str, software: str = "", price: str = "") -> Any:
     from meshwright.api.inputs import Conditions
     from meshwright.hardware import catalog
-    from meshwright.hardware.prices import Prices
+    from meshwright.hardware.prices import ChipPrices
 
     machine = Conditions(launcher=software or None).of(catalog.load(spec))
-    return Prices(price).of([machine])[0] if price else machine
+    return ChipPrices(price).of([machine])[0] if price else machine
 
 
 @lru_cache(maxsize=64)

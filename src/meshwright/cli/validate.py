@@ -14,7 +14,7 @@ from meshwright.errors import PlanError
 from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR
 from meshwright.options import option
 from meshwright.validate.alike import TRUST
-from meshwright.validate.ledger import FirstLook, covered, summary
+from meshwright.validate.ledger import FirstLook, covered, first_look_medians
 from meshwright.validate.ledger import ledger as ledger_of
 from meshwright.validate.load_test_row import LoadTestRow
 from meshwright.validate.out_of_sample import out_of_sample
@@ -27,12 +27,12 @@ from meshwright.validate.score import (
     grouped,
     inference_rows,
     memory_predictions,
+    memory_verdicts,
     predict,
     quantile,
     rankings,
     score_predictions,
     step_rows,
-    verdicts,
 )
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -93,7 +93,7 @@ def validate(
         )
     if ledger:
         lines = ledger_of(predictions)
-        document_of_ledger = {**summary(lines), "ledger": [asdict(line) for line in lines]}
+        document_of_ledger = {**first_look_medians(lines), "ledger": [asdict(line) for line in lines]}
         return (
             emit(document_of_ledger)
             if as_json
@@ -192,7 +192,7 @@ def validation_document(predictions: list[Prediction], anchor: bool) -> dict:
             for axis in (TENSOR, PIPE, CONTEXT, EXPERT)
         },
         "memory": asdict(score_predictions(memory_predictions(predictions))),
-        "verdicts": asdict(verdicts(predictions)),
+        "verdicts": asdict(memory_verdicts(predictions)),
         "regret": quantile(sorted(r.regret for r in ranked), 0.8),
         "ranking": _ranking(ranked),
         "rankings": [asdict(r) for r in ranked],

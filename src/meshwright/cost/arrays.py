@@ -48,10 +48,10 @@ def ceiling(figure: Figure) -> Any:
     return ceil(figure) if isinstance(figure, float | int) else _numpy().ceil(figure)
 
 
-def each(function: Callable[[float], float], figure: Figure) -> Any:
+def mapped(function: Callable[[float], float], figure: Figure) -> Any:
     """`function` of a number, or of each number of an array.
 
-    >>> each(abs, -2.0)
+    >>> mapped(abs, -2.0)
     2.0
     """
     if isinstance(figure, float | int):

@@ -77,7 +77,7 @@ def search_chain(
     for name in names:
         if name not in chain.arrays:
             raise NotationError(f"--search {name!r} is in no statement; {nearest(name, list(chain.arrays))}")
-    options = [list(shardings(chain.arrays[name], mesh, sizes)) for name in names]
+    options = [list(candidate_shardings(chain.arrays[name], mesh, sizes)) for name in names]
     if (count := prod(map(len, options))) > MAX_COMBINATIONS:
         raise NotationError(
             f"--search {','.join(names)} has {count:,} combinations of shardings; fits: "
@@ -114,11 +114,11 @@ def search_chain(
     )
 
 
-def shardings(array: ShardedArray, mesh: Mesh, sizes: Mapping[str, int]) -> Iterator[ShardedArray]:
+def candidate_shardings(array: ShardedArray, mesh: Mesh, sizes: Mapping[str, int]) -> Iterator[ShardedArray]:
     """The array with each axis of the mesh along one of its dimensions or along none, if it divides.
 
     >>> from meshwright.notation.parse import parse_array
-    >>> print(*shardings(parse_array("A[I, J]"), Mesh({"X": 2}), {"I": 4, "J": 3}))
+    >>> print(*candidate_shardings(parse_array("A[I, J]"), Mesh({"X": 2}), {"I": 4, "J": 3}))
     A[I, J] A[I_X, J]
     """
     axes = [axis for axis, size in mesh.sizes.items() if size > 1]

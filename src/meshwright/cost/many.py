@@ -19,9 +19,9 @@ from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline import PassSeconds, Times, least_makespan, makespan
 from meshwright.cost.pipeline.stages import alive_microbatches, depth_counts, different_stages, joins_passes
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import MeshSizes, Shape
+from meshwright.cost.recorder import MeshSizes, PassShape
 from meshwright.cost.state import StageState
-from meshwright.cost.step_memory import stage_phases, state_bytes
+from meshwright.cost.step_memory import stage_phases, stage_state_bytes
 from meshwright.cost.step_seconds import SegmentSeconds, StagePasses, Update, hop_transfer
 from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
 from meshwright.cost.transfer_prices import TransferPrices, at_step_rates
@@ -84,7 +84,7 @@ class Saving(NamedTuple):
     offload: bool = False
 
 
-class Family:
+class LayoutFamily:
     """Members with one pattern, all with one microbatch or all with several, recorded at once.
 
     Attention has a kernel in all or in none. The graph is recorded when a figure first needs it.
@@ -123,7 +123,7 @@ class Family:
     def _recorded(self, sizes: Sequence[Mapping[str, int]]) -> Graph:
         """The graph of `layout` with these sizes of its axes, a mapping for each member."""
         sequences = np.array([member.num_sequences for member in self.members])
-        shape = Shape(sequences / self.microbatches, *self._lengths)
+        shape = PassShape(sequences / self.microbatches, *self._lengths)
         first = self.members[0].mesh
         has_kernel = lacks_flash(self._config, self._hardware, first, shape.query_len) is None
         many = MeshSizes(_Meshes(sizes, self.layout.mesh), self.microbatches)
@@ -183,7 +183,10 @@ class Family:
             update = Update.of(states[0], self.microbatches[rows], self.dtypes, self.chip)
             sent = update.sent_seconds(self.prices_of_some(pipe))
             stages = {
-                stage: (state_bytes(state, layout.schedule.microbatches, self.software), state.host_bytes)
+                stage: (
+                    stage_state_bytes(state, layout.schedule.microbatches, self.software),
+                    state.host_bytes,
+                )
                 for stage, state in states.items()
             }
             self._states[key] = _States(layout, stages, _at(rows, update.chip_seconds) + sent)
@@ -239,7 +242,7 @@ class Family:
         return lambda sent: prices.seconds(replace(sent, gathered_bytes=_at(rows, sent.gathered_bytes)))
 
 
-class Unsharded(Family):
+class Unsharded(LayoutFamily):
     """Members of several families, with whole weights and no transfers between data ranks.
 
     Members with one microbatch and with several may be together: only those transfers depend on it.
@@ -302,7 +305,9 @@ class Stages:
     rows: their rows in the family. place: index of a member in rows and in every array here.
     """
 
-    def __init__(self, family: Family, schedule: str, pipe: int, interleave: int, saving: Saving) -> None:
+    def __init__(
+        self, family: LayoutFamily, schedule: str, pipe: int, interleave: int, saving: Saving
+    ) -> None:
         self.family, self.pipe, self.interleave, self.saving = family, pipe, interleave, saving
         self.rows = np.array(family.rows[pipe])
         cut = schedule, pipe, interleave

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple
 
-from meshwright.cost.arrays import each, larger, smaller
+from meshwright.cost.arrays import larger, mapped, smaller
 from meshwright.cost.graph import Direction, Node, Segment, Transfer, Work, kept_with, recomputed_nodes
 from meshwright.dtypes import number_type
 from meshwright.hardware.chip import Chip
@@ -173,7 +173,7 @@ def _compute_and_hbm(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> tuple
     elif work.widened:
         hbm /= chip.step.widened
     elif work.shape and (packed := chip.step.packed.get(dtypes.matmul, 1.0)) < 1:
-        hbm = hbm / each(lambda rows: packed if rows > 1 else 1.0, work.shape[0])
+        hbm = hbm / mapped(lambda rows: packed if rows > 1 else 1.0, work.shape[0])
     return compute_seconds(work, kind, dtypes, chip), hbm
 
 
@@ -190,7 +190,7 @@ def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
     operands = (dtypes.experts if work.routed else None) or dtypes.matmul
     if operands in chip.matmul_rates:
         rates = chip.matmul_rates[operands]
-        return work.flops / each(lambda flops: share_at(rates, flops), work.flops)
+        return work.flops / mapped(lambda flops: share_at(rates, flops), work.flops)
     grouped = chip.step.experts if work.routed else 1.0
     rows, _, columns = work.shape or (inf, 0.0, inf)
     return work.flops / (chip.matmul_flops_per_second(operands, rows * columns * work.batch) * grouped)

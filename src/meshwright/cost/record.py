@@ -6,7 +6,7 @@ from typing import Any
 
 from meshwright.cost.graph import Graph, Segment
 from meshwright.cost.ops.symbolic import SymbolicOps
-from meshwright.cost.recorder import FLASH, Lowering, MeshSizes, Shape
+from meshwright.cost.recorder import FLASH, Lowering, MeshSizes, PassShape
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import lacks_flash
@@ -23,7 +23,7 @@ from meshwright.units import whole
 def record_loss(
     config: ModelConfig,
     layout: Layout,
-    shape: Shape,
+    shape: PassShape,
     lowering: Lowering = FLASH,
     many: MeshSizes | None = None,
 ) -> Graph:
@@ -39,7 +39,7 @@ def record_training(
     config: ModelConfig,
     hardware: Hardware,
     layout: Layout,
-    shape: Shape,
+    shape: PassShape,
     many: MeshSizes | None = None,
     *,
     has_kernel: bool | None = None,

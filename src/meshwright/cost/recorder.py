@@ -35,7 +35,7 @@ from meshwright.units import whole
 
 
 @dataclass(frozen=True)
-class Shape:
+class PassShape:
     """The letters that the workload fixes: sequences B (of one microbatch), T queries, S keys.
 
     num_sequences: an array of them where many layouts are recorded at once. document_len: of a Workload.
@@ -47,7 +47,7 @@ class Shape:
     document_len: int | None = None
 
     @classmethod
-    def of_microbatch(cls, workload: Workload, layout: Layout) -> "Shape":
+    def of_microbatch(cls, workload: Workload, layout: Layout) -> "PassShape":
         """One microbatch of a training step, over all batch shards."""
         sequences, length = workload.num_sequences / layout.schedule.microbatches, workload.seq_len
         return cls(sequences, length, length, workload.document_tokens)
@@ -103,7 +103,7 @@ class Recorder:
         self,
         config: ModelConfig,
         layout: Layout,
-        shape: Shape,
+        shape: PassShape,
         lowering: Lowering,
         many: MeshSizes | None = None,
     ) -> None:

@@ -26,7 +26,7 @@ from meshwright.cost.ops.symbolic import SymbolicOps
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline.stages import depth_counts
 from meshwright.cost.record import symbolic_weights
-from meshwright.cost.recorder import Lowering, Shape
+from meshwright.cost.recorder import Lowering, PassShape
 from meshwright.cost.state import StageState
 from meshwright.cost.step_cost import StepCost, StepPricer
 from meshwright.cost.step_seconds import SegmentSeconds
@@ -145,7 +145,7 @@ class _CachedOps(SymbolicOps):
         self,
         config: ModelConfig,
         layout: Layout,
-        shape: Shape,
+        shape: PassShape,
         form: AttentionForm = "kernel",
         kernel: Kernel | None = None,
         rows: int = PROMPT_ROWS,
@@ -437,7 +437,7 @@ def _at_cache(queries: ShardedArray, cache: ShardedArray) -> ShardedArray:
 def record_pass(
     config: ModelConfig,
     layout: Layout,
-    shape: Shape,
+    shape: PassShape,
     form: AttentionForm = "kernel",
     *,
     kernel: Kernel | None = None,
@@ -480,7 +480,7 @@ def record_pass(
 
 
 def record_inference(
-    config: ModelConfig, hardware: Hardware, layout: Layout, shape: Shape, *, longest: int | None = None
+    config: ModelConfig, hardware: Hardware, layout: Layout, shape: PassShape, *, longest: int | None = None
 ) -> Graph:
     """The graph of one step in the software of the hardware.
 
@@ -543,7 +543,7 @@ def pass_cost(
     config: ModelConfig, layout: Layout, hardware: Hardware, num_sequences: float, queries: int, context: int
 ) -> tuple[StepCost, InferenceMemory]:
     """The parts of a pass of `queries` tokens of each sequence, the last of `context` positions."""
-    shape, alone = Shape(num_sequences, queries, context), layout.replace(microbatches=1)
+    shape, alone = PassShape(num_sequences, queries, context), layout.replace(microbatches=1)
     graph = record_inference(config, hardware, alone, shape)
     return StepPricer(graph, alone, in_inference(hardware)).cost(), inference_memory(graph, alone)
 
@@ -564,14 +564,14 @@ def cache_bytes(
 
     num_state_entries: states of all replicas, with copies; None: as many as sequences.
     """
-    ops = _CachedOps(config, layout, Shape(num_sequences, 1, context))
+    ops = _CachedOps(config, layout, PassShape(num_sequences, 1, context))
     caches = (
         value.bytes_per_device
         for cache, count in Counter(caches_of(config)).items()
         for value in ops.cached(count, cached_positions(context, cache.window), cache.variant).values()
     )
     entries = num_sequences if num_state_entries is None else num_state_entries
-    of_states = _CachedOps(config, layout, Shape(entries, 1, context))
+    of_states = _CachedOps(config, layout, PassShape(entries, 1, context))
     states = (value.bytes_per_device for value in of_states.states(num_states(config)).values())
     return whole((sum(caches) + sum(states)) / layout.pipe)
 
@@ -593,7 +593,7 @@ class Passes:
         hardware: Hardware,
     ) -> None:
         self.layout, self.batches = layout, batches
-        shape, longest = Shape(batches, queries, context), -(-context // LANES) * LANES
+        shape, longest = PassShape(batches, queries, context), -(-context // LANES) * LANES
         self.graph = record_inference(config, hardware, layout, shape, longest=longest)
 
     @cached_property

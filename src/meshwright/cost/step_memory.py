@@ -43,7 +43,7 @@ def stage_memory(
 ) -> Memory:
     """The peak of one stage."""
     state, microbatches = StageState(graph, layout, stage.number), layout.schedule.microbatches
-    states = state_bytes(state, microbatches, software)
+    states = stage_state_bytes(state, microbatches, software)
     memory = _largest(stage_phases(graph, stage.counts, states, stage.alive, microbatches, layout, software))
     return replace(memory, host=memory.host + state.host_bytes)
 
@@ -52,11 +52,11 @@ def _phases(graph: Graph, layout: Layout, software: TrainingProgram) -> Iterable
     """The phases of every stage with other layers."""
     microbatches = layout.schedule.microbatches
     for stage in stages_of_kinds(graph, layout):
-        states = state_bytes(StageState(graph, layout, stage.number), microbatches, software)
+        states = stage_state_bytes(StageState(graph, layout, stage.number), microbatches, software)
         yield stage_phases(graph, stage.counts, states, stage.alive, microbatches, layout, software)
 
 
-def state_bytes(
+def stage_state_bytes(
     state: StageState, microbatches: int, software: TrainingProgram | None
 ) -> tuple[Any, Any, Any]:
     """Bytes of (weights, gradients, optimizer) of a stage.
@@ -78,7 +78,7 @@ def stage_phases(
 ) -> tuple[Memory, ...]:
     """The phases of one stage that may be its peak; arrays for many layouts.
 
-    counts: runs of each segment. states: as from `state_bytes`. alive: microbatches with activations.
+    counts: runs of each segment. states: as from `stage_state_bytes`. alive: microbatches with activations.
     """
     if software is not None and software.eager:
         return eager_phases(graph, counts, states, whole_microbatches(alive), layout, software)

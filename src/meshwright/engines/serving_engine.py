@@ -24,7 +24,7 @@ FLAGS = (
 
 
 @dataclass(frozen=True)
-class Engine(Record):
+class ServingEngine(Record):
     """A serving engine.
 
     versions: of its published rows. tpu, gpu, cpu: figures of `StepEfficiency` on that kind of chip, with
@@ -84,4 +84,4 @@ class Engine(Record):
         return replace(inference, matmul=matmul, grouped=self.grouped_experts, **others)
 
 
-ENGINES = Folder(Engine, "engines", "engine")
+ENGINES = Folder(ServingEngine, "engines", "engine")

@@ -21,17 +21,19 @@ def this_machine() -> str:
     for command in _ASK:
         if command[0] == "sysctl" and platform.system() != "Darwin":
             continue
-        known = [name for line in _lines(command) if (name := recognised(line))]
+        known = [name for line in _lines(command) if (name := chip_of_device(line))]
         if known:
             return f"{known[0]}:{known.count(known[0])}"
     return "cpu:1"
 
 
-def recognised(device: str) -> str | None:
+def chip_of_device(device: str) -> str | None:
     """The catalog's chip of a device's name, by the longest name that the device's contains.
 
-    >>> recognised("NVIDIA A100-SXM4-80GB"), recognised("NVIDIA GeForce RTX 4090"), recognised("Apple M4 Max")
-    ('a100-80gb', 'rtx4090', 'm4-max')
+    >>> chip_of_device("NVIDIA A100-SXM4-80GB"), chip_of_device("NVIDIA GeForce RTX 4090")
+    ('a100-80gb', 'rtx4090')
+    >>> chip_of_device("Apple M4 Max")
+    'm4-max'
     """
     names = {alias: name for name in catalog.names() for alias in (name, *catalog.chip(name).aliases)}
     matching = [alias for alias in names if all(_in(part, device.lower()) for part in alias.split("-"))]

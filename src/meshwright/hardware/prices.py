@@ -43,7 +43,7 @@ def per_million_tokens(hourly: float | None, tokens_per_second: float) -> float 
 
 
 @dataclass(frozen=True)
-class Prices:
+class ChipPrices:
     """The user's prices of a chip-hour and their currency."""
 
     price: str | None = option(

@@ -3,7 +3,7 @@
 from meshwright.layout.axes import DEGREES, MULTIPLIED
 from meshwright.layout.layout import Layout
 from meshwright.layout.precision import Precision
-from meshwright.layout.rules import Rules, Table
+from meshwright.layout.rules import AxisTable, Rules
 from meshwright.layout.schedule import REMATS, Schedule
 from meshwright.layout.short import COMPANY
 
@@ -12,9 +12,9 @@ __all__ = [
     "DEGREES",
     "MULTIPLIED",
     "REMATS",
+    "AxisTable",
     "Layout",
     "Precision",
     "Rules",
     "Schedule",
-    "Table",
 ]

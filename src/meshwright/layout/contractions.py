@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from meshwright.layout.layout import Layout
 from meshwright.layout.moves.experts import expert_table, has_fixed_rows, row_routing
-from meshwright.layout.rules import Rules, Table
+from meshwright.layout.rules import AxisTable, Rules
 from meshwright.models.transformer import input_of
 from meshwright.notation.einsum import ChosenSteps, Contraction, Reshard, Roles, contraction
 from meshwright.notation.operation import placed
@@ -70,7 +70,7 @@ def input_groups(layout: Layout, specs: Mapping[str, str]) -> list[InputGroup]:
 
 
 @lru_cache(maxsize=8192)
-def _planned(rules: Rules, activations: Table, name: str, spec: str) -> Contraction:
+def _planned(rules: Rules, activations: AxisTable, name: str, spec: str) -> Contraction:
     """An axis of the weight in use keeps its letter; the others split letters that move the fewest arrays."""
     operands, _, out = spec.partition("->")
     x, w = operands.split(",")
@@ -82,7 +82,7 @@ def _planned(rules: Rules, activations: Table, name: str, spec: str) -> Contract
 
 
 @lru_cache(maxsize=4096)
-def _summed_by_token(rules: Rules, activations: Table, name: str, spec: str) -> Contraction:
+def _summed_by_token(rules: Rules, activations: AxisTable, name: str, spec: str) -> Contraction:
     """A contraction of an expert's rows whose partial sums over M are left to the tokens, which are fewer.
 
     Forward these are sums of y[E, C, D], backward of the cotangent of d[E, C, D].

@@ -40,10 +40,10 @@ LAYOUTS: Mapping[str, str] = {
 PHASES: Mapping[str, str] = {"train": "training", "prefill": "prefill", "generate": "generation"}
 
 
-def example(feature: str, config: ModelConfig | None = None) -> str:
+def layout_example(feature: str, config: ModelConfig | None = None) -> str:
     """The layout of LAYOUTS; for this model it has the degrees that the feature needs.
 
-    >>> example("fsdp")
+    >>> layout_example("fsdp")
     'fsdp=2'
     """
     if config is not None and feature == "kv_replicas":  # of heads that are one a device
@@ -53,7 +53,7 @@ def example(feature: str, config: ModelConfig | None = None) -> str:
 
 def phases_of(feature: str, config: ModelConfig | None = None) -> dict[str, str | None]:
     """Why the example of a feature does not run in each phase, for this model or for any; None if it does."""
-    layout = Layout.parse(example(feature, config))
+    layout = Layout.parse(layout_example(feature, config))
     if config is None:
         return {phase: layout_lacks(layout, phase) for phase in PHASES}
     return {phase: why_not(config, layout, phase) for phase in PHASES}

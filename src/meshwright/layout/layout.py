@@ -25,8 +25,8 @@ from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes import CONTEXT, DATA, FSDP, PIPE, TENSOR
 from meshwright.layout.precision import Precision
 from meshwright.layout.rules import (
+    AxisTable,
     Rules,
-    Table,
     check_rules,
 )
 from meshwright.layout.schedule import Schedule
@@ -41,7 +41,7 @@ from meshwright.layout.short import (
     expand,
     parted,
     read_words,
-    recognised,
+    short_form_of,
     whole_form,
     written,
     written_mesh,
@@ -108,7 +108,7 @@ class Layout:
     @cached_property
     def form(self) -> ShortForm | None:
         """Degrees and options that expand to this mesh and these rules; None if there are none."""
-        return self._known_form or recognised(self.mesh, self.rules, self.schedule)
+        return self._known_form or short_form_of(self.mesh, self.rules, self.schedule)
 
     @cached_property
     def words(self) -> ShortForm:
@@ -236,7 +236,7 @@ class Layout:
     # Properties derived from the mesh and the rules
 
     @property
-    def table(self) -> Table:
+    def table(self) -> AxisTable:
         """The table of activations of this phase."""
         return self.rules.in_phase(self.phase)
 

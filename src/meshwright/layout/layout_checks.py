@@ -71,7 +71,7 @@ def check_fits(
     It also refuses a field of a part that the model lacks, such as experts. padded: V and D may be padded to
     a multiple, as a planner may assume and a run may not.
     """
-    check_fields(layout, config)
+    check_layout_fields(layout, config)
     check_stages(layout, config)
     check_weights(layout, config, padded=padded)
     check_batch(layout, num_sequences, seq_len)
@@ -188,7 +188,7 @@ def remats_of(config: ModelConfig) -> tuple[str, ...]:
     return tuple(remat for remat in REMATS if remat != "latents" or config.mla)
 
 
-def check_fields(layout: Layout, config: ModelConfig) -> None:
+def check_layout_fields(layout: Layout, config: ModelConfig) -> None:
     """Raise LayoutError for a field that the model or the rest of the layout makes meaningless."""
     schedule, precision = layout.schedule, layout.precision
     scaled = [name for name in types_for("operands") if number_type(name).has_line_scales]

@@ -33,12 +33,12 @@ OWN_PHASES = ("prefill", "generate")
 
 
 @dataclass(frozen=True)
-class Table:
+class AxisTable:
     """Mesh axes by letter. Where two letters of an array ask for an axis, the earlier entry has it.
 
     arrays: entries for single arrays, by name, that replace the table's for them.
 
-    >>> table = Table((("F", ("tensor",)), ("D", ("fsdp",))))
+    >>> table = AxisTable((("F", ("tensor",)), ("D", ("fsdp",))))
     >>> print(table.split("w_in", "DF"))
     w_in[D_fsdp, F_tensor]
     """
@@ -72,17 +72,17 @@ class Table:
         return (self if is_matrix(letters) else self.of_layers).split(name, letters)
 
     @cached_property
-    def of_layers(self) -> "Table":
+    def of_layers(self) -> "AxisTable":
         """Only the entry for L: vectors of every layer are split by layer, and whole otherwise."""
-        return Table(tuple(row for row in self.letters if row[0] == "L"))
+        return AxisTable(tuple(row for row in self.letters if row[0] == "L"))
 
-    def without(self, axes: set[str]) -> "Table":
+    def without(self, axes: set[str]) -> "AxisTable":
         """This table without the mesh axes named, and without the entries that had no others."""
-        return Table(
+        return AxisTable(
             _without(self.letters, axes), tuple((name, _without(rows, axes)) for name, rows in self.arrays)
         )
 
-    def with_one_axis(self, axes: Axes, instead: str) -> "Table":
+    def with_one_axis(self, axes: Axes, instead: str) -> "AxisTable":
         """This table with the axis `instead` in place of each of `axes`."""
 
         def rows_of(letters: LetterRules) -> LetterRules:
@@ -91,7 +91,7 @@ class Table:
             )
             return tuple((letter, tuple(dict.fromkeys(new))) for letter, new in renamed)
 
-        return Table(rows_of(self.letters), tuple((name, rows_of(rows)) for name, rows in self.arrays))
+        return AxisTable(rows_of(self.letters), tuple((name, rows_of(rows)) for name, rows in self.arrays))
 
     @cached_property
     def position_axes(self) -> Axes:
@@ -100,20 +100,20 @@ class Table:
         return tuple(axis for axis in self.axes_of("T") if axis not in apart)
 
     @cached_property
-    def attending(self) -> "Table | None":
+    def attending(self) -> "AxisTable | None":
         """The table of queries, keys and values in attention; None if it is this one."""
         attention = dict(self.arrays).get(ATTENTION)
-        return None if attention is None else Table(attention)
+        return None if attention is None else AxisTable(attention)
 
     @cached_property
-    def of_generation(self) -> "Table":
+    def of_generation(self) -> "AxisTable":
         """This table for a token of each sequence: without positions to split, B has their axes instead."""
         if not (over := self.position_axes):
             return self
         rows = {letter: tuple(one for one in axes if one not in over) for letter, axes in self.letters}
         rows = {"B": (), **rows, "C": self.axes_of("C")}
         rows["B"] += over
-        return Table(tuple((letter, axes) for letter, axes in rows.items() if axes), self.arrays)
+        return AxisTable(tuple((letter, axes) for letter, axes in rows.items() if axes), self.arrays)
 
     def to_dict(self) -> dict[str, object]:
         """Letters with lists of axes, and arrays with such tables of their own, as TOML has them."""
@@ -123,7 +123,7 @@ class Table:
         }
 
     @classmethod
-    def from_dict(cls, where: str, values: object) -> "Table":
+    def from_dict(cls, where: str, values: object) -> "AxisTable":
         """The table that `to_dict` wrote. Raises LayoutError naming the entry that is none."""
         if not isinstance(values, Mapping):
             raise LayoutError(f'{where} = {values!r}; write a table: D = ["fsdp"], F = ["tensor"]')
@@ -157,7 +157,7 @@ _SPLIT_WITH = ("M", "C", "ED", "Em")
 
 
 @lru_cache(maxsize=8192)
-def _split(table: Table, name: str, letters: str) -> ShardedArray:
+def _split(table: AxisTable, name: str, letters: str) -> ShardedArray:
     dims = dict(table.arrays).get(name.rpartition("/")[2], table.letters)
     taken: dict[str, Axes] = {}
     used: set[str] = set()
@@ -182,12 +182,12 @@ class Rules:
     split positions there split sequences.
     """
 
-    stored: Table = Table(())
-    used: Table = Table(())
-    gradients: Table = Table(())
-    updated: Table = Table(())
-    activations: Table = Table(())
-    by_phase: tuple[tuple[str, Table], ...] = ()
+    stored: AxisTable = AxisTable(())
+    used: AxisTable = AxisTable(())
+    gradients: AxisTable = AxisTable(())
+    updated: AxisTable = AxisTable(())
+    activations: AxisTable = AxisTable(())
+    by_phase: tuple[tuple[str, AxisTable], ...] = ()
 
     @cached_property
     def _hash(self) -> int:
@@ -196,7 +196,7 @@ class Rules:
     def __hash__(self) -> int:
         return self._hash
 
-    def in_phase(self, phase: str) -> Table:
+    def in_phase(self, phase: str) -> AxisTable:
         """The table of activations in "train", "prefill" or "generate"."""
         if phase in dict(self.by_phase):
             return dict(self.by_phase)[phase]
@@ -214,7 +214,7 @@ class Rules:
         """The axes that split the positions of prompts, in prefill; generation splits sequences over them."""
         return self.in_phase("prefill").position_axes
 
-    def tables(self) -> Iterable[tuple[str, Table]]:
+    def tables(self) -> Iterable[tuple[str, AxisTable]]:
         """(name, table) of all of them."""
         named = [
             (field.name, getattr(self, field.name)) for field in fields(self) if field.name != "by_phase"
@@ -242,14 +242,14 @@ class Rules:
                 raise LayoutError(
                     f"layout.rules: {key!r} is not a table; {nearest(key, [*names, *OWN_PHASES])}"
                 )
-        read = {key: Table.from_dict(f"layout.rules.{key}", value) for key, value in values.items()}
-        stored = read.get("stored", Table(()))
+        read = {key: AxisTable.from_dict(f"layout.rules.{key}", value) for key, value in values.items()}
+        stored = read.get("stored", AxisTable(()))
         return cls(
             stored,
             read.get("used", stored),
             read.get("gradients", stored),
             read.get("updated", stored),
-            read.get("activations", Table(())),
+            read.get("activations", AxisTable(())),
             tuple((phase, read[phase]) for phase in OWN_PHASES if phase in read),
         )
 
@@ -276,7 +276,7 @@ def check_rules(rules: Rules, mesh: Mesh) -> None:
         _check_heads(rules.in_phase(phase))
 
 
-def _check_heads(table: Table) -> None:
+def _check_heads(table: AxisTable) -> None:
     q, k = table.split("q", "BTNH"), table.split("k", "BTKH")
     if q.axes_of("N")[: len(k.axes_of("K"))] != k.axes_of("K"):
         raise LayoutError(f"{q} and {k}: attention needs K split over the first of the axes that split N")

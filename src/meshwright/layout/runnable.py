@@ -10,7 +10,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout.layout import Layout
 from meshwright.layout.layout_checks import (
     cached_array,
-    check_fields,
+    check_layout_fields,
     check_stacks,
     check_stages,
     check_updates,
@@ -166,7 +166,7 @@ def _tokens_split(layout: Layout) -> str | None:
 
 def _does_not_divide(config: ModelConfig, layout: Layout) -> str | None:
     try:
-        check_fields(layout, config)
+        check_layout_fields(layout, config)
         check_stages(layout, config)
         check_weights(layout, config, padded=False)
         check_updates(layout, config)

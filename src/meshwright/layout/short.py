@@ -344,7 +344,7 @@ def _composed(facts: tuple[tuple[str, object], ...], present: tuple[str, ...]) -
     return tables.rules()
 
 
-def recognised(mesh: Mesh, rules: Rules, schedule: Schedule) -> ShortForm | None:
+def short_form_of(mesh: Mesh, rules: Rules, schedule: Schedule) -> ShortForm | None:
     """The whole form that expands to this mesh and these rules; None if no form does.
 
     Each axis reads its words off the rules, inner axes first: outer ones gave them their devices.

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from meshwright.errors import DeviceError, RequestError
-from meshwright.load.timed_answer import Answer
+from meshwright.load.timed_answer import TimedAnswer
 
 TextOrChat = str | Sequence[Mapping[str, str]]
 """A text for completions, or the messages of a chat."""
@@ -93,9 +93,9 @@ class Client(AbstractAsyncContextManager):
             return ""
         return response.text if response.is_success else ""
 
-    async def ask(self, prompt: TextOrChat, max_tokens: int) -> Answer:
+    async def ask(self, prompt: TextOrChat, max_tokens: int) -> TimedAnswer:
         """The answer to `prompt`, with any failure in its `error`."""
-        answer = Answer(self.now())
+        answer = TimedAnswer(self.now())
         try:
             await self._stream(prompt, max_tokens, answer)
         except httpx.TimeoutException:
@@ -106,7 +106,7 @@ class Client(AbstractAsyncContextManager):
         answer.num_tokens = answer.num_tokens or len(answer.piece_seconds)
         return answer
 
-    async def _stream(self, prompt: TextOrChat, max_tokens: int, answer: Answer) -> None:
+    async def _stream(self, prompt: TextOrChat, max_tokens: int, answer: TimedAnswer) -> None:
         text = isinstance(prompt, str)
         body = self._options | {
             "model": self.model,
@@ -128,7 +128,7 @@ class Client(AbstractAsyncContextManager):
             if not done and answer.error is None:
                 answer.error = "the stream ended without [DONE]"
 
-    def _take(self, event: str, answer: Answer) -> bool:
+    def _take(self, event: str, answer: TimedAnswer) -> bool:
         """Add an event to `answer`; True if it is the last."""
         if event == "[DONE]":
             return True

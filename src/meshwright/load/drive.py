@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from meshwright.errors import RequestError
 from meshwright.load.client import Client, TextOrChat
 from meshwright.load.filler_text import Words
-from meshwright.load.timed_answer import Answer
+from meshwright.load.timed_answer import TimedAnswer
 from meshwright.load.traffic import Chat, Load, Turn
 
 # Words of two requests whose usage counts a server's tokens; the second is the longest that fits the context.
@@ -37,13 +37,13 @@ async def fit_words(client: Client, *, chat: bool) -> Words:
 
 
 async def drive(
-    client: Client, load: Load, words: Words, on_answer: Callable[[Answer], None]
-) -> list[Answer]:
+    client: Client, load: Load, words: Words, on_answer: Callable[[TimedAnswer], None]
+) -> list[TimedAnswer]:
     """The answers to all turns, chat by chat; a chat ends at its first error."""
     gate = asyncio.Semaphore(load.concurrency or len(load.chats))
     client.start_clock()
 
-    async def run(number: int, chat: Chat) -> list[Answer]:
+    async def run(number: int, chat: Chat) -> list[TimedAnswer]:
         await asyncio.sleep(max(0.0, chat.arrival_seconds - client.now()))
         async with gate:
             return await _converse(client, load, words, number, chat.turns, on_answer)
@@ -58,12 +58,12 @@ async def _converse(
     words: Words,
     number: int,
     turns: Sequence[Turn],
-    on_answer: Callable[[Answer], None],
-) -> list[Answer]:
+    on_answer: Callable[[TimedAnswer], None],
+) -> list[TimedAnswer]:
     messages: list[dict[str, str]] = []
     if load.prefix_tokens:
         messages.append({"role": "system", "content": words.text(load.prefix_tokens, f"{load.seed} prefix")})
-    answers: list[Answer] = []
+    answers: list[TimedAnswer] = []
     for turn_number, turn in enumerate(turns):
         text = words.text(turn.prompt_tokens, f"{load.seed} {number} {turn_number}")
         messages.append({"role": "user", "content": text})

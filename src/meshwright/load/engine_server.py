@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshwright.cost.serving_step import cache_bytes
-from meshwright.engines.serving_engine import Engine
+from meshwright.engines.serving_engine import ServingEngine
 from meshwright.errors import PlanError
 from meshwright.hardware.chip import SharedMemory, Torus
 from meshwright.hardware.topology import Hardware
@@ -33,7 +33,7 @@ class EngineServer:
     config: ModelConfig
     layout: Layout
     hardware: Hardware
-    engine: Engine
+    engine: ServingEngine
     stands_for: int = 1
     receives: bool = False
     gain: float = 1.0

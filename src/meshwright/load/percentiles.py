@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from meshwright.load.settings import LatencyTargets
-from meshwright.load.timed_answer import Answer
+from meshwright.load.timed_answer import TimedAnswer
 
 _PERCENTILES = (50, 95, 99)
 
 
-def summary(answers: Sequence[Answer], targets: LatencyTargets) -> dict[str, Any]:
+def load_figures(answers: Sequence[TimedAnswer], targets: LatencyTargets) -> dict[str, Any]:
     """The figures of `answers` under stable keys, in seconds and tokens.
 
     goodput: requests per second that met the targets. new_tokens_per_second: tokens of answers without
@@ -82,7 +82,7 @@ class _Times:
     gaps: np.ndarray
 
     @classmethod
-    def of(cls, answers: Sequence[Answer]) -> "_Times":
+    def of(cls, answers: Sequence[TimedAnswer]) -> "_Times":
         """The times of all answers, computed at once: a test of an hour has a million gaps."""
         counts = np.array([len(answer.piece_seconds) for answer in answers], dtype=int)
         pieces = np.concatenate([(), *(answer.piece_seconds for answer in answers)])
@@ -101,7 +101,7 @@ class _Times:
             tpot[(counts < 2) | (tokens < 2)] = nan
         return cls(start, end - start, ttft, tpot, longest, counts, gaps)
 
-    def rows(self, answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    def rows(self, answers: Sequence[TimedAnswer]) -> list[dict[str, Any]]:
         """The record of each answer."""
         times = [getattr(self, name) for name in _TIMES]
         columns = [

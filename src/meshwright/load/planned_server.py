@@ -16,7 +16,7 @@ from meshwright.layout.layout_checks import check_one_cache
 from meshwright.layout.page_sizes import DEFAULT_PAGE
 from meshwright.load.engine_server import transfer_seconds_of
 from meshwright.load.padded import PaddedSteps
-from meshwright.load.percentiles import summary
+from meshwright.load.percentiles import load_figures
 from meshwright.load.settings import LatencyTargets, SimulatedServers
 from meshwright.load.simulator import Planned, StepPrices, Used, collector_paused, simulate_server
 from meshwright.load.traffic import Load, num_cut, within
@@ -38,7 +38,7 @@ class NotEnoughError(PlanError):
     """A load that no number of replicas can serve."""
 
 
-def simulated(
+def simulate_load(
     path: Path,
     servers: SimulatedServers,
     load: Load,
@@ -46,7 +46,7 @@ def simulated(
     report: Progress,
     factor: float = 1.0,
 ) -> dict[str, Any]:
-    """The document of `mw bench serve` for the plan at `path`, with the key `simulated`.
+    """The document of `mw bench serve` for the plan at `path`, with the key `simulate_load`.
 
     Raises PlanError for a training plan or an unknown mode, NotEnoughError if no tried number of replicas is
     enough.
@@ -86,8 +86,8 @@ def simulated(
 def simulated_modes(
     path: Path, servers: SimulatedServers, load: Load, targets: LatencyTargets, report: Progress
 ) -> dict[str, dict[str, Any]]:
-    """The documents of `simulated` by mode."""
-    return {mode: simulated(path, replace(servers, mode=mode), load, targets, report) for mode in MODES}
+    """The documents of `simulate_load` by mode."""
+    return {mode: simulate_load(path, replace(servers, mode=mode), load, targets, report) for mode in MODES}
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,10 @@ def transfer_seconds(plan: Plan, hardware: Hardware) -> float:
 
 
 def simulated_figures(server: Planned, load: Load, targets: LatencyTargets) -> dict[str, Any]:
-    """The figures of `load` on a simulated server: of `summary`, and of its replicas."""
+    """The figures of `load` on a simulated server: of `load_figures`, and of its replicas."""
     with collector_paused():
         answers, used = simulate_server(server, load)
-        figures = summary(answers, targets)
+        figures = load_figures(answers, targets)
     return figures | {"simulated": _used(used, figures["seconds"], server)}
 
 

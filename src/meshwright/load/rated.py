@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.engines.serving_engine import Engine
+from meshwright.engines.serving_engine import ServingEngine
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware.prices import per_hour, per_million_tokens
 from meshwright.hardware.topology import Hardware
@@ -23,7 +23,7 @@ from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn, poisson
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.boot import boot_of
-from meshwright.plan.serve.launch_line import launch_line, runs_on
+from meshwright.plan.serve.launch_line import has_settings_for, launch_line
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.ranges import serving_ranges
 from meshwright.plan.serve.with_engine import running
@@ -191,7 +191,7 @@ class _Bound:
 def cheapest_servers(
     config: ModelConfig,
     machines: Sequence[Hardware],
-    engine: Engine,
+    engine: ServingEngine,
     load: RatedLoad,
     precisions: Sequence[Mapping[str, object]],
     layout: Layout | None = None,
@@ -239,7 +239,7 @@ def cheapest_servers(
 def _servers(
     config: ModelConfig,
     machines: Sequence[Hardware],
-    engine: Engine,
+    engine: ServingEngine,
     precisions: Sequence[Mapping[str, object]],
     layout: Layout | None,
 ) -> Iterator[EngineServer]:
@@ -254,7 +254,7 @@ def _servers(
             for each in layouts:
                 # Replicas are servers of their own, unless they share experts.
                 shares = each.data == 1 or config.moe is not None
-                if runs_on(engine, each) and shares and each.mesh.num_devices == machine.num_chips:
+                if has_settings_for(engine, each) and shares and each.mesh.num_devices == machine.num_chips:
                     yield EngineServer(config, each, machine, engine)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from meshwright.errors import RequestError
 from meshwright.load.counted import CountedRunning, CountedText, counted_tokens
-from meshwright.load.timed_answer import Answer
+from meshwright.load.timed_answer import TimedAnswer
 from meshwright.load.traffic import Load
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import IdleSeconds, Limits
@@ -105,7 +105,7 @@ class Used:
     busy_seconds: float
 
 
-def simulate_server(planned: Planned, load: Load) -> tuple[list[Answer], Used]:
+def simulate_server(planned: Planned, load: Load) -> tuple[list[TimedAnswer], Used]:
     """The answers to all turns, in the order of their chats, and totals of the replicas.
 
     A chat stays with one replica, the one with the fewest sequences when the chat begins. A turn is sent
@@ -150,7 +150,7 @@ class _Simulation:
         self._under_way, self._next_arrival = 0, inf
         self._asked: list[list[_Asked]] = [[] for _ in load.chats]
 
-    def run(self) -> tuple[list[Answer], Used]:
+    def run(self) -> tuple[list[TimedAnswer], Used]:
         chats, events = self._load.chats, self._events
         # The next chat is last. At equal times, arrivals precede other events.
         arrivals = sorted(range(len(chats)), key=lambda number: (-chats[number].arrival_seconds, -number))
@@ -194,7 +194,7 @@ class _Simulation:
         """Send a turn of a chat, after the tokens of `history`."""
         turn = self._load.chats[number].turns[turn_number]
         prompt = history.of_length(len(history) + turn.prompt_tokens)
-        answer = Answer(self.now, prompt_tokens=len(prompt))
+        answer = TimedAnswer(self.now, prompt_tokens=len(prompt))
         asked = _Asked(number, turn_number, replica, prompt, turn.output_tokens, answer)
         self._asked[number].append(asked)
         if self._prefilling:
@@ -246,7 +246,7 @@ class _Asked:
     replica: "_Replica"
     prompt: CountedText
     max_tokens: int
-    answer: Answer
+    answer: TimedAnswer
     num_tokens: int = 0
     tokens: "list[tuple[_StepEnds, int, int]]" = field(default_factory=list)
 
@@ -257,7 +257,7 @@ class _Asked:
             first = self.tokens.pop()[1]
         self.tokens.append((ends, first, stop))
 
-    def timed(self) -> Answer:
+    def timed(self) -> TimedAnswer:
         """The answer with the times of its tokens, once all replicas have stopped."""
         parts = [ends.as_array[first:stop] for ends, first, stop in self.tokens]
         self.answer.piece_seconds = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -376,7 +376,7 @@ class _Replica:
             self._begin(self._scheduler.schedule())
 
     def take_over(self, asked: _Asked) -> None:
-        """Answer a turn whose first token and pages come from another replica."""
+        """TimedAnswer a turn whose first token and pages come from another replica."""
         self._coming.append(asked)
         self._admit_coming()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Answer:
+class TimedAnswer:
     """The answer to one request, with times in seconds since the start of the test.
 
     piece_seconds: arrivals of pieces of text, a list or an array.

@@ -418,7 +418,7 @@ def state_arrays(config: ModelConfig, dtype: str = "bf16") -> dict[str, tuple[st
     return {name: (one.letters, one.dtype or dtype) for name, one in config.state_mixer.states().items()}
 
 
-def state_bytes(config: ModelConfig, dtype: str = "bf16") -> int:
+def mixer_state_bytes(config: ModelConfig, dtype: str = "bf16") -> int:
     """Bytes of the states of one sequence over all layers, whatever its length.
 
     Recurrent states are float32; the inputs that convolutions remember are in `dtype`.
@@ -480,7 +480,7 @@ def layer_kinds(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> list[
                 params,
                 _cache_bytes(config, of_caches, 1, dtype),
                 _cache_bytes(config, of_caches, seq_len, dtype),
-                int(kept * state_bytes(config, dtype)),
+                int(kept * mixer_state_bytes(config, dtype)),
             )
         )
     return counts

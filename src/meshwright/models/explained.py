@@ -30,7 +30,7 @@ class ExplainedKey:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class ConfigExplanation:
     """The family of a config.json and the meaning of its keys. error: why no model can be read from it."""
 
     family: Family
@@ -38,7 +38,7 @@ class Explanation:
     error: str | None
 
 
-def explain(config: Mapping[str, Any], name: str) -> Explanation:
+def explain_config(config: Mapping[str, Any], name: str) -> ConfigExplanation:
     """The meaning of every key of an HF `config.json`; ModelError if its family is not known."""
     family, given = recognised(config, name)
     rules = rules_of(family, given)
@@ -73,7 +73,7 @@ def explain(config: Mapping[str, Any], name: str) -> Explanation:
             ExplainedKey(key, config.get(key), "read", f"tower_params = {params}")
             for key, params in towers.items()
         ]
-    return Explanation(family, (*lines, *_defaults(family, given, model)), error)
+    return ConfigExplanation(family, (*lines, *_defaults(family, given, model)), error)
 
 
 def _line(key: str, value: object, rule: Rule | Part | None, model: ModelConfig | None) -> ExplainedKey:

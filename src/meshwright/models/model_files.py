@@ -27,7 +27,7 @@ def read_model(path: Path) -> ModelConfig:
         return model_from_dict({"name": file.stem} | data, str(file))
     if _is_own_form(data):
         return model_from_dict(data["model"], str(file))
-    return from_hf(data, name_of(file))
+    return from_hf(data, model_name(file))
 
 
 def read_family(folder: Path) -> Family | None:
@@ -35,10 +35,10 @@ def read_family(folder: Path) -> Family | None:
     file = folder / "config.json"
     if not file.is_file() or _is_own_form(data := read_object(file)):
         return None
-    return family_of(data, name_of(file))
+    return family_of(data, model_name(file))
 
 
-def name_of(file: Path) -> str:
+def model_name(file: Path) -> str:
     """The name of a model that a file describes: its folder's for a config.json, otherwise its own."""
     return file.resolve().parent.name if file.name == "config.json" else file.stem
 

@@ -26,7 +26,7 @@ class _Unknown(ValueError):
 
 
 @dataclass(frozen=True)
-class Table:
+class TowerTable:
     """A tower's table with the defaults of its class, the keys of the whole file, and the text's width."""
 
     given: Mapping[str, Any]
@@ -106,12 +106,12 @@ class Tower:
     """
 
     types: tuple[str, ...]
-    count: Callable[[Table], int]
+    count: Callable[[TowerTable], int]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     merges: bool = False
 
 
-def _siglip(t: Table) -> int:
+def _siglip(t: TowerTable) -> int:
     width = t.width
     positions = t.size("num_patches") if "num_patches" in t.given else t.positions()
     head = 0
@@ -127,31 +127,31 @@ def _siglip(t: Table) -> int:
     return linear(t.patch(), width) + positions * width + t.layers() + 2 * width + head
 
 
-def _clip(t: Table) -> int:
+def _clip(t: TowerTable) -> int:
     """With a class token, and norms before and after the layers."""
     return t.width + t.patch() * t.width + (t.positions() + 1) * t.width + t.layers() + 4 * t.width
 
 
-def _pixtral(t: Table) -> int:
+def _pixtral(t: TowerTable) -> int:
     rms = t.layers(gated=True, qkv_bias=False, biases=False, norm="rms")
     return t.patch() * t.width + t.width + rms
 
 
-def _qwen2(t: Table) -> int:
+def _qwen2(t: TowerTable) -> int:
     """Its table calls the width of the text hidden_size."""
     text, merged = t.size("hidden_size"), t.merged() * t.size("embed_dim")
-    sizes = Table({**t.given, "hidden_size": t.size("embed_dim")}, t.outer, t.text_width)
+    sizes = TowerTable({**t.given, "hidden_size": t.size("embed_dim")}, t.outer, t.text_width)
     patches = sizes.patch(t.size("temporal_patch_size", 2)) * sizes.width
     return patches + sizes.layers() + 2 * sizes.width + two_layers(merged, merged, text)
 
 
-def _qwen25(t: Table) -> int:
+def _qwen25(t: TowerTable) -> int:
     merged = t.merged() * t.width
     rest = t.patch(t.size("temporal_patch_size", 2)) * t.width + t.width
     return rest + t.layers(gated=True, norm="rms") + two_layers(merged, merged, t.size("out_hidden_size"))
 
 
-def _qwen3(t: Table) -> int:
+def _qwen3(t: TowerTable) -> int:
     """Deep layers have mergers of their own."""
     merged, out = t.merged() * t.width, t.size("out_hidden_size")
     merger = two_layers(merged, merged, out)
@@ -163,7 +163,7 @@ def _qwen3(t: Table) -> int:
     return rest + t.layers() + 2 * t.width + merger + len(deep) * (2 * merged + merger)
 
 
-def _glm(t: Table, *, ocr: bool = False) -> int:
+def _glm(t: TowerTable, *, ocr: bool = False) -> int:
     """A convolution merges patches, and a gated merger follows."""
     width, out = t.width, t.size("out_hidden_size")
     inner = t.size("intermediate_size")
@@ -184,7 +184,7 @@ def _glm(t: Table, *, ocr: bool = False) -> int:
     return rest + (0 if ocr else width + t.positions() * width) + layers + downsample + merger
 
 
-def _internvl(t: Table) -> int:
+def _internvl(t: TowerTable) -> int:
     """Each layer has scales for both of its sums."""
     bias = t.has("attention_bias") or t.has("qkv_bias")
     width = t.width
@@ -194,13 +194,13 @@ def _internvl(t: Table) -> int:
     return linear(t.patch(), width) + (t.positions() + 2) * width + layers + last
 
 
-def _llama4(t: Table) -> int:
+def _llama4(t: TowerTable) -> int:
     width, inner, out = t.width, t.size("intermediate_size"), t.size("projector_output_dim")
     adapter = two_layers(inner, t.size("projector_input_dim"), out, bias=False)
     return (t.positions() + 2) * width + t.patch() * width + 4 * width + t.layers() + adapter
 
 
-def _moonvit(t: Table) -> int:
+def _moonvit(t: TowerTable) -> int:
     places = t.size("init_pos_emb_height", t.given.get("pos_emb_height")) * t.size(
         "init_pos_emb_width", t.given.get("pos_emb_width")
     )
@@ -208,7 +208,7 @@ def _moonvit(t: Table) -> int:
     return linear(t.patch(), width) + places * width + t.layers() + 2 * width
 
 
-def _mllama(t: Table) -> int:
+def _mllama(t: TowerTable) -> int:
     """Layers, then gated layers; tables of positions for each of the shapes of images."""
     width, tiles = t.width, t.size("max_num_tiles")
     shapes = 1 + len(t.given.get("supported_aspect_ratios") or ())
@@ -220,7 +220,7 @@ def _mllama(t: Table) -> int:
     return width + t.patch() * width + tables + 4 * width + layers + 2 * number[1]
 
 
-def _gemma4(t: Table) -> int:
+def _gemma4(t: TowerTable) -> int:
     width, head = t.width, t.size("head_dim")
     attention = 2 * head * (t.size("num_attention_heads") + t.size("num_key_value_heads")) * width + 2 * head
     layer = attention + 3 * width * t.size("intermediate_size") + 4 * width
@@ -228,11 +228,11 @@ def _gemma4(t: Table) -> int:
     return tables + t.patch() * width + t.size("num_hidden_layers") * layer + width * t.text_width
 
 
-def _minimax(t: Table) -> int:
+def _minimax(t: TowerTable) -> int:
     return t.patch(t.size("temporal_patch_size", 2)) * t.width + 2 * t.width + t.layers()
 
 
-def _ernie(t: Table) -> int:
+def _ernie(t: TowerTable) -> int:
     """Its resampler merges patches, then frames."""
     width = t.width
     merged = width * t.merged()
@@ -242,7 +242,7 @@ def _ernie(t: Table) -> int:
     return t.patch() * width + t.layers() + 2 * width + resampler
 
 
-def _dots(t: Table) -> int:
+def _dots(t: TowerTable) -> int:
     """dots.ocr's: gated, without biases, with RMS norms."""
     width, merged = t.width, t.merged() * t.width
     layers = t.layers(gated=True, qkv_bias=False, biases=False, norm="rms")
@@ -251,7 +251,7 @@ def _dots(t: Table) -> int:
     )
 
 
-def _whisper(t: Table) -> int:
+def _whisper(t: TowerTable) -> int:
     """Two convolutions of three taps, and keys without bias."""
     width, bands = t.width, t.size("num_mel_bins", 128)
     convolutions = linear(3 * bands, width) + linear(3 * width, width)
@@ -261,7 +261,7 @@ def _whisper(t: Table) -> int:
     return convolutions + positions + t.layers(of_a_layer=-width) + 2 * width + projected
 
 
-def _gemma4_audio(t: Table) -> int:
+def _gemma4_audio(t: TowerTable) -> int:
     """A conformer after two convolutions, whose results are projected twice."""
     width, out = t.width, t.size("output_proj_dims")
     first, second = t.given["subsampling_conv_channels"]
@@ -277,7 +277,7 @@ def _gemma4_audio(t: Table) -> int:
     return convolutions + t.size("num_hidden_layers") * layer + linear(width, out) + out * t.text_width
 
 
-def _any_tower(t: Table) -> int:
+def _any_tower(t: TowerTable) -> int:
     """A tower of an unknown kind, taken for a plain one."""
     width = t.width
     places = t.positions() if t.given.get("image_size") else 0
@@ -465,35 +465,35 @@ TOWERS: tuple[Tower, ...] = (
 )
 
 
-def _two_wide(t: Table) -> int:
+def _two_wide(t: TowerTable) -> int:
     """Two matrices, from the tower's width to the text's."""
     return two_layers(t.width, t.text_width, t.text_width)
 
 
-def _of_mistral(t: Table) -> int:
+def _of_mistral(t: TowerTable) -> int:
     width, text, bias = t.width, t.text_width, bool(t.outer.get("multimodal_projector_bias"))
     merge = t.outer.get("spatial_merge_size") or 2
     return width + width * merge**2 * width + two_layers(width, text, text, bias=bias)
 
 
-def _of_shuffled(t: Table) -> int:
+def _of_shuffled(t: TowerTable) -> int:
     """InternVL's: a norm and two matrices over the patches that one token replaces."""
     merged = round(t.width / float(t.outer.get("downsample_ratio") or 0.5) ** 2)
     return 2 * merged + two_layers(merged, t.text_width, t.text_width)
 
 
-def _of_kimi(t: Table) -> int:
+def _of_kimi(t: TowerTable) -> int:
     merged = t.width * prod(t.given.get("merge_kernel_size") or (2, 2))
     return 2 * t.width + two_layers(merged, merged, t.text_width)
 
 
-def _of_minimax(t: Table) -> int:
+def _of_minimax(t: TowerTable) -> int:
     inner = t.outer.get("projector_hidden_size") or t.text_width
     merged = t.merged() * t.text_width
     return two_layers(t.width, inner, t.text_width) + two_layers(merged, inner, t.text_width)
 
 
-def _of_lfm2(t: Table) -> int:
+def _of_lfm2(t: TowerTable) -> int:
     merged, inner = (
         t.width * (t.outer.get("downsample_factor") or 2) ** 2,
         t.outer.get("projector_hidden_size"),
@@ -503,7 +503,7 @@ def _of_lfm2(t: Table) -> int:
 
 
 # From a tower's results to the text model, by the type of the whole file; two matrices otherwise.
-_PROJECTORS: Mapping[str, Callable[[Table], int]] = {
+_PROJECTORS: Mapping[str, Callable[[TowerTable], int]] = {
     "gemma3": lambda t: t.width * t.text_width + t.width,
     "shieldgemma2": lambda t: t.width * t.text_width + t.width,
     "paligemma": lambda t: linear(t.width, t.text_width),
@@ -554,7 +554,7 @@ def count_towers(config: Mapping[str, Any], text_width: int) -> Count:
     for name, given in _tables(outer):
         kind = given.get("model_type") or outer.get("model_type")
         tower = next((each for each in TOWERS if kind in each.types), None)
-        table = Table({**(tower.defaults if tower else {}), **given}, outer, text_width)
+        table = TowerTable({**(tower.defaults if tower else {}), **given}, outer, text_width)
         project = _PROJECTORS.get(str(outer.get("model_type")), _two_wide)
         try:
             params = tower.count(table) if tower else _any_tower(table)

@@ -3,8 +3,8 @@
 XLA for CPU multiplies few rows at half the speed of memory, and many rows at half the speed of the processor.
 The extension reads weights in panels, an order into which an engine puts them once, when it starts. The
 system's C++ compiler builds it in a few seconds at first use, into `cache_folder() / "native"`. It is not in
-a wheel, since it is compiled with the headers of one version of JAX. If it cannot be built, `why_not` gives
-the reason and XLA's own operations run.
+a wheel, since it is compiled with the headers of one version of JAX. If it cannot be built, `why_not_built`
+gives the reason and XLA's own operations run.
 
 It is compiled for the supported instructions of the processor, so one file serves all machines with equal
 instructions. XLA calls it by names with a hash of its source and the instructions, so that
@@ -57,12 +57,12 @@ class _NotAvailable(Exception):
     """The extension is not available, for a reason in words."""
 
 
-def runs_on(mesh: jax.sharding.Mesh) -> bool:
+def serves_mesh(mesh: jax.sharding.Mesh) -> bool:
     """Whether programs for this mesh call the extension, which is built first if necessary."""
-    return platform_of(mesh).native and why_not() is None
+    return platform_of(mesh).native and why_not_built() is None
 
 
-def why_not() -> str | None:
+def why_not_built() -> str | None:
     """The reason why this process has no extension; None once it is built, loaded and known to JAX."""
     with _LOADING:
         return _loaded()
@@ -103,7 +103,7 @@ def has_whole_groups(group: int) -> bool:
     return group % (2 * _STEP_BYTES) == 0
 
 
-def in_panels(w: Array) -> Array:
+def panel_order(w: Array) -> Array:
     """The numbers of w[O, I], on one device, in the order that `product` reads."""
     return jax.ffi.ffi_call(_target("in_panels"), jax.ShapeDtypeStruct(w.shape, w.dtype))(w)
 
@@ -126,7 +126,7 @@ def widened_product(x: Array, w: Array) -> Array:
     return jax.ffi.ffi_call(_target("widened_product"), y)(x, w)
 
 
-def grouped_product(x: Array, w: Array, scales: Array) -> Array:
+def grouped_int4_product(x: Array, w: Array, scales: Array) -> Array:
     """y f32[R, O] of x[R, I] in f32 or bf16, int4 w i8[O, I / 2] and scales f32[O, G], both in panels.
 
     On one device. I / G is 8, 16 or 32. Each group's products are summed before they are multiplied by its

@@ -31,7 +31,7 @@ from meshwright.models.parameters import Param, dimensions, of_a_layer, paramete
 from meshwright.models.transformer import Places
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
-from meshwright.nn.attention.by_formula import Scores, alibi_slopes
+from meshwright.nn.attention.by_formula import ScoreForm, alibi_slopes
 from meshwright.nn.attention.paged import INDEX, PagedCache
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.embedding import embed
@@ -48,9 +48,9 @@ from meshwright.nn.products.quantised import (
     Quantised,
     group_size,
     is_narrow,
-    name_of,
     quantise,
     quantised_product,
+    type_name,
     widened,
 )
 from meshwright.nn.products.row_products import einsum_of_rows
@@ -141,7 +141,7 @@ class InferenceOps(JaxOps):
             parts = w.values.numbers, w.scales.numbers
 
             def grouped(rows: Array, parts: tuple[Array, Array]) -> Array:
-                return kernels.grouped_product(rows, *parts)
+                return kernels.grouped_int4_product(rows, *parts)
 
             return einsum_of_rows(grouped, spec, x, parts, spec_of_product)
         if isinstance(w, Panels):
@@ -162,7 +162,7 @@ class InferenceOps(JaxOps):
 
     def _is_narrow(self, values: Array | Panels) -> bool:
         """Whether activations are cast to the type of a weight's values."""
-        return is_narrow(values.dtype) and name_of(values.dtype) == self.layout.precision.matmul_dtype
+        return is_narrow(values.dtype) and type_name(values.dtype) == self.layout.precision.matmul_dtype
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
         """The experts' weights gathered for the products of rows, in their stored type."""
@@ -257,7 +257,7 @@ class InferenceOps(JaxOps):
             out, _ = super().attention(name, q, k, v, _from_the_start(q), None, kind, **how)
             return _by_token(out), cache._replace(cache=pages)
         with jax.named_scope(name):
-            how = Scores(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes)
+            how = ScoreForm(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes)
             out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks)
             return out.astype(self.dtype)[:, None], cache._replace(cache=pages)
 
@@ -300,7 +300,7 @@ class InferenceOps(JaxOps):
                 self._absorbed("wk_up", w, "BTR,RNJ->BTNJ"),
                 self._absorbed("wv_up", w, "BTR,RNO->BTNO"),
             )
-            scores = Scores(None, q.shape[-1] ** -0.5 if scale is None else scale)
+            scores = ScoreForm(None, q.shape[-1] ** -0.5 if scale is None else scale)
             plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
             query = self._with_heads("BNJ,NJR->BNR", plain, up)
             query = jnp.concatenate([query, turned], axis=-1)

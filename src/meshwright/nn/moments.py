@@ -33,7 +33,7 @@ from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh
 from meshwright.dtypes import NumberType, number_type
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.each_device import axes_of, spec_of
-from meshwright.optimizers.optimizer import PACKED_DTYPES, num_blocks
+from meshwright.optimizers.optimizer import PACKED_DTYPES, num_scale_blocks
 
 
 @partial(
@@ -112,7 +112,7 @@ def packed_zeros(like: Array, dtype: str, *, of_squares: bool) -> Packed:
     """A moment of zeros, not by `packed`: XLA would fold the maxima of zeros, number by number."""
 
     def local(x: Array) -> tuple[Array, Array]:
-        scales = jnp.zeros((*x.shape[:-1], num_blocks(x.shape[-1])), jnp.float32)
+        scales = jnp.zeros((*x.shape[:-1], num_scale_blocks(x.shape[-1])), jnp.float32)
         return jnp.zeros(x.shape, _CODES[dtype][of_squares].dtype), scales
 
     values, scales = _each_shard(local, spec_of(like), like)
@@ -170,7 +170,7 @@ def _each_shard(local: Callable[..., Any], spec: PartitionSpec, *arrays: Array) 
 
 
 def _packed_here(code: _Code, x: Array) -> tuple[Array, Array]:
-    scales = jnp.maximum(_largest(jnp.abs(x), num_blocks(x.shape[-1])), _LEAST) / code.most
+    scales = jnp.maximum(_largest(jnp.abs(x), num_scale_blocks(x.shape[-1])), _LEAST) / code.most
     return code.pack(x * _spread(1 / scales, x.shape[-1])).astype(code.dtype), scales
 
 

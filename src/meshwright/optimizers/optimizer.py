@@ -22,10 +22,10 @@ BLOCK = 128
 ADAMW_OPERATIONS = 19
 
 
-def num_blocks(numbers: Figure) -> Any:
+def num_scale_blocks(numbers: Figure) -> Any:
     """Blocks of a device's share of a row in 8 bits.
 
-    >>> num_blocks(128), num_blocks(192)
+    >>> num_scale_blocks(128), num_scale_blocks(192)
     (1, 2)
     """
     return -(-numbers // BLOCK)
@@ -117,7 +117,7 @@ class Optimizer:
         shape = weight.shape
         arrays = self.state(weight.path, weight.param, weight.sizes).values()
         return sum(
-            prod(shape[letter] for letter in letters[:-1]) * num_blocks(shape[letters[-1]])
+            prod(shape[letter] for letter in letters[:-1]) * num_scale_blocks(shape[letters[-1]])
             for letters in arrays
         )
 

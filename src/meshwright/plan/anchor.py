@@ -19,7 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_cost import StepPricer
 from meshwright.errors import PlanError
 from meshwright.files import parse_json, read_text
@@ -116,7 +116,7 @@ def anchored(machine: Hardware, runs: Sequence[MeasuredRun]) -> Anchored:
 
 def _log_error(run: MeasuredRun, step: StepEfficiency) -> float:
     hardware = replace(run.hardware, chip=replace(run.hardware.chip, step=step))
-    shape = Shape.of_microbatch(run.workload, run.layout)
+    shape = PassShape.of_microbatch(run.workload, run.layout)
     graph = record_training(run.config, hardware, run.layout, shape)
     return log(StepPricer(graph, run.layout, hardware).cost().seconds / run.seconds)
 

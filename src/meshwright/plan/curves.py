@@ -121,7 +121,7 @@ def _least(holds: Callable[[int], bool], low: float, high: float) -> int:
     return numbers[bisect_left(numbers, True, key=holds)]
 
 
-def bandwidth(hardware: Hardware, low: float = 1024, high: float = 2**30) -> Plot:
+def bandwidth_plot(hardware: Hardware, low: float = 1024, high: float = 2**30) -> Plot:
     """Bytes a second that each collective reaches over one dimension of a machine, by V.
 
     Source: How to Scale Your Model, "Sharded Matrices", the measured AllGather of a v5e.

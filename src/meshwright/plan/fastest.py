@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.cost.many import Saving
-from meshwright.plan.space import Considered, Group
+from meshwright.plan.space import Considered, StageGroup
 from meshwright.units import Figure
 
 # Entries with bounds up to this factor above the least go to the next step together, since arrays are priced
@@ -40,7 +40,7 @@ class _Members(NamedTuple):
     """
 
     wanted: _Wanted
-    group: Group
+    group: StageGroup
     places: Any
     bounds: Any
     is_recorded: bool
@@ -50,7 +50,7 @@ class _Scheduled(NamedTuple):
     """Members of a group under one schedule and remat policy."""
 
     wanted: _Wanted
-    group: Group
+    group: StageGroup
     places: Any
     bounds: Any
     schedule: tuple[str, int]
@@ -73,7 +73,7 @@ class Fastest:
 
     def __init__(
         self,
-        groups: Iterable[Group],
+        groups: Iterable[StageGroup],
         *,
         asked: int | None = None,
         wanted: _Wanted = None,
@@ -85,7 +85,7 @@ class Fastest:
         self.lacking: list[Considered] = []
         self.add(groups)
 
-    def add(self, groups: Iterable[Group]) -> None:
+    def add(self, groups: Iterable[StageGroup]) -> None:
         """Add layouts, before any slower layout has been yielded."""
         for group in groups:
             ascending = self._ascending(group, group.all_places, group.unsharded_seconds)
@@ -190,7 +190,7 @@ class Fastest:
         for saving in space.next_savings(entry.saving, group.pipe) if more else ():
             self._schedule(entry, entry.schedule, saving, more)
 
-    def _ascending(self, group: Group, places: Any, seconds: Any) -> tuple[Any, Any]:
+    def _ascending(self, group: StageGroup, places: Any, seconds: Any) -> tuple[Any, Any]:
         """Places and bounds, the least bound first."""
         bounds = seconds * self._weights(group.num_sequences[places])
         order = np.argsort(bounds, kind="stable")

@@ -8,7 +8,7 @@ from meshwright.plan.train import price, well_placed
 from meshwright.plan_file import Plan
 
 
-def compared(plan: Plan, machine: Hardware) -> dict:
+def plan_costs(plan: Plan, machine: Hardware) -> dict:
     """Price a plan again: the keys of its candidate or phase, then chips, price and energy.
 
     A layout is placed on the links as in a search. price: of a million tokens, at the chip-hour's price.

@@ -62,7 +62,7 @@ class NothingFits(PlanError):
         self.tried = tried
 
 
-def smallest(
+def smallest_machines(
     config: ModelConfig,
     spec: str,
     workload: Workload,

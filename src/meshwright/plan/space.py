@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.cost.many import Family, Member, Saving, Stages, Unsharded, pattern, unsharded
+from meshwright.cost.many import LayoutFamily, Member, Saving, Stages, Unsharded, pattern, unsharded
 from meshwright.hardware.chip import Torus
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -219,7 +219,7 @@ class Space:
                     if more := [choice.place for choice in layouts if self.tries_next(choice)]:
                         waiting += [(other, more) for other in self.next_savings(saving, group.pipe)]
 
-    def groups(self, meshes: Iterable[Layout]) -> Iterator["Group"]:
+    def groups(self, meshes: Iterable[Layout]) -> Iterator["StageGroup"]:
         """Meshes grouped for pricing together, with equal microbatches and numbers of stages."""
         families: dict[tuple, list[Member]] = {}
         patterns: dict[tuple[Rules, bool, bool, bool], Rules] = {}
@@ -242,9 +242,9 @@ class Space:
             least = Unsharded(self.config, self.hardware, [*chain(*several)], *lengths).least_seconds
             for members in several:
                 of_family, least = least[: len(members)], least[len(members) :]
-                family = Family(self.config, self.hardware, members, *lengths)
+                family = LayoutFamily(self.config, self.hardware, members, *lengths)
                 for pipe, rows in family.rows.items():
-                    yield Group(self, family, pipe, of_family[rows])
+                    yield StageGroup(self, family, pipe, of_family[rows])
 
     def microbatches(self, mesh: Layout) -> list[tuple[int, int]]:
         """(microbatches, sequences) of steps with equal microbatches of whole sequences on each data rank.
@@ -340,13 +340,13 @@ def _schedules_of(is_spmd: bool, pipe: int) -> Iterator[PipelineSchedule]:
     return (record for record in SCHEDULES.values() if (record.spmd and pipe > 1) == is_spmd)
 
 
-class Group:
+class StageGroup:
     """The members of a family with equal numbers of stages. A place is a member's index.
 
     unsharded_seconds: lower bounds of their steps (`Unsharded`).
     """
 
-    def __init__(self, space: Space, family: Family, pipe: int, unsharded_seconds: Figure) -> None:
+    def __init__(self, space: Space, family: LayoutFamily, pipe: int, unsharded_seconds: Figure) -> None:
         self.space, self.family, self.pipe = space, family, pipe
         self._slowdown = family.chip.step.slowdown
         rows = family.rows[pipe]

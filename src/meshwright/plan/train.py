@@ -15,14 +15,14 @@ from math import inf
 from meshwright.cost.collectives import forget_prices
 from meshwright.cost.graph import Graph
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_memory import step_memory
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.errors import PlanError
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
-from meshwright.layout.layout_checks import check_fields, check_fits
+from meshwright.layout.layout_checks import check_fits, check_layout_fields
 from meshwright.layout.runnable import why_not
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -36,7 +36,7 @@ from meshwright.plan.given import NOT_SEARCHED, Condition
 from meshwright.plan.launcher_limits import launcher_lacks
 from meshwright.plan.nothing import nothing_found
 from meshwright.plan.rank import TIE, plainness, ranked, structure, ties
-from meshwright.plan.space import Considered, Group, Space
+from meshwright.plan.space import Considered, Space, StageGroup
 from meshwright.programs.launcher import Launcher
 from meshwright.units import format_bytes, format_seconds
 
@@ -138,7 +138,7 @@ def price(
     check_enough(workload, layout)
     num_sequences = workload.num_sequences if whole else None
     check_fits(layout, config, num_sequences, workload.seq_len, padded=True)
-    graph = graph or record_training(config, hardware, layout, Shape.of_microbatch(workload, layout))
+    graph = graph or record_training(config, hardware, layout, PassShape.of_microbatch(workload, layout))
     pricer = StepPricer(graph, layout, hardware)
     return Candidate(
         layout=layout,
@@ -315,14 +315,14 @@ class _Scout:
         self._config, self._hardware, self._on_progress = config, hardware, on_progress
         fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
         base = Layout.of(weights_dtype=weights_dtype).replace(**fixed)
-        check_fields(base, config)
+        check_layout_fields(base, config)
         base.precision.check_trains(bool(config.lora_rank))
         self._bases = [base.replace(compute_dtype=dtype) for dtype in compute_dtypes]
         self._given = tuple(one for one in given if one.field not in NOT_SEARCHED)
         self._reasons: dict[tuple, tuple[Layout, str | None]] = {}
         # The groups of the pool, and the groups that `narrow` added.
-        self._pooled: list[Group] = []
-        self._few: list[Group] = []
+        self._pooled: list[StageGroup] = []
+        self._few: list[StageGroup] = []
         self.within = 0.0
         self.considered = 0
 
@@ -347,7 +347,7 @@ class _Scout:
         """The layouts for exactly the workload's batch; runs: only runnable ones."""
         return self._fastest(self._groups(workload, 0.0, runs=runs or None), None, runs=runs)
 
-    def _fastest(self, groups: Iterable[Group], asked: int | None, *, runs: bool) -> Fastest:
+    def _fastest(self, groups: Iterable[StageGroup], asked: int | None, *, runs: bool) -> Fastest:
         wanted = (lambda choice: self.why_not(choice) is None) if runs else None
         return Fastest(groups, asked=asked, wanted=wanted)
 
@@ -378,7 +378,7 @@ class _Scout:
 
     def _groups(
         self, workload: Workload, within: float, *, runs: bool | None, most_shards: float = inf
-    ) -> Iterator[Group]:
+    ) -> Iterator[StageGroup]:
         """The groups of meshes that run, that do not run, or of all meshes if `runs` is None."""
         for space in self.spaces(workload, within, self._given):
             meshes = (

@@ -59,7 +59,7 @@ class Verdict:
     not_run: str | None
 
 
-def verdicts(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iterator[Verdict]:
+def ways_that_fit(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iterator[Verdict]:
     """Every way of TRAINING and SERVING.
 
     A type of published files that SERVING lacks is one more way. Training splits weights over all chips

@@ -53,7 +53,7 @@ def percent(share: float, digits: int | None = None) -> str:
     return f"{share:.{int(share < 0.1) if digits is None else digits}%}"
 
 
-def rounded(value: float) -> str:
+def three_digits(value: float) -> str:
     """A count in three digits: 5.42, 768, 1,365, 3.48M."""
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}" if value < 1e6 else format_count(value)
 
@@ -78,7 +78,7 @@ def _module(template: str) -> object:
         "count": format_count,
         "number_of": format_number_of,
         "percent": percent,
-        "rounded": rounded,
+        "rounded": three_digits,
         "commas": "{:,}".format,
         "digits": lambda value, number=3: f"{value:.{number}g}",
     }

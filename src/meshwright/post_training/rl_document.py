@@ -9,11 +9,11 @@ from meshwright.plan.chosen import plan_of
 from meshwright.plan.serve.phase import price_phase
 from meshwright.plan.serve.serving_plan import plan_of_phase
 from meshwright.plan_file import Plan
-from meshwright.post_training.two_phases import Question, Step
+from meshwright.post_training.two_phases import Question, RLStep
 from meshwright.units import format_bytes, format_seconds
 
 
-def document_of(asked: Question, steps: Sequence[Step], rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+def document_of(asked: Question, steps: Sequence[RLStep], rows: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Every form, fastest first; the best and the reasons; seconds by the length of rollouts."""
     work = asked.work
     return {
@@ -32,7 +32,7 @@ def document_of(asked: Question, steps: Sequence[Step], rows: Sequence[dict[str,
     }
 
 
-def _form(step: Step) -> dict[str, Any]:
+def _form(step: RLStep) -> dict[str, Any]:
     generator, chip = step.rollouts.generator, step.trainer.hardware.chip
     return {
         "form": step.form,
@@ -78,7 +78,7 @@ def _form(step: Step) -> dict[str, Any]:
     }
 
 
-def why(steps: Sequence[Step]) -> list[str]:
+def why(steps: Sequence[RLStep]) -> list[str]:
     """The best form in words, and the losses of the others."""
     best = steps[0]
     longest = max(best.phases, key=lambda phase: phase.seconds)
@@ -98,7 +98,7 @@ def why(steps: Sequence[Step]) -> list[str]:
     return lines
 
 
-def plans_of(asked: Question, step: Step) -> tuple[Plan, Plan]:
+def plans_of(asked: Question, step: RLStep) -> tuple[Plan, Plan]:
     """The plans of the trainer and of one server."""
     generator = step.rollouts.generator
     workload = Workload(generator.slots, min(asked.work.context, asked.config.max_seq_len), "generate")

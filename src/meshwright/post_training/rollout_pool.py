@@ -31,7 +31,7 @@ _MOST_SLOTS = 1024
 
 
 @dataclass(frozen=True)
-class Generator:
+class RolloutServers:
     """Servers of one layout on a pool. layout: of one server; machine: its chips; slots: its sequences."""
 
     layout: Layout
@@ -57,7 +57,7 @@ class Rollouts:
     weights_bytes: of one chip. needed_bytes: weights, caches of the mean length and buffers of one chip.
     """
 
-    generator: Generator
+    generator: RolloutServers
     seconds: float
     idle_share: float
     tokens_per_second: float
@@ -67,12 +67,12 @@ class Rollouts:
 
 def generators(
     config: ModelConfig, pool: Hardware, work: PostTraining, held_bytes: float, weights_dtype: str
-) -> list[Generator]:
+) -> list[RolloutServers]:
     """The layouts whose static price promises most tokens a second, best first.
 
     held_bytes: of each chip's memory, taken by the trainer. Raises PlanError if no server fits.
     """
-    rated: list[tuple[float, Generator]] = []
+    rated: list[tuple[float, RolloutServers]] = []
     smallest = pool.num_chips
     for machine in _servers(pool):
         if machine.num_chips > _LARGER * smallest:
@@ -96,7 +96,7 @@ def generators(
             # A slot takes the next rollout as soon as its own ends, so a last wave need not be full.
             waves = max(1.0, share / slots)
             smallest = min(smallest, machine.num_chips)
-            rated.append((waves * point.step_seconds, Generator(layout, machine, replicas, slots)))
+            rated.append((waves * point.step_seconds, RolloutServers(layout, machine, replicas, slots)))
     if not rated:
         raise PlanError(
             f"{config.name}: no server fits {pool.spec} with {held_bytes / 1e9:.1f} GB a chip taken"
@@ -110,14 +110,14 @@ def best_rollouts(
 ) -> Rollouts:
     """The rollouts of the layout that ends them first, by simulation."""
     first, *others = generators(config, pool, work, held_bytes, weights_dtype)
-    best = simulated(config, first, work)
+    best = simulate_rollouts(config, first, work)
     for generator in others:
         if ends := server_ends(config, generator, work, best.seconds):
             best = _rollouts(config, generator, work, ends)
     return best
 
 
-def simulated(config: ModelConfig, generator: Generator, work: PostTraining) -> Rollouts:
+def simulate_rollouts(config: ModelConfig, generator: RolloutServers, work: PostTraining) -> Rollouts:
     """The rollouts by the server's scheduler, of some servers; one of them has the longest rollout."""
     return _rollouts(config, generator, work, server_ends(config, generator, work))
 
@@ -125,7 +125,7 @@ def simulated(config: ModelConfig, generator: Generator, work: PostTraining) -> 
 # Keeping and offloading states often give the same servers, which are simulated once.
 @lru_cache(maxsize=16)
 def server_ends(
-    config: ModelConfig, generator: Generator, work: PostTraining, within: float = inf
+    config: ModelConfig, generator: RolloutServers, work: PostTraining, within: float = inf
 ) -> tuple[float, ...]:
     """Seconds until each simulated server is done; empty if any of them takes `within` or more."""
     # Every slot has the pages of a whole context, so that their size changes no time, and pages of a whole
@@ -153,7 +153,7 @@ def server_ends(
 
 
 def _rollouts(
-    config: ModelConfig, generator: Generator, work: PostTraining, ends: Sequence[float]
+    config: ModelConfig, generator: RolloutServers, work: PostTraining, ends: Sequence[float]
 ) -> Rollouts:
     """The rollouts of a generator. ends: seconds until each simulated server is done."""
     seconds = max(ends)

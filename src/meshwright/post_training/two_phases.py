@@ -25,7 +25,7 @@ from meshwright.plan.serve.layouts import most_heads
 from meshwright.plan.serve.phase import price_phase
 from meshwright.plan.smallest import sizes
 from meshwright.plan.train import search
-from meshwright.post_training.rollout_pool import Generator, Rollouts, best_rollouts, simulated
+from meshwright.post_training.rollout_pool import Rollouts, RolloutServers, best_rollouts, simulate_rollouts
 from meshwright.post_training.work import PostTraining
 
 # Sequences of a training batch are this long at most, and hold several rollouts.
@@ -50,7 +50,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Step:
+class RLStep:
     """One step of post-training in one form.
 
     form: "together, kept", "together, offloaded" or "apart". workload: of an update. idle_share: of
@@ -102,7 +102,7 @@ class Question:
     reference: bool = True
 
 
-def together(asked: Question) -> Iterator[Step]:
+def together(asked: Question) -> Iterator[RLStep]:
     """The forms on all chips, with the trainer's states kept on the chips or offloaded to the host.
 
     A form whose memory does not suffice is left out.
@@ -129,7 +129,7 @@ def _in_turn(
     move: WeightsMove,
     offloaded: float,
     held: float,
-) -> Step:
+) -> RLStep:
     trainer, workload = trained
     pool, chip = asked.machine.spec, asked.machine.chip
     scoring = score_seconds(asked, rollouts.generator)
@@ -154,10 +154,10 @@ def _in_turn(
     idle = rollouts.idle_share * rollouts.seconds / now
     form = "together, offloaded" if offloaded else "together, kept"
     resident = held + rollouts.weights_bytes
-    return Step(form, trainer, workload, rollouts, move, tuple(phases), now, idle, 0, needed, resident)
+    return RLStep(form, trainer, workload, rollouts, move, tuple(phases), now, idle, 0, needed, resident)
 
 
-def apart(asked: Question, near: Step | None) -> Iterator[Step]:
+def apart(asked: Question, near: RLStep | None) -> Iterator[RLStep]:
     """Steps of the form on two pools, each faster than the one before.
 
     Each next split of the chips balances both pools by the chip-seconds of the last split. The search of a
@@ -260,7 +260,7 @@ class _Pools:
         return max(learning, self.rollouts.seconds + self.messages) + self.moving
 
 
-def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
+def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> RLStep:
     (trainer, workload), rollouts, moving = trained, pools.rollouts, pools.moving
     training = training_seconds(pools.asked, trained)
     busy = {"train": pools.scoring + training, "roll out": rollouts.seconds}
@@ -277,7 +277,9 @@ def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> Step:
     idle = idle_share(chips, busy, moving, pools.messages) + waiting / (seconds * sum(chips.values()))
     needed = {"train": float(trainer.needed_bytes), "roll out": rollouts.needed_bytes}
     resident = rollouts.weights_bytes
-    return Step("apart", trainer, workload, rollouts, pools.move, phases, seconds, idle, 1, needed, resident)
+    return RLStep(
+        "apart", trainer, workload, rollouts, pools.move, phases, seconds, idle, 1, needed, resident
+    )
 
 
 def idle_share(
@@ -336,7 +338,7 @@ def training_seconds(asked: Question, trained: tuple[Candidate, Workload]) -> fl
     return trainer.step_seconds * asked.work.num_updates * more
 
 
-def score_seconds(asked: Question, generator: Generator) -> float:
+def score_seconds(asked: Question, generator: RolloutServers) -> float:
     """Seconds of the passes that score all rollouts: the old policy, the reference and the judge."""
     models = [asked.config] * (2 if asked.reference else 1) + ([asked.judge] if asked.judge else [])
     mean = max(1, asked.work.num_tokens // asked.work.num_rollouts)
@@ -351,12 +353,12 @@ def score_seconds(asked: Question, generator: Generator) -> float:
     return total
 
 
-def _learning_seconds(step: Step) -> float:
+def _learning_seconds(step: RLStep) -> float:
     """Seconds of a step's scores and training."""
     return sum(phase.seconds for phase in step.phases if phase.what in ("score", "train"))
 
 
-def _share(near: Step | None) -> float:
+def _share(near: RLStep | None) -> float:
     """The share of the chips that rolls out if both pools are to end at once."""
     if near is None:
         return 0.5
@@ -393,7 +395,9 @@ def _between(machine: Hardware) -> float:
     return getattr(network, "nic_bytes_per_second", machine.chip.link_bytes_per_second)
 
 
-def crossover(asked: Question, first: Step, other: Step, scales: tuple[float, ...]) -> list[dict[str, float]]:
+def crossover(
+    asked: Question, first: RLStep, other: RLStep, scales: tuple[float, ...]
+) -> list[dict[str, float]]:
     """Seconds of two steps in their layouts, with lengths of rollouts multiplied by each of `scales`.
 
     Training and scoring grow with the tokens; rollouts are simulated again.
@@ -409,7 +413,7 @@ def crossover(asked: Question, first: Step, other: Step, scales: tuple[float, ..
         seconds = {}
         for step in (first, other):
             parts = {phase.what: phase.seconds for phase in step.phases}
-            again = simulated(asked.config, step.rollouts.generator, work).seconds
+            again = simulate_rollouts(asked.config, step.rollouts.generator, work).seconds
             again += growth * parts.get("messages", 0.0)
             learning = growth * (parts.get("train", 0.0) + parts.get("score", 0.0))
             rest = sum(

@@ -26,7 +26,7 @@ from meshwright.train.stage_step import training_step
 def check_moves(run: Path, after: Plan, output: Path) -> Plan:
     """The plan of the run. Raises an error if its checkpoint cannot go on under `after` in `output`."""
     before = load_plan(run / PLAN_FILE)
-    if not checkpoint_files.steps(run / checkpoint_files.CHECKPOINTS):
+    if not checkpoint_files.checkpoint_steps(run / checkpoint_files.CHECKPOINTS):
         raise CheckpointError(f"run {run}: has no checkpoint")
     if output.exists() and any(output.iterdir()):
         raise CheckpointError(f"--out {output}: holds files already; name another folder")

@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.nn.policy_loss import PolicyRows
 from meshwright.reinforcement.prompts import Prompt, PromptBatch
 from meshwright.reinforcement.rewards import Reward
-from meshwright.reinforcement.rollouts import Generator, Packed, Rolled, packed, seed_of
+from meshwright.reinforcement.rollouts import Generator, PackedRollouts, Rolled, pack_rollouts, seed_of
 from meshwright.reinforcement.settings import RlSettings
 from meshwright.serve.engine.request import Request, SamplingParams
 from meshwright.serve.text.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ class RlState(TrainState):
 class _Figures(NamedTuple):
     """Log-probabilities of the targets of one update's rows, [B, T+1], and the rows."""
 
-    rows: Packed
+    rows: PackedRollouts
     old: np.ndarray
     reference: np.ndarray
 
@@ -171,7 +171,7 @@ class RlStep:
 
     def _scored(self, prompts: Sequence[Prompt], rolled: Rolled, policy: Any) -> list[_Figures]:
         """The rows of each update, with log-probabilities by `policy` and by the reference."""
-        rows = packed([prompt.tokens for prompt in prompts], rolled.rollouts, self.seq_len)
+        rows = pack_rollouts([prompt.tokens for prompt in prompts], rolled.rollouts, self.seq_len)
         size, count = self.learner.batch_sequences, len(rows.tokens)
         num_updates = min(count, max(self.settings.updates, -(-count // size)))
         parts = [rows.part(range(first, count, num_updates), size) for first in range(num_updates)]
@@ -182,7 +182,7 @@ class RlStep:
             reference = [self._log_probs(self.reference, part) for part in parts]
         return [_Figures(*one) for one in zip(parts, old, reference, strict=True)]
 
-    def _log_probs(self, params: Any, rows: Packed) -> np.ndarray:
+    def _log_probs(self, params: Any, rows: PackedRollouts) -> np.ndarray:
         """f32[B, T+1]: of each token as a target; 0 for the first."""
         return np.pad(self.learner.log_probs(params, rows.tokens), ((0, 0), (1, 0)))
 

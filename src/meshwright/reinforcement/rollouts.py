@@ -121,7 +121,7 @@ def seed_of(seed: int, index: int, sample: int) -> int:
     return int(np.random.SeedSequence([seed, index, sample]).generate_state(1)[0])
 
 
-class Packed(NamedTuple):
+class PackedRollouts(NamedTuple):
     """Rollouts packed into rows [n, T+1], several in a row if they fit.
 
     tokens: coded as `train.row_codes` says. rollout: the number of the rollout whose answer has this token;
@@ -132,11 +132,11 @@ class Packed(NamedTuple):
     rollout: np.ndarray
     log_probs: np.ndarray
 
-    def part(self, rows: Sequence[int], num_rows: int) -> "Packed":
+    def part(self, rows: Sequence[int], num_rows: int) -> "PackedRollouts":
         """Some rows, filled up to `num_rows` with padding."""
         added = num_rows - len(rows)
         fills = (_PADDING, -1, 0.0)
-        return Packed(
+        return PackedRollouts(
             *(
                 np.concatenate([array[list(rows)], np.full((added, array.shape[1]), fill, array.dtype)])
                 for array, fill in zip(self, fills, strict=True)
@@ -147,7 +147,9 @@ class Packed(NamedTuple):
 _PADDING = UNCOUNTED
 
 
-def packed(prompts: Sequence[Sequence[int]], rollouts: Sequence[Rollout], seq_len: int) -> Packed:
+def pack_rollouts(
+    prompts: Sequence[Sequence[int]], rollouts: Sequence[Rollout], seq_len: int
+) -> PackedRollouts:
     """Rows of prompts with their answers: each into the first row with enough space."""
     lengths = [len(prompt) + len(one.tokens) for prompt, one in zip(prompts, rollouts, strict=True)]
     places, used = [], list[int]()
@@ -170,4 +172,4 @@ def packed(prompts: Sequence[Sequence[int]], rollouts: Sequence[Rollout], seq_le
         log_probs[row, begin:end] = answer.log_probs
         if end <= seq_len:
             tokens[row, end] |= BEGINS  # padding, or the next rollout
-    return Packed(tokens, of, log_probs)
+    return PackedRollouts(tokens, of, log_probs)

@@ -57,7 +57,7 @@ def unread_keys(record: Mapping[str, Any]) -> list[str]:
     return [key for key in record if key not in read]
 
 
-def example(record: Mapping[str, Any], where: str, chat: ChatTemplate) -> tuple[str, Spans]:
+def training_text(record: Mapping[str, Any], where: str, chat: ChatTemplate) -> tuple[str, Spans]:
     """The text of a record of one of FORMATS, and the spans of the answers to learn.
 
     where: names the record in errors. Raises DataError for what cannot be read, or would change the text

@@ -112,7 +112,7 @@ def prepare_job(
         )
     _check_plan(chosen)
     checkpoints = folder / checkpoint_files.CHECKPOINTS
-    saved = checkpoint_files.steps(checkpoints)
+    saved = checkpoint_files.checkpoint_steps(checkpoints)
     if saved and not resume:
         raise CheckpointError(
             f"checkpoint: {checkpoints} already holds step {saved[-1]}; go on from there with --resume, "

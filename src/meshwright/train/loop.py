@@ -176,7 +176,7 @@ def begin(run: Path, step: TrainStep, corpus: Source, *, seed: int = 0, resume: 
         )
     if resume:
         return _restored(run, step, corpus)
-    existing = checkpoint_files.steps(run / CHECKPOINTS)
+    existing = checkpoint_files.checkpoint_steps(run / CHECKPOINTS)
     if existing:
         raise CheckpointError(
             f"checkpoint: {run / CHECKPOINTS} already holds step {existing[-1]};"
@@ -395,7 +395,7 @@ def _back(
     """The last checkpoint as a start, or step 0, without the batch of the spike."""
     num_skipped = len(start.skipped)
     saver.wait()
-    if checkpoint_files.steps(run / CHECKPOINTS):
+    if checkpoint_files.checkpoint_steps(run / CHECKPOINTS):
         back = _restored(run, step, corpus)
     else:
         back = Start(step.init(start.seed), 0, 0, start.seed)

@@ -42,7 +42,7 @@ _NUM_VALIDATIONS = 5
 _LOG_EVERY = 10
 
 
-class Data(loop.Source, Protocol):
+class RunData(loop.Source, Protocol):
     """The examples of a run, with their tokenizer."""
 
     @property
@@ -139,7 +139,7 @@ def learned(
     job: TrainingJob,
     settings: Settings,
     step: Any,
-    corpus: Data,
+    corpus: RunData,
     report: Progress,
     *,
     unigram_entropy: float | None = None,
@@ -252,7 +252,7 @@ def _status(line: Line, num_steps: int) -> str:
     return text
 
 
-def _describe(job: TrainingJob, settings: Settings, corpus: Data) -> None:
+def _describe(job: TrainingJob, settings: Settings, corpus: RunData) -> None:
     """Write the plan, settings, model and tokenizer of the checkpoints to the run's folder."""
     save_plan(job.plan, job.run / PLAN_FILE)
     save_settings(settings, job.run)

@@ -29,8 +29,8 @@ from meshwright.models.transformer import Places
 from meshwright.nn.files.checkpoint import by_name, like
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, summed
-from meshwright.nn.params import abstract_params, flatten, init_params, joined, trained
-from meshwright.nn.pipeline.controller import Dispatch, Executor, OnDevices, named
+from meshwright.nn.params import abstract_params, flatten, init_params, merged, trained
+from meshwright.nn.pipeline.controller import Dispatch, Executor, OnDevices, with_name
 from meshwright.nn.pipeline.stage_programs import LOSS, ROUTERS, STACKS, Chunk, ChunkPrograms, is_stacked
 from meshwright.nn.start.compiler_options import Options
 from meshwright.nn.start.device_mesh import device_mesh
@@ -96,25 +96,25 @@ class StagedStep:
         self.dispatch = Dispatch(self.table, [own.mesh for own in self.stages], programs, options or {})
         depths = range(len(self.chunks))
         self._norm = jax.jit(gradient_norm)
-        self._norms = [jax.jit(named(gradient_norm, f"depth{depth}_norm")) for depth in depths]
-        self._sum = jax.jit(named(lambda parts: sum(parts[1:], parts[0]), "sum"))
+        self._norms = [jax.jit(with_name(gradient_norm, f"depth{depth}_norm")) for depth in depths]
+        self._sum = jax.jit(with_name(lambda parts: sum(parts[1:], parts[0]), "sum"))
         self._plus = jax.jit(added, donate_argnums=0)
         self._metrics = jax.jit(self.first.metrics)
         self._summed = {
-            (stage, home): jax.jit(named(self._reduced, f"stage{stage}_depth{home}_gradients"))
+            (stage, home): jax.jit(with_name(self._reduced, f"stage{stage}_depth{home}_gradients"))
             for stage in range(len(self.stages))
             for home in depths
         }
         self._updated = self._update_programs()
         self._sizes = [
-            jax.jit(named(partial(self._mean_squares, self._owner(depth)), f"depth{depth}_sizes"))
+            jax.jit(with_name(partial(self._mean_squares, self._owner(depth)), f"depth{depth}_sizes"))
             for depth in depths
         ]
         self._of_stacks = jax.jit(self._over_depths)
 
     def _reduced(self, gradients: dict[str, Array]) -> dict[str, Array]:
         """The gradients of a chunk, by path, with the shardings of the moments."""
-        return flatten(summed(self.config, self.first.layout, joined(self.config, gradients)))
+        return flatten(summed(self.config, self.first.layout, merged(self.config, gradients)))
 
     def _update_programs(self) -> list[Any]:
         """Each depth's update: (its state, gradients, norm, mean squares of stacks) -> its next state."""
@@ -128,7 +128,7 @@ class StagedStep:
                 given = {} if of_stacks is None else {"whole": partial(_with_stacks, of_stacks)}
                 return owner.updated(state, grads, norm, **given)
 
-            return jax.jit(named(run, f"depth{depth}_update"), donate_argnums=0, out_shardings=where)
+            return jax.jit(with_name(run, f"depth{depth}_update"), donate_argnums=0, out_shardings=where)
 
         places: list[Any] = [None] * len(self.chunks)
         if self.layout.schedule.offload_optimizer:
@@ -209,7 +209,7 @@ class StagedStep:
         fresh = init_params(self.config, owner.layout, owner.mesh, seed, only=only, part=chunk.part)
         abstract = flatten(self._abstract_params(depth))
         read = {path: _put(chunk, path, weights[path], abstract[path]) for path in paths if path in weights}
-        params = joined(self.config, fresh, read)
+        params = merged(self.config, fresh, read)
         with jax.set_mesh(owner.mesh):
             return jax.jit(owner.first_state)(params)
 
@@ -244,7 +244,7 @@ class StagedStep:
             shape = jax.eval_shape(partial(chunk.part, path), params[path]).shape
             return jax.ShapeDtypeStruct(shape, params[path].dtype, sharding=params[path].sharding)
 
-        return joined(self.config, {path: part(path) for path in params if chunk.has(path)})
+        return merged(self.config, {path: part(path) for path in params if chunk.has(path)})
 
     # The step
 
@@ -341,7 +341,7 @@ class StagedStep:
                 for path, gradient in reduced.items():
                     self._add(on, gradients[depth], path, gradient, self._owner(depth).mesh)
         sums = {name: on.run(self.first.mesh, self._sum, parts) for name, parts in losses.items()}
-        return sums, [joined(self.config, flat) for flat in gradients]
+        return sums, [merged(self.config, flat) for flat in gradients]
 
     def _add(self, on: Executor, total: dict[str, Array], path: str, more: Array, mesh: Any) -> None:
         sent = on.send(more, mesh, "gradients")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from meshwright.errors import PlanError
 from meshwright.plan.anchor import MeasuredRun
-from meshwright.validate.choice import choose
+from meshwright.validate.choice import fastest_mix
 from meshwright.validate.published import MEMORY, PublishedRow, read_rows
 from meshwright.validate.reproduce import reproduce
 
@@ -18,7 +18,7 @@ def runs_of(table: Path) -> list[MeasuredRun]:
     for row in read_rows(table):
         if isinstance(row, PublishedRow) and row.metric != MEMORY:
             case = reproduce(row)
-            layout = choose(case).mix.layout
+            layout = fastest_mix(case).mix.layout
             runs.append(MeasuredRun(case.config, case.hardware, case.workload, layout, row.seconds()))
     if not runs:
         raise PlanError(f"--anchor {table}: no row has a step time or a throughput")

@@ -14,7 +14,7 @@ from math import floor
 from meshwright.cost.graph import Graph
 from meshwright.cost.memory import Memory
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_memory import reported_bytes, step_memory
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -76,7 +76,7 @@ class PricedMix:
         )
 
 
-def choose(case: Case) -> PricedMix:
+def fastest_mix(case: Case) -> PricedMix:
     """The fastest mix of a case."""
     return min((_priced(case, mix) for mix in mixes(case)), key=lambda choice: choice.step_seconds)
 
@@ -124,7 +124,7 @@ def memory_of(case: Case, hardware: Hardware, layout: Layout) -> Memory:
 
 
 def _graph(case: Case, layout: Layout) -> Graph:
-    return _kept_record(case.config, case.hardware, layout, Shape.of_microbatch(case.workload, layout))
+    return _kept_record(case.config, case.hardware, layout, PassShape.of_microbatch(case.workload, layout))
 
 
 def _excess(case: Case, hardware: Hardware, layout: Layout) -> float:

@@ -92,7 +92,7 @@ def covered(predictions: Iterable[Prediction]) -> float | None:
     return sum(inside) / len(inside) if inside else None
 
 
-def summary(lines: Iterable[FirstLook]) -> dict[str, float | int | None]:
+def first_look_medians(lines: Iterable[FirstLook]) -> dict[str, float | int | None]:
     """Medians over sources of the recorded first looks at times."""
     known = [line for line in lines if line.figure == "time" and line.first_median is not None]
     return {

@@ -12,7 +12,7 @@ MAX_BATCH = 1 << 20
 
 
 @dataclass(frozen=True)
-class Degrees:
+class WorkerDegrees:
     """The degrees of one worker of a pool."""
 
     tensor: int
@@ -101,15 +101,22 @@ class LoadTestRow:
         decode = (self.decode_tensor, self.decode_data, self.decode_expert_tensor, self.decode_expert)
         return (self.mode, together, prefill, decode)
 
-    def pools(self) -> list[tuple[int, Degrees]]:
+    def pools(self) -> list[tuple[int, WorkerDegrees]]:
         """(workers, degrees) of the one pool, or of the pools of prefill and of decode."""
         if self.mode == "together":
             stated = (self.tensor or 1, self.data or 1, self.expert_tensor or 1, self.expert or 1)
             if _is_squared(*stated):
                 expert = stated[-1]
                 is_data = stated[1] > stated[0]
-                return [(1, Degrees(1, expert, 1, expert) if is_data else Degrees(expert, 1, 1, expert))]
-            degrees = Degrees(*stated)
+                return [
+                    (
+                        1,
+                        WorkerDegrees(1, expert, 1, expert)
+                        if is_data
+                        else WorkerDegrees(expert, 1, 1, expert),
+                    )
+                ]
+            degrees = WorkerDegrees(*stated)
             return [(max(1, self.chips // degrees.chips), degrees)]
         prefill = _degrees(
             self.prefill_tensor, self.prefill_data, self.prefill_expert_tensor, self.prefill_expert
@@ -128,5 +135,5 @@ def _is_squared(tensor: int, data: int, expert_tensor: int, expert: int) -> bool
     return expert > 1 and expert_tensor == expert and tensor * data == expert * expert
 
 
-def _degrees(*stated: int | None) -> Degrees:
-    return Degrees(*(degree or 1 for degree in stated))
+def _degrees(*stated: int | None) -> WorkerDegrees:
+    return WorkerDegrees(*(degree or 1 for degree in stated))

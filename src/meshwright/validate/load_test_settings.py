@@ -15,7 +15,7 @@ prefill. Otherwise pools are sized so that neither waits for the other.
 """
 
 from meshwright.models.config import ModelConfig
-from meshwright.validate.load_test_row import Degrees, LoadTestRow
+from meshwright.validate.load_test_row import LoadTestRow, WorkerDegrees
 
 # Positions of all requests at once up to which the devices of a worker split heads.
 SPLIT_POSITIONS = 900_000
@@ -60,7 +60,7 @@ def is_unstated(row: LoadTestRow, config: ModelConfig) -> bool:
     return row.mode == "apart" and row.decode_workers is None and config.mla is not None
 
 
-def splits_heads(row: LoadTestRow, concurrency: int, degrees: Degrees) -> bool:
+def splits_heads(row: LoadTestRow, concurrency: int, degrees: WorkerDegrees) -> bool:
     """Whether the devices of a decode worker with latent attention split heads."""
     positions = concurrency * (row.prompt_len + row.output_len / 2)
     return degrees.chips <= MOST_SPLIT and positions <= SPLIT_POSITIONS

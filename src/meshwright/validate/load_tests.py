@@ -19,7 +19,7 @@ from multiprocessing import get_context
 import numpy as np
 
 from meshwright.dtypes import NUMBER_TYPES, dtype_bytes, named, number_type, types_for
-from meshwright.engines.serving_engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, ServingEngine
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Switch
@@ -33,7 +33,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.with_engine import running
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, Spread, serving_spread
-from meshwright.validate.load_test_row import FIGURES, MAX_BATCH, SHORTEST_DRAWN, Degrees, LoadTestRow
+from meshwright.validate.load_test_row import FIGURES, MAX_BATCH, SHORTEST_DRAWN, LoadTestRow, WorkerDegrees
 from meshwright.validate.load_test_settings import (
     FULL,
     MOST_SPLIT,
@@ -277,7 +277,7 @@ def _most_at_once(row: LoadTestRow, server: EngineServer, workers: int) -> int:
     return workers * server.data * each
 
 
-def _unstated(row: LoadTestRow, config: ModelConfig, engine: Engine, concurrency: int) -> LoadTestCase:
+def _unstated(row: LoadTestRow, config: ModelConfig, engine: ServingEngine, concurrency: int) -> LoadTestCase:
     """The case of pools apart if the row leaves out their workers, as `load_test_settings` has them."""
     (_, prefill), (_, decode) = row.pools()
     before = _server(row, config, engine, _with_sequences(prefill))
@@ -295,10 +295,10 @@ def _unstated(row: LoadTestRow, config: ModelConfig, engine: Engine, concurrency
     return LoadTestCase(row, servers, (prefills, number), concurrency)
 
 
-def _with_sequences(degrees: Degrees) -> Degrees:
+def _with_sequences(degrees: WorkerDegrees) -> WorkerDegrees:
     """These devices, each with sequences of its own, and experts over all of them."""
     chips = degrees.chips
-    return Degrees(1, chips, 1, chips)
+    return WorkerDegrees(1, chips, 1, chips)
 
 
 def _holding(
@@ -306,7 +306,7 @@ def _holding(
     server: EngineServer,
     config: ModelConfig,
     workers: int,
-    degrees: Degrees,
+    degrees: WorkerDegrees,
     concurrency: int,
 ) -> EngineServer:
     """`server`, or one whose devices have sequences of their own if only that holds all requests at once.
@@ -367,14 +367,16 @@ def _names(row: LoadTestRow) -> Iterator[str]:
             return
 
 
-def _server(row: LoadTestRow, config: ModelConfig, engine: Engine, degrees: Degrees) -> EngineServer:
+def _server(
+    row: LoadTestRow, config: ModelConfig, engine: ServingEngine, degrees: WorkerDegrees
+) -> EngineServer:
     hardware = _machine(row, engine, degrees.chips)
     layout, config = _layout(row, config, hardware, degrees)
     return EngineServer(config, layout, hardware, engine)
 
 
 @lru_cache(maxsize=256)
-def _machine(row: LoadTestRow, engine: Engine, chips: int) -> Hardware:
+def _machine(row: LoadTestRow, engine: ServingEngine, chips: int) -> Hardware:
     name, network = row.hardware.partition(":")[0], catalog.load(row.hardware).chip.network
     domain = network.domain_size if isinstance(network, Switch) else chips
     size = f"1x{chips}" if chips <= domain else f"{-(-chips // domain)}x{domain}"
@@ -383,7 +385,7 @@ def _machine(row: LoadTestRow, engine: Engine, chips: int) -> Hardware:
 
 @lru_cache(maxsize=1024)
 def _layout(
-    row: LoadTestRow, config: ModelConfig, hardware: Hardware, degrees: Degrees
+    row: LoadTestRow, config: ModelConfig, hardware: Hardware, degrees: WorkerDegrees
 ) -> tuple[Layout, ModelConfig]:
     """The layout of a worker, and the model with redundant experts if the experts do not divide."""
     tensor, data, expert = degrees.tensor, degrees.data, degrees.expert

@@ -20,7 +20,7 @@ from meshwright.models.count import train_flops_per_token
 from meshwright.plan.assumptions import spread_on
 from meshwright.plan.spread import quantile
 from meshwright.validate.alike import TRUST, Traits, expected_error
-from meshwright.validate.choice import choose
+from meshwright.validate.choice import fastest_mix
 from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow, UnreadRow
 from meshwright.validate.reproduce import Case, reproduce
 from meshwright.validate.static_batches import reproduce_inference
@@ -114,7 +114,7 @@ def _predict(row: AnyRow | UnreadRow) -> Prediction:
             layout, figure = reproduce_inference(row).choice
             return Prediction(row, figure, layout=str(layout))
         case = reproduce(row)
-        chosen = choose(case)
+        chosen = fastest_mix(case)
     except MeshwrightError as error:
         return Prediction(row, skipped=str(error))
     except (
@@ -244,7 +244,7 @@ class Verdicts:
     false_fits: float | None
 
 
-def verdicts(predictions: Iterable[Prediction]) -> Verdicts:
+def memory_verdicts(predictions: Iterable[Prediction]) -> Verdicts:
     """The verdicts on all predicted rows, with each layout counted once."""
     known = {_memory_question(p): p for p in predictions if p.fits is not None and _metric(p)}
     ran = [key for key, p in known.items() if not _ran_out(p)]

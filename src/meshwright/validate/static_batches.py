@@ -15,7 +15,7 @@ from math import ceil
 
 from meshwright.cost.serving_step import pass_cost
 from meshwright.dtypes import NUMBER_TYPES, number_type, types_for
-from meshwright.engines.serving_engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, ServingEngine
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -71,7 +71,7 @@ class ServedCase:
         if self.row.batch < MAX_BATCH:
             return min(self.row.batch, most or self.row.batch)
         engine = engine_of(self.row)
-        limit = ENGINES[engine].max_sequences if engine else Engine.max_sequences
+        limit = ENGINES[engine].max_sequences if engine else ServingEngine.max_sequences
         return max(1, min(most, limit * num_replicas(at, self.config)))
 
     def microbatches(self, layout: Layout, batch: int) -> tuple[int, float]:

@@ -11,7 +11,7 @@ from tests.models.families.table import COUNTED, FILES
 from meshwright.errors import ModelError
 from meshwright.layout.runnable import model_lacks
 from meshwright.models import families
-from meshwright.models.count import count_params, forward_flops, kv_cache_bytes, mtp_params, state_bytes
+from meshwright.models.count import count_params, forward_flops, kv_cache_bytes, mixer_state_bytes, mtp_params
 from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS
 
@@ -155,7 +155,7 @@ def test_transformers_counts_planned_families_the_same(model_type: str) -> None:
     assert model_lacks(config)
     for flops in (forward_flops(config, 4096).total, forward_flops(config, 4096, causal=False).total):
         assert flops > 2 * (count_params(config).active - count_params(config).vocab)
-    assert kv_cache_bytes(config, 4096) + state_bytes(config) > 0
+    assert kv_cache_bytes(config, 4096) + mixer_state_bytes(config) > 0
 
 
 def test_the_text_model_of_a_larger_one_is_read() -> None:

@@ -13,7 +13,7 @@ from meshwright.layout import Layout
 from meshwright.models.config import Window
 from meshwright.models.transformer import Places
 from meshwright.nn.attention.blockwise import blockwise, zigzag
-from meshwright.nn.attention.by_formula import Scores, attend, visible
+from meshwright.nn.attention.by_formula import ScoreForm, attend, visible
 from meshwright.nn.start.device_mesh import device_mesh
 
 LAYOUT = Layout.of()
@@ -32,13 +32,13 @@ def with_gradients(attention: Callable, *operands: Array) -> list[Array]:
 @pytest.mark.parametrize(
     ("how", "window", "with_sinks", "with_segments"),
     [
-        (Scores(softcap=2.0, scale=0.7), None, False, True),
-        (Scores(slopes=(0.5, 0.25, 0.1, 0.05)), Window(7), True, False),
-        (Scores(), Window(5, chunked=True), False, True),
+        (ScoreForm(softcap=2.0, scale=0.7), None, False, True),
+        (ScoreForm(slopes=(0.5, 0.25, 0.1, 0.05)), Window(7), True, False),
+        (ScoreForm(), Window(5, chunked=True), False, True),
     ],
 )
 def test_it_is_attention_with_its_gradients(
-    how: Scores, window: Window | None, with_sinks: bool, with_segments: bool
+    how: ScoreForm, window: Window | None, with_sinks: bool, with_segments: bool
 ) -> None:
     positions = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
     segments = jnp.broadcast_to((jnp.arange(T) // 11)[None], (B, T)) if with_segments else None
@@ -67,10 +67,10 @@ def test_its_memory_is_linear_in_the_positions() -> None:
     shape = jax.ShapeDtypeStruct((1, long, 1, 64), jnp.float32)
 
     def blocks(q: Array, k: Array, v: Array) -> Array:
-        return blockwise(q, k, v, None, places, places, None, LAYOUT, Scores())
+        return blockwise(q, k, v, None, places, places, None, LAYOUT, ScoreForm())
 
     def dense(q: Array, k: Array, v: Array) -> Array:
-        return attend(q, k, v, None, visible(places, places, None), LAYOUT, Scores())
+        return attend(q, k, v, None, visible(places, places, None), LAYOUT, ScoreForm())
 
     def temporaries(attention: Callable) -> int:
         program = jax.jit(partial(with_gradients, attention)).lower(shape, shape, shape).compile()

@@ -18,7 +18,7 @@ from meshwright.layout.moves.attention import gathered_keys, token_sharding
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig, Window
 from meshwright.nn.attention.blockwise import blockwise, zigzag
-from meshwright.nn.attention.by_formula import Scores, attend, visible
+from meshwright.nn.attention.by_formula import ScoreForm, attend, visible
 from meshwright.nn.attention.flash import cudnn, flash_kernels, kernels_of, splash
 from meshwright.nn.norms import along
 from meshwright.nn.ops.jax_ops import JaxOps
@@ -90,7 +90,7 @@ def test_a_kernel_is_taken_where_it_can_run(
     taken: list[Callable | None] = []
 
     def look(q: Array) -> Array:
-        found: Any = flash_kernels(q, config, computed, [window], Scores(config.attention_softcap))
+        found: Any = flash_kernels(q, config, computed, [window], ScoreForm(config.attention_softcap))
         taken.append(found and found[0].func)
         return q
 
@@ -106,7 +106,7 @@ def test_packed_documents_have_a_kernel_on_tpus_alone() -> None:
         q: Any = array_type(LAYOUT.activation("q", "BTNH"), mesh, SIZES, "bfloat16")
         with jax.sharding.use_abstract_mesh(mesh), kernels_of(9.0):
             found[kind] = [
-                bool(flash_kernels(q, TINY, layout, [None], Scores(), has_documents=packed))
+                bool(flash_kernels(q, TINY, layout, [None], ScoreForm(), has_documents=packed))
                 for packed in (False, True)
             ]
     assert found == {"tpu": [True, True], "gpu": [True, False]}
@@ -118,14 +118,18 @@ OF_CONTEXT = Layout.of(context=2, tensor=2)
 @pytest.mark.parametrize(
     ("layout", "window", "how", "value_dim", "with_sinks", "with_documents"),
     [
-        pytest.param(LAYOUT, None, Scores(5.0, 0.3), 64, False, False, marks=pytest.mark.slow, id="capped"),
-        pytest.param(LAYOUT, Window(100), Scores(), 64, True, False, id="window, sinks"),
-        pytest.param(LAYOUT, Window(100, chunked=True), Scores(), 64, False, False, id="chunks"),
-        pytest.param(OF_CONTEXT, None, Scores(), 32, False, True, id="positions, narrow values, documents"),
+        pytest.param(
+            LAYOUT, None, ScoreForm(5.0, 0.3), 64, False, False, marks=pytest.mark.slow, id="capped"
+        ),
+        pytest.param(LAYOUT, Window(100), ScoreForm(), 64, True, False, id="window, sinks"),
+        pytest.param(LAYOUT, Window(100, chunked=True), ScoreForm(), 64, False, False, id="chunks"),
+        pytest.param(
+            OF_CONTEXT, None, ScoreForm(), 32, False, True, id="positions, narrow values, documents"
+        ),
         pytest.param(
             OF_CONTEXT,
             Window(100),
-            Scores(),
+            ScoreForm(),
             64,
             True,
             False,
@@ -135,18 +139,23 @@ OF_CONTEXT = Layout.of(context=2, tensor=2)
         pytest.param(
             OF_CONTEXT,
             Window(100, chunked=True),
-            Scores(),
+            ScoreForm(),
             64,
             False,
             False,
             marks=pytest.mark.slow,
             id="positions, chunks",
         ),
-        pytest.param(LAYOUT, None, Scores(), 64, False, True, marks=pytest.mark.slow, id="documents"),
+        pytest.param(LAYOUT, None, ScoreForm(), 64, False, True, marks=pytest.mark.slow, id="documents"),
     ],
 )
 def test_splash_is_attention_with_its_gradients(
-    layout: Layout, window: Window | None, how: Scores, value_dim: int, with_sinks: bool, with_documents: bool
+    layout: Layout,
+    window: Window | None,
+    how: ScoreForm,
+    value_dim: int,
+    with_sinks: bool,
+    with_documents: bool,
 ) -> None:
     given = _Given(layout, value_dim, with_sinks, with_documents)
 
@@ -164,9 +173,9 @@ def test_attention_by_blocks_takes_gathered_keys(layout: Layout) -> None:
 
     def blocks(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
         each = None if sinks is None else along(q[..., 0], sinks)
-        return blockwise(q, k, v, each, given.queries, given.keys, None, layout, Scores())
+        return blockwise(q, k, v, each, given.queries, given.keys, None, layout, ScoreForm())
 
-    given.check(blocks, None, Scores())
+    given.check(blocks, None, ScoreForm())
 
 
 class _Given:
@@ -198,7 +207,7 @@ class _Given:
             for split in (own, own.replace(axes={"T": ()}))
         )
 
-    def check(self, attention: Callable, window: Window | None, how: Scores) -> None:
+    def check(self, attention: Callable, window: Window | None, how: ScoreForm) -> None:
         def dense(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
             first = None if window is None else window.first(self.queries.positions)
             seen = visible(self.queries, self.keys, first)
@@ -253,7 +262,7 @@ def test_no_pass_keeps_what_a_kernel_skips() -> None:
     q, k = (
         array_type(LAYOUT.activation("x", letters), mesh, SIZES, "bfloat16") for letters in ("BTNH", "BTKH")
     )
-    run = partial(splash, layout=LAYOUT, window=None, how=Scores())
+    run = partial(splash, layout=LAYOUT, window=None, how=ScoreForm())
     with jax.sharding.use_abstract_mesh(mesh):
         saved = jax.tree.leaves(jax.eval_shape(lambda q, k, v: jax.vjp(run, q, k, v)[1], q, k, k))
     assert saved and all(jnp.issubdtype(one.dtype, jnp.floating) for one in saved)

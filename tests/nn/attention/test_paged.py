@@ -21,7 +21,7 @@ from meshwright.models.config import Window
 from meshwright.models.count import cache_windows
 from meshwright.models.presets import PRESETS
 from meshwright.nn.attention import paged, paged_kernel
-from meshwright.nn.attention.by_formula import Scores
+from meshwright.nn.attention.by_formula import ScoreForm
 from meshwright.nn.products.quantised import Quantised, quantise
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.platforms import CPU, GPU, PLATFORMS, TPU
@@ -35,7 +35,7 @@ POSITIONS = np.array([[8, 9, 10], [4, 5, paged.PADDING]])
 QUERIES = jnp.asarray(RANDOM.normal(size=(2, 3, K * G, H)), jnp.float32)
 
 
-def expected(window: Window | None, how: Scores, sinks: np.ndarray | None) -> np.ndarray:
+def expected(window: Window | None, how: ScoreForm, sinks: np.ndarray | None) -> np.ndarray:
     out = np.zeros(QUERIES.shape)
     for row, table in enumerate(TABLES):
         k, v = (np.concatenate([_wide(pool)[page] for page in table], axis=1) for pool in POOLS)
@@ -66,10 +66,10 @@ def row_positions(row: int) -> list[int]:
 @pytest.mark.parametrize(
     ("window", "how", "has_sinks"),
     [
-        (None, Scores(None, 0.5), False),
-        (Window(3), Scores(2.0, 0.5), False),
-        (Window(5), Scores(None, 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)), True),
-        (Window(5, chunked=True), Scores(None, 0.5), False),  # of which one begins within each row
+        (None, ScoreForm(None, 0.5), False),
+        (Window(3), ScoreForm(2.0, 0.5), False),
+        (Window(5), ScoreForm(None, 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)), True),
+        (Window(5, chunked=True), ScoreForm(None, 0.5), False),  # of which one begins within each row
     ],
 )
 def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_sinks):
@@ -100,9 +100,9 @@ def test_a_long_row_reads_several_pages_at_a_time(form, window, last):
     pools = [pool.at[unread].set(jnp.nan) for pool in pools]
     positions = jnp.asarray([[last - 1, last]], jnp.int32)
     asked = paged._Asked(QUERIES[:1, :2], positions, tables)
-    together = form(asked, pools, window, Scores(None, 0.5), None, None).out
+    together = form(asked, pools, window, ScoreForm(None, 0.5), None, None).out
     one_by_one = paged._gathered(
-        asked, [jnp.nan_to_num(pool) for pool in pools], window, Scores(None, 0.5), None, None
+        asked, [jnp.nan_to_num(pool) for pool in pools], window, ScoreForm(None, 0.5), None, None
     ).out
     np.testing.assert_allclose(together, one_by_one, atol=2e-6)
     assert not np.isnan(together).any()
@@ -119,8 +119,8 @@ def test_a_row_gathers_only_the_pages_of_its_window(window: Window, num_pages: i
     q = jnp.asarray(RANDOM.normal(size=(5, 1, K * G, H)), jnp.float32)
     asked = paged._Asked(q, positions, tables)
     assert paged._of_window(asked, window, PAGE)[0].shape == (5, num_pages)
-    found = paged._gathered(asked, pools, window, Scores(None, 0.5), None, None).out
-    wanted = paged._page_by_page(asked, pools, window, Scores(None, 0.5), None, None).out
+    found = paged._gathered(asked, pools, window, ScoreForm(None, 0.5), None, None).out
+    wanted = paged._page_by_page(asked, pools, window, ScoreForm(None, 0.5), None, None).out
     np.testing.assert_allclose(found[:4], wanted[:4], atol=1e-5)
     assert np.isfinite(found).all()
 
@@ -142,7 +142,7 @@ def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
     k, v = (_normal(NUM_PAGES, K, PAGE, 128).at[7, :, 3].set(jnp.nan) for _ in range(2))
     tables = jnp.asarray([*TABLES, [3, 4, 6]], jnp.int32)
     positions = jnp.asarray([*POSITIONS, [paged.PADDING] * 3], jnp.int32)
-    q, how = _normal(3, 3, K * G, 128), Scores(softcap, 0.1)
+    q, how = _normal(3, 3, K * G, 128), ScoreForm(softcap, 0.1)
     kv = jnp.reshape(jnp.stack([k, v], axis=2), (NUM_PAGES, 2 * K, PAGE, 128)).swapaxes(1, 2)
     found = np.asarray(paged_kernel.ragged(q, positions, tables, kv, window, how))
     wanted = paged._gathered(paged._Asked(q, positions, tables), [k, v], window, how, None, None).out
@@ -167,7 +167,7 @@ def test_the_kernel_of_gpus_finds_what_gathered_tables_do(
     pools = [quantise(x, dtype, 1, 1) if dtype == "int8" else x for x in (k, v)]
     tables = jnp.asarray(RANDOM.permutation(40)[:21].reshape(3, 7), jnp.int32)
     positions = jnp.asarray([[100], [37], [paged.PADDING]], jnp.int32)
-    q, how = _normal(3, 1, K * group, 32), Scores(softcap, 0.1)
+    q, how = _normal(3, 1, K * group, 32), ScoreForm(softcap, 0.1)
     wanted = paged._gathered(paged._Asked(q, positions, tables), pools, None, how, None, None).out
     values = [paged._values(pool) for pool in pools]
     if dtype == "f32":
@@ -198,7 +198,7 @@ def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> N
         ) -> Array:
             pools = jax.tree.map(_zeros, types)
             cache = paged.PagedCache(pools, where, tables, rows, layout, (0,), with_kernel=has)
-            return cache.written(0, {"k": k, "v": v}).attend(0, q, None, Scores(None, 0.1), None)
+            return cache.written(0, {"k": k, "v": v}).attend(0, q, None, ScoreForm(None, 0.1), None)
 
         with jax.set_mesh(mesh):
             by_row = P("data"), P("data", None, None)

@@ -119,18 +119,18 @@ def test_keeps_the_last_two_and_leaves_nothing_half_written(tmp_path):
     for step in (1, 2, 3, 4):
         save(tmp_path, step, {"w": jnp.float32(step)}, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
-    assert checkpoint_files.steps(tmp_path) == [3, 4]
+    assert checkpoint_files.checkpoint_steps(tmp_path) == [3, 4]
 
 
 def test_keeps_the_best_validated_beside_the_last(tmp_path):
     for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, None), (5, None)):
         save(tmp_path, step, {"w": jnp.float32(step)}, {"validation_loss": loss}, keep=1)
-    assert checkpoint_files.steps(tmp_path) == [2, 5]
+    assert checkpoint_files.checkpoint_steps(tmp_path) == [2, 5]
 
 
 def test_no_steps_of_nothing(tmp_path):
-    assert checkpoint_files.steps(tmp_path) == []
-    assert checkpoint_files.steps(tmp_path / "absent") == []
+    assert checkpoint_files.checkpoint_steps(tmp_path) == []
+    assert checkpoint_files.checkpoint_steps(tmp_path / "absent") == []
     assert not (tmp_path / "absent").exists()
 
 
@@ -139,7 +139,7 @@ def test_a_save_that_was_cut_off_is_no_checkpoint_and_goes_with_the_next(saved, 
     directory = Path(shutil.copytree(saved[0], tmp_path / "run"))
     (directory / ".saving").mkdir()
     (directory / "3").rename(directory / ".saving" / "3")
-    assert checkpoint_files.steps(directory) == [2]
+    assert checkpoint_files.checkpoint_steps(directory) == [2]
     save(directory, 4, saved[1], {})
     assert sorted(path.name for path in directory.iterdir()) == ["2", "4"]
 
@@ -243,7 +243,7 @@ def test_a_full_disk_names_the_step_to_go_on_from(saved, tmp_path, monkeypatch):
         f"checkpoint {directory}/4: cannot be written (No space left on device);"
         " make room, then go on from step 3 with --resume"
     )
-    assert checkpoint_files.steps(directory) == [2, 3]
+    assert checkpoint_files.checkpoint_steps(directory) == [2, 3]
     assert not (directory / ".saving").exists()
 
 

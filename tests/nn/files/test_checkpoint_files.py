@@ -43,7 +43,7 @@ def test_a_kill_before_any_system_call_of_a_save_leaves_whole_checkpoints(tmp_pa
         step, damaged = files.newest_sound(directory)
         assert damaged == []
         assert (directory / str(step) / "state" / "w").read_text() == str(step)
-        assert {*files.steps(directory)} in ({1, 2}, {1, 2, 3}, {2, 3})
+        assert {*files.checkpoint_steps(directory)} in ({1, 2}, {1, 2, 3}, {2, 3})
         ends.append(step)
         if done.returncode == 0:
             break
@@ -55,4 +55,4 @@ def test_damaged_checkpoints_after_a_step_are_set_aside(tmp_path: Path):
         (tmp_path / str(step)).mkdir()
     files.set_aside(tmp_path, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2.damaged", "3.damaged"]
-    assert files.steps(tmp_path) == [1]
+    assert files.checkpoint_steps(tmp_path) == [1]

@@ -22,7 +22,7 @@ from meshwright.plan.explain.rejected import (
     bound_seconds,
     nearest_legal,
     resource_name,
-    usual,
+    usual_layouts,
     wider_tensor,
 )
 from meshwright.plan.rank import TIE
@@ -183,22 +183,22 @@ def test_nearest_legal_layouts_have_as_many_chips():
 def test_usual_layouts_use_every_chip():
     for model, hardware, workload in CASES.values():
         machine = load(hardware)
-        for _, layout in usual(load_model(model), machine, workload):
+        for _, layout in usual_layouts(load_model(model), machine, workload):
             assert layout.mesh.num_devices == machine.num_chips
 
 
 def test_gpu_clusters_are_compared_with_megatrons_recipe():
     config, hardware, workload = load_model("llama-3.1-405b"), load("h100:64x8"), Workload(512, 8192)
-    named = dict(usual(config, hardware, workload))
+    named = dict(usual_layouts(config, hardware, workload))
     megatron = named["tensor, pipeline and data parallelism (Megatron)"]
     assert (megatron.tensor, megatron.rules.zero_stage, megatron.mesh.num_devices) == (8, 1, 512)
     assert 4 * 406e9 / (8 * megatron.pipe) <= hardware.chip.program_bytes / 2
     for one_domain in ("h100:8", "v5p:4x4x4"):
-        assert not any("Megatron" in name for name, _ in usual(config, load(one_domain), workload))
+        assert not any("Megatron" in name for name, _ in usual_layouts(config, load(one_domain), workload))
 
 
 def test_mixtures_of_experts_are_compared_with_expert_parallelism():
-    named = dict(usual(load_model("mixtral-8x7b"), load("v5p:4x4x4"), Workload(512, 4096)))
+    named = dict(usual_layouts(load_model("mixtral-8x7b"), load("v5p:4x4x4"), Workload(512, 4096)))
     layout = named["FSDP with expert parallelism"]
     assert (layout.fsdp, layout.degree("expert"), layout.mesh.num_devices) == (64, 8, 64)
 

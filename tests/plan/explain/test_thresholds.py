@@ -10,7 +10,7 @@ from tests.cost.recorded import SMALL, TOKENS, D, F, moves, ring_bytes
 
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.record import record_loss
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.hardware.catalog import load
 from meshwright.hardware.chip import Torus
 from meshwright.layout import Layout
@@ -126,7 +126,7 @@ class TestFigures:
 
 def _mlp_products(workload: Workload) -> int:
     """Bytes of the results of one layer's three MLP matmuls on one device, from the recorded graph."""
-    shape = Shape(workload.num_sequences, workload.seq_len, workload.seq_len)
+    shape = PassShape(workload.num_sequences, workload.seq_len, workload.seq_len)
     graph = record_loss(LLAMA_13B, Layout.of(), shape)
     layer = next(segment for segment in graph.segments if segment.name == "layer")
     products = [node for node in layer.nodes if node.kind == "matmul" and node.name in MLP]

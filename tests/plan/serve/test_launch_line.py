@@ -5,7 +5,7 @@ import pytest
 from meshwright.engines.serving_engine import ENGINES
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
-from meshwright.plan.serve.launch_line import launch_line, runs_on
+from meshwright.plan.serve.launch_line import has_settings_for, launch_line
 
 DENSE, MIXTURE = load_model("llama-3.1-70b"), load_model("deepseek-v3")
 
@@ -34,8 +34,8 @@ def test_ranks_of_a_dense_model_are_servers():
 @pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt-llm", "sglang-jax", "vllm-tpu"])
 def test_settings_that_engines_lack_are_not_planned(name: str):
     engine = ENGINES[name]
-    assert runs_on(engine, Layout.of(tensor=8))
-    assert not runs_on(engine, Layout.of(tensor=8, kv_replicas=2, cache="batch"))
+    assert has_settings_for(engine, Layout.of(tensor=8))
+    assert not has_settings_for(engine, Layout.of(tensor=8, kv_replicas=2, cache="batch"))
     assert engine.command and engine.defaults and {"step_tokens", "context"} <= set(engine.flags)
 
 

@@ -13,10 +13,10 @@ from meshwright.plan.study.scaling import (
     STRATEGIES,
     base_of,
     batches,
+    machine_sizes,
     meshes,
     rank,
     scaling_sweep,
-    shapes,
     without_schedule,
 )
 from meshwright.plan.train import price, search, well_placed
@@ -85,7 +85,7 @@ def test_batches_span_a_sixteenth_to_sixteen_times(sequences, chips):
 
 def test_shapes_are_machines_of_the_same_chip_around_the_planned_one():
     own = catalog.load("v5p:16x20x28")
-    found = shapes(own)
+    found = machine_sizes(own)
     assert own in found and 1 < len(found) <= 4
     sizes = [machine.num_chips for machine in found]
     assert sizes == sorted(set(sizes))
@@ -95,10 +95,10 @@ def test_shapes_are_machines_of_the_same_chip_around_the_planned_one():
 
 
 def test_gpus_grow_by_nodes_and_a_host_does_not_grow():
-    sizes = [machine.num_chips for machine in shapes(catalog.load("h100:4x8"))]
+    sizes = [machine.num_chips for machine in machine_sizes(catalog.load("h100:4x8"))]
     assert sizes == [8, 16, 32, 64]
-    assert [machine.spec for machine in shapes(catalog.load("cpu:8"))] == ["cpu:8"]
-    assert [machine.spec for machine in shapes(catalog.load("2*v5e:4x4"))] == ["2*v5e:4x4"]
+    assert [machine.spec for machine in machine_sizes(catalog.load("cpu:8"))] == ["cpu:8"]
+    assert [machine.spec for machine in machine_sizes(catalog.load("2*v5e:4x4"))] == ["2*v5e:4x4"]
 
 
 def test_a_strategy_that_cannot_take_the_batch_has_no_point():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.report.draw.chart import Scale, padded_ends
-from meshwright.report.draw.marks import bar, dot, kept_apart, label, line
+from meshwright.report.draw.marks import bar, disc, kept_apart, label, line
 from meshwright.report.palette import COLOURS, CURVES, rules, variables
 
 
@@ -66,7 +66,7 @@ def test_words_are_text_and_never_markup():
     for mark in (
         label(hostile, 0, 0),
         bar(0, 0, 1, 1, "ink", title=hostile),
-        dot(0, 0, 1, "ink", title=hostile),
+        disc(0, 0, 1, "ink", title=hostile),
     ):
         assert "<script" not in mark
     assert "<script" not in line([(0, 0), (1, 1)], "ink", title=hostile)

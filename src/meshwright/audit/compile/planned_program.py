@@ -10,7 +10,7 @@ from meshwright.cost.memory import held_bytes
 from meshwright.cost.pipeline.stages import mean_runs, stage_counts, stage_of
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.serving_step import form_by_pages, inference_cost, record_inference, record_pass
 from meshwright.cost.state import StageState
 from meshwright.cost.step_cost import StepPricer
@@ -109,7 +109,7 @@ def planned_step(
             cost = StepPricer(graph, layout, hardware).cost(stage)
             memory = stage_memory(graph, kept, stage_of(graph, kept, stage))
         if stand_in:
-            shape = Shape.of_microbatch(workload, layout)
+            shape = PassShape.of_microbatch(workload, layout)
             graph = record_training(plan.model, hardware, layout, shape, has_kernel=False)
         if layout.pipe == 1 and not plan.model.moe and not layout.schedule.offload:
             saved = _saved_by_layers(graph, layout)
@@ -127,7 +127,7 @@ def planned_step(
         cost, _ = inference_cost(plan.model, layout, hardware, phase, *asked)
         _, memory = inference_cost(plan.model, stored, hardware, phase, *asked)
         queries = workload.seq_len if phase == "prefill" else 1
-        shape = Shape(workload.num_sequences, queries, workload.seq_len)
+        shape = PassShape(workload.num_sequences, queries, workload.seq_len)
         at = layout.at(phase)
         if stand_in:
             rows, blocks = stand_in.prompt_rows, stand_in.expert_blocks

@@ -31,13 +31,15 @@ RUN_TIMEOUT_SECONDS = 300
 
 
 def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) -> dict[str, Any]:
-    """The run of a priced strategy, with its window and its steps of operands and result; see `run`.
+    """The run of a priced strategy, with its window and its steps; see `run_job`.
 
     With `gradients` also gradient_max_abs_errors (by operand, against the dense gradients of a random
     cotangent) and gradient_emitted[], the collectives of both gradients.
     """
     q = strategy.question
-    return run(ShardJob(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed, gradients))
+    return run_job(
+        ShardJob(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed, gradients)
+    )
 
 
 def run_reshard(
@@ -46,10 +48,10 @@ def run_reshard(
     """The run of a reshard's steps; empty without steps."""
     if not steps:
         return {"max_abs_error": 0.0, "emitted": [], "derived": [], "pairs": []}
-    return run(ShardJob(None, tuple(steps), None, mesh, sizes, dtype, seed))
+    return run_job(ShardJob(None, tuple(steps), None, mesh, sizes, dtype, seed))
 
 
-def run(job: ShardJob) -> dict[str, Any]:
+def run_job(job: ShardJob) -> dict[str, Any]:
     """The result of a job with random operands on devices, compared with the dense product.
 
     max_abs_error: the largest difference on any device. emitted[], derived[]: collectives, each with op, axes

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from meshwright.cost.arrays import each, smaller
+from meshwright.cost.arrays import mapped, smaller
 from meshwright.cost.graph import Cargo, Node, Transfer, Value, Work
 from meshwright.cost.ops.products import ProductOps
 from meshwright.dtypes import dtype_bytes
@@ -256,7 +256,7 @@ class AttentionOps(ProductOps):
     def _keys_multiplied(self, k: Value, window: Window | None) -> Any:
         """Mean number of keys that a query is multiplied with."""
         if self.lowering.by_blocks:
-            return each(lambda size: self._keys_of_visible_blocks(window, _block(size)), self._positions(k))
+            return mapped(lambda size: self._keys_of_visible_blocks(window, _block(size)), self._positions(k))
         if self.lowering.kernel and self.lowering.kernel.whole_blocks and window:
             block = window_block(window)
             if window.chunked:
@@ -326,7 +326,7 @@ class AttentionOps(ProductOps):
         """
         f32, narrow = dtype_bytes("f32"), dtype_bytes(self.layout.precision.compute_dtype)
         positions = self._positions(q)
-        of_q, of_k = (each(_block, self._positions(x)) for x in (q, k))
+        of_q, of_k = (mapped(_block, self._positions(x)) for x in (q, k))
         head, out = (self.elements(x.array) for x in (q, summed))
         rows = head / self.sizes[q.array.dims[-1]]
         kept = self.elements(k.array) * (1 + self.sizes[summed.array.dims[-1]] / self.sizes[q.array.dims[-1]])
@@ -352,7 +352,7 @@ class AttentionOps(ProductOps):
     def _rounds(self, name: str, x: Value) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
         """Blocks that pass round a ring during attention; backward also float32 cotangents."""
         reshard = gathered_keys(self.layout, name, "".join(x.array.dims))
-        blocks = each(lambda positions: positions / _block(positions), self._positions(x))
+        blocks = mapped(lambda positions: positions / _block(positions), self._positions(x))
 
         def passed(dtype: str) -> tuple[Transfer, ...]:
             gathers = self.transfers("keys and values", reshard.forward, name, dtype, critical=False)

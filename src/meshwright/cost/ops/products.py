@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from meshwright.cost.graph import Node, Transfer, Value, Work
-from meshwright.cost.recorder import FLASH, Lowering, MeshSizes, Recorder, Shape
+from meshwright.cost.recorder import FLASH, Lowering, MeshSizes, PassShape, Recorder
 from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.layout import Layout
 from meshwright.layout.contractions import contraction_of, input_groups
@@ -33,7 +33,7 @@ class ProductOps(Recorder):
         self,
         config: ModelConfig,
         layout: Layout,
-        shape: Shape,
+        shape: PassShape,
         lowering: Lowering = FLASH,
         many: MeshSizes | None = None,
     ) -> None:

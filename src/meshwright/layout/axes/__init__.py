@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm
+from meshwright.layout.axes.axis import Ask, Axis, Composition, FormWord, ShortForm
 from meshwright.layout.axes.context import CONTEXT
 from meshwright.layout.axes.data import DATA
 from meshwright.layout.axes.expert import EXPERT, EXPERT_NODES
@@ -32,7 +32,7 @@ __all__ = [
     "Ask",
     "Axis",
     "Composition",
-    "Option",
+    "FormWord",
     "ShortForm",
     "chosen_forms",
 ]

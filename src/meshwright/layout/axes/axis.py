@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.layout.rules import ATTENTION, Rules, Table
+from meshwright.layout.rules import ATTENTION, AxisTable, Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -24,7 +24,7 @@ _ORDER = "LE" + WIDE_LETTERS + "GDQRBTSC"
 
 
 @dataclass(frozen=True)
-class Option:
+class FormWord:
     """A word of the short form other than a degree. fits: its possible values, the default first.
 
     needs: degrees; unless one of them is above 1, other values change nothing.
@@ -71,7 +71,7 @@ class Composition:
             (("generate", self._generate(self.cache_letter)),) if self.cache_letter else (),
         )
 
-    def _activations(self) -> Table:
+    def _activations(self) -> AxisTable:
         """The table of activations, with entries of its own for attention."""
         table, axis = self._table("activations"), self.heads_axis
         if axis not in self.present:
@@ -80,9 +80,9 @@ class Composition:
         rows |= {letter: (*rows.get(letter, ()), axis) for letter in "NK"}
         rows |= {letter: axes for letter, axes in table.letters if letter not in "NKT"}
         ordered = tuple((letter, rows[letter]) for letter in _ORDER if rows.get(letter))
-        return Table(table.letters, ((ATTENTION, ordered),))
+        return AxisTable(table.letters, ((ATTENTION, ordered),))
 
-    def _generate(self, letter: str) -> Table:
+    def _generate(self, letter: str) -> AxisTable:
         """The table of activations, with entries of their own for the arrays of a cache."""
         table = self._table("activations").of_generation
         entries = []
@@ -92,11 +92,11 @@ class Composition:
             free = [axis for axis in CACHE_AXES if axis in self.present and axis not in taken]
             rows[letter] = (*rows.get(letter, ()), *free)
             entries.append((name, tuple((one, axes) for one, axes in rows.items() if axes)))
-        return Table(table.letters, tuple(entries))
+        return AxisTable(table.letters, tuple(entries))
 
-    def _table(self, name: str) -> Table:
+    def _table(self, name: str) -> AxisTable:
         rows = self._tables.get(name, {})
-        return Table(tuple((letter, tuple(rows[letter])) for letter in _ORDER if letter in rows))
+        return AxisTable(tuple((letter, tuple(rows[letter])) for letter in _ORDER if letter in rows))
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Axis:
 
     name: str
     turn: int
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, FormWord] = field(default_factory=dict)
     always: bool = False
     is_ranks: bool = False
     needs: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ class Axis:
         """Words that change no price of this form: nothing moves and nothing is split over one device."""
         return {}
 
-    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
+    def fit(self, config: ModelConfig, mesh: Mesh, table: AxisTable, schedule: Schedule) -> None:
         """Raise LayoutError if the model lacks dimensions that the axis splits."""
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:

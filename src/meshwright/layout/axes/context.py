@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm
-from meshwright.layout.rules import Rules, Table
+from meshwright.layout.axes.axis import Ask, Axis, Composition, FormWord, ShortForm
+from meshwright.layout.rules import AxisTable, Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -61,7 +61,7 @@ class Context(Axis):
     def free_words(self, form: ShortForm, config: ModelConfig, schedule: Schedule) -> dict[str, Any]:
         return {"context": max(2, form["context"])} if form["context_method"] == "allgather" else {}
 
-    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
+    def fit(self, config: ModelConfig, mesh: Mesh, table: AxisTable, schedule: Schedule) -> None:
         """Raise LayoutError if Ulysses would leave a device without a whole head of keys."""
         if table.attending is None:
             return
@@ -94,6 +94,6 @@ def splits(seq_len: int, context: int) -> bool:
     return seq_len % context == 0 and context <= min(MAX_CONTEXT, seq_len // _MIN_POSITIONS)
 
 
-_METHODS = Option(("allgather", "ring", "ulysses"), ("context",))
+_METHODS = FormWord(("allgather", "ring", "ulysses"), ("context",))
 _ALSO = ("cp", "context_parallel", "context_parallel_size", "ulysses")
 CONTEXT = Context("context", turn=1, options={"context_method": _METHODS}, always=True, also=_ALSO)

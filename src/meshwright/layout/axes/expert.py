@@ -5,8 +5,8 @@ from math import gcd, prod
 from typing import Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, Option, ShortForm
-from meshwright.layout.rules import Rules, Table
+from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, FormWord, ShortForm
+from meshwright.layout.rules import AxisTable, Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -83,7 +83,7 @@ class Expert(Axis):
         is_free = cut > 1 and sums_as_matrices(config) and form[owner] == cut
         return wider if is_free and expert_owner({**form, **wider}) == (owner, cut) else {}
 
-    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
+    def fit(self, config: ModelConfig, mesh: Mesh, table: AxisTable, schedule: Schedule) -> None:
         check_num_experts(config, mesh.size(table.axes_of("E")))
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
@@ -128,7 +128,7 @@ class ExpertNodes(Axis):
         tables.add("activations", "BC", "expert_nodes")
         tables.add(EVERYWHERE, "E", "expert_nodes")
 
-    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
+    def fit(self, config: ModelConfig, mesh: Mesh, table: AxisTable, schedule: Schedule) -> None:
         if (nodes := mesh.sizes.get("expert_nodes", 1)) > 1 and schedule.dispatch != "once":
             raise LayoutError(
                 f"layout: expert_nodes = {nodes}, but dispatch = {schedule.dispatch} sends a row across "
@@ -210,6 +210,6 @@ def _cut(expert: int, form: ShortForm, wider: Iterable[tuple[str, ...]]) -> tupl
 
 
 _ALSO = ("ep", "experts", "expert_parallel", "expert_model_parallel_size")
-_FOLD = Option((False, True), ("expert",))
+_FOLD = FormWord((False, True), ("expert",))
 EXPERT = Expert("expert", turn=7, options={"fold": _FOLD}, needs=("data",), also=_ALSO)
 EXPERT_NODES = ExpertNodes("expert_nodes", turn=8, needs=("data", "expert"))

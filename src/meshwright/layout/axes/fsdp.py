@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.errors import LayoutError
-from meshwright.layout.axes.axis import Ask, Axis, Composition, Option, ShortForm
+from meshwright.layout.axes.axis import Ask, Axis, Composition, FormWord, ShortForm
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
@@ -126,11 +126,11 @@ def _padding(size: int, shards: int) -> float:
     return -size % shards / size
 
 
-_ZERO = Option((None, 0, 1, 2, 3), ("data", "fsdp", "context"))
+_ZERO = FormWord((None, 0, 1, 2, 3), ("data", "fsdp", "context"))
 _OPTIONS = {
     "zero": _ZERO,
-    "zero_context": Option((False, True), ("context",)),
-    "inner": Option((None, "fsdp"), ("tensor", "context", "expert", "kv_replicas")),
+    "zero_context": FormWord((False, True), ("context",)),
+    "inner": FormWord((None, "fsdp"), ("tensor", "context", "expert", "kv_replicas")),
 }
 _ALSO = ("zero3", "fsdp2", "dp_shard", "data_parallel_shard_degree")
 FSDP = Fsdp("fsdp", turn=5, options=_OPTIONS, always=True, is_ranks=True, also=_ALSO)

@@ -14,11 +14,11 @@ from meshwright.layout.axes.axis import (
     Ask,
     Axis,
     Composition,
-    Option,
+    FormWord,
     ShortForm,
 )
 from meshwright.layout.axes.tensor import MAX_SERVING_TENSOR, MIN_IN_2D, cached_heads
-from meshwright.layout.rules import Rules, Table
+from meshwright.layout.rules import AxisTable, Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -49,7 +49,7 @@ class KvReplicas(Axis):
             tables.add("activations", "TC", "kv_replicas")
 
     def read(self, rules: Rules, form: ShortForm, mesh: Mesh) -> dict[str, object]:
-        cached = dict(dict(rules.by_phase).get("generate", Table(())).arrays).get("latent")
+        cached = dict(dict(rules.by_phase).get("generate", AxisTable(())).arrays).get("latent")
         if cached is None:
             return {}
         return {"cache": "sequence" if {*CACHE_AXES} & {*dict(cached).get("S", ())} else "batch"}
@@ -79,7 +79,7 @@ class KvReplicas(Axis):
             caches = _CACHE.fits if is_whole and ask.workload.phase == "generate" else ("copies",)
             yield from ({"kv_replicas": degree, "cache": cache} for cache in caches)
 
-    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
+    def fit(self, config: ModelConfig, mesh: Mesh, table: AxisTable, schedule: Schedule) -> None:
         """Queries of one KV head are neighbours: only a device with a single KV head can share it."""
         copies, tensor = (mesh.sizes.get(axis, 1) for axis in ("kv_replicas", "tensor"))
         if copies > 1 and tensor != config.num_kv_heads:
@@ -107,5 +107,5 @@ class KvReplicas(Axis):
         return f"There are more devices than the {heads} KV heads: kv_replicas = {form['kv_replicas']} {how}."
 
 
-_CACHE = Option(("copies", "batch", "sequence"), ("tensor", "kv_replicas"))
+_CACHE = FormWord(("copies", "batch", "sequence"), ("tensor", "kv_replicas"))
 KV_REPLICAS = KvReplicas("kv_replicas", turn=4, options={"cache": _CACHE})

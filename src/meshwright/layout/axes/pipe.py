@@ -7,7 +7,7 @@ from meshwright.layout.axes.axis import EVERYWHERE, Ask, Axis, Composition, Shor
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.pipelines.depths import cuts_groups
 from meshwright.layout.pipelines.pipeline import fitting
-from meshwright.layout.rules import STAGES, Table
+from meshwright.layout.rules import STAGES, AxisTable
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -36,7 +36,7 @@ class Pipe(Axis):
             if degree <= most:
                 yield {"pipe": degree}
 
-    def fit(self, config: ModelConfig, mesh: Mesh, table: Table, schedule: Schedule) -> None:
+    def fit(self, config: ModelConfig, mesh: Mesh, table: AxisTable, schedule: Schedule) -> None:
         pipe, record = mesh.sizes.get("pipe", 1), SCHEDULES[schedule.pipeline]
         if pipe == 1:
             return

@@ -13,7 +13,7 @@ from meshwright.layout.axes.axis import (
     Ask,
     Axis,
     Composition,
-    Option,
+    FormWord,
     ShortForm,
 )
 from meshwright.layout.rules import Rules
@@ -134,6 +134,6 @@ class Tensor2(Axis):
 
 
 _ALSO = ("tp", "tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size", "mp")
-_SEQUENCE_PARALLEL = Option((False, True), ("tensor", "kv_replicas"))
+_SEQUENCE_PARALLEL = FormWord((False, True), ("tensor", "kv_replicas"))
 TENSOR = Tensor("tensor", turn=2, options={"sequence_parallel": _SEQUENCE_PARALLEL}, always=True, also=_ALSO)
 TENSOR2 = Tensor2("tensor2", turn=3, takes_from=("tensor",))

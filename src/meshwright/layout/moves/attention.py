@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.layout.layout import Layout
-from meshwright.layout.rules import Rules, Table
+from meshwright.layout.rules import AxisTable, Rules
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard, cotangent, mirrored
 
@@ -50,7 +50,7 @@ def gathered_keys(layout: Layout, name: str, letters: str = "BTKH") -> Reshard:
 
 
 @lru_cache(maxsize=8192)
-def _gathered_positions(activations: Table, name: str, letters: str) -> Reshard:
+def _gathered_positions(activations: AxisTable, name: str, letters: str) -> Reshard:
     """Split queries by position, and by axes of N without K: their devices share KV heads."""
     projected = activations.split(name, letters)
     whole = projected.replace(axes={"T": ()})
@@ -85,7 +85,7 @@ def shared_by_heads(layout: Layout, name: str, letters: str = "BTA", head: str =
 
 
 @lru_cache(maxsize=4096)
-def _shared_by_heads(activations: Table, name: str, letters: str, head: str) -> Reshard:
+def _shared_by_heads(activations: AxisTable, name: str, letters: str, head: str) -> Reshard:
     projected = activations.split(name, letters)
     heads = activations.split(name, f"{letters[:2]}{head}{letters[2:]}")
     used = projected.replace(axes={"T": heads.axes_of("T")})
@@ -112,4 +112,4 @@ def single_tokens(layout: Layout) -> Layout:
 def _single_token_rules(rules: Rules, phase: str) -> Rules:
     letters = tuple(row for row in rules.in_phase(phase).letters if row[0] not in "TS")
     phases = (("generate", rules.in_phase("generate")),)
-    return replace(rules, activations=Table(letters), by_phase=phases)
+    return replace(rules, activations=AxisTable(letters), by_phase=phases)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from meshwright.layout.axes import EXPERT_NODES
 from meshwright.layout.layout import Layout
-from meshwright.layout.rules import Table
+from meshwright.layout.rules import AxisTable
 from meshwright.models.mixers import LIKE_LETTERS
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.einsum import Reshard, cotangent, mirrored
@@ -62,7 +62,7 @@ class RowRouting(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def routing_of(activations: Table, *, grouped: bool, once: bool = False) -> RowRouting:
+def routing_of(activations: AxisTable, *, grouped: bool, once: bool = False) -> RowRouting:
     """The routing by a table of activations.
 
     grouped: tokens are gathered, and no rows travel. once: tokens travel once over `expert_nodes`.
@@ -97,7 +97,7 @@ def has_fixed_rows(layout: Layout) -> bool:
     return layout.schedule.capacity is not None and not row_routing(layout).nodes
 
 
-def expert_table(layout: Layout) -> Table:
+def expert_table(layout: Layout) -> AxisTable:
     """The table of activations for the rows of experts.
 
     If all devices have the same number of rows, sums over columns are scattered by row.
@@ -106,7 +106,7 @@ def expert_table(layout: Layout) -> Table:
 
 
 @lru_cache(maxsize=4096)
-def _expert_table(activations: Table, routing: RowRouting) -> Table:
+def _expert_table(activations: AxisTable, routing: RowRouting) -> AxisTable:
     """The table that splits rows, C, as tokens, but whole over the axes of experts and of gathered tokens."""
     letters = dict(activations.letters)
     whole = {*routing.experts, *routing.gathered}

@@ -3,7 +3,7 @@
 from functools import lru_cache
 
 from meshwright.layout.layout import Layout
-from meshwright.layout.rules import Table
+from meshwright.layout.rules import AxisTable
 from meshwright.notation.einsum import Reshard, cotangent
 
 
@@ -31,7 +31,7 @@ def gathered_states(layout: Layout, name: str, letters: str) -> Reshard:
 
 
 @lru_cache(maxsize=4096)
-def _gathered(activations: Table, name: str, letters: str) -> Reshard:
+def _gathered(activations: AxisTable, name: str, letters: str) -> Reshard:
     given = activations.split(name, letters)
     used = given.replace(axes={"T": ()})
     return Reshard(given, used, cotangent(used).replace(unreduced=given.axes_of("T")))

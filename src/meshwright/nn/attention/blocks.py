@@ -44,7 +44,7 @@ def num_blocks(x: Array) -> int:
     return x.shape[1] // attention_block(x.shape[1])
 
 
-def cut(arrays: Any, number: Array, dims: Any = 1) -> Any:
+def block_of(arrays: Any, number: Array, dims: Any = 1) -> Any:
     """Block `number` of each array of a tree. dims: the dim of positions, for all or as a tree."""
 
     def of_array(x: Array, dim: int) -> Array:

@@ -28,8 +28,8 @@ from meshwright.layout.attention_kernels import attention_block
 from meshwright.layout.moves.attention import token_sharding, uses_ring
 from meshwright.models.config import Window
 from meshwright.models.transformer import Places
-from meshwright.nn.attention.blocks import cut, num_blocks, put, visible_scope
-from meshwright.nn.attention.by_formula import HIDDEN, Scores
+from meshwright.nn.attention.blocks import block_of, num_blocks, put, visible_scope
+from meshwright.nn.attention.by_formula import HIDDEN, ScoreForm
 from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
 from meshwright.nn.start.device_mesh import partition_spec
 from meshwright.notation.array import Axes
@@ -72,7 +72,7 @@ def blockwise(
     keys: Places,
     first: Array | None,
     layout: Layout,
-    how: Scores,
+    how: ScoreForm,
     windows: Sequence[Window | None] = (None,),
     chosen: Array | None = None,
 ) -> Array:
@@ -140,7 +140,7 @@ def _forward(
     v: Array,
     sinks: Array | None,
     seen: _Seen,
-    how: Scores,
+    how: ScoreForm,
     ring: Axes,
     windows: Sequence[Window | None],
 ) -> tuple[Array, Array]:
@@ -159,7 +159,7 @@ def _forward(
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, running = state
-            of_k, of_v = cut(kv, number)
+            of_k, of_v = block_of(kv, number)
             here = _of_block(seen, k.shape[1], step, number, ring)
             running = _meet(q, of_k, of_v, running, here, how, scope)
             return _sent_on(kv, number, ring) if sends else kv, running
@@ -183,7 +183,7 @@ def _backward(
     out: Array,
     log_sum: Array,
     d_out: Array,
-    how: Scores,
+    how: ScoreForm,
     ring: Axes,
     shared: Axes,
     windows: Sequence[Window | None],
@@ -198,7 +198,7 @@ def _backward(
 
         def of_keys(number: Array, state: Any) -> Any:
             kv, d_q, d_kv = state
-            (of_k, of_v), d_block = cut(kv, number), cut(d_kv, number)
+            (of_k, of_v), d_block = block_of(kv, number), block_of(d_kv, number)
             here = _of_block(seen, k.shape[1], step, number, ring)
             d_q, more = _gradients(q, d_out, of_k, of_v, log_sum, delta, d_q, here, how, scope)
             if adds:
@@ -239,7 +239,10 @@ def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -
         return _by_group(jnp.sum(products, axis=-1), home[0].shape[2])
 
     def of_block(number: Array, state: object) -> Any:
-        came, sums = _from_the_one_before(cut(home, number), ring), summed(*cut((out, d_out), number))
+        came, sums = (
+            _from_the_one_before(block_of(home, number), ring),
+            summed(*block_of((out, d_out), number)),
+        )
         return put(state, (came, sums), number, ((1, 1), 3))
 
     if _size(ring) == 1:
@@ -308,7 +311,7 @@ def _from_the_one_before(arrays: tuple[Array, ...], ring: Axes) -> tuple[Array, 
 
 def _sent_on(kv: tuple[Array, ...], number: Array, ring: Axes) -> tuple[Array, ...]:
     """k and v after the ring's exchange of one block."""
-    return put(kv, _from_the_one_before(cut(kv, number), ring), number)
+    return put(kv, _from_the_one_before(block_of(kv, number), ring), number)
 
 
 def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) -> _Seen:
@@ -327,11 +330,13 @@ def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) ->
 # Blocks of queries by blocks of keys, on one device
 
 
-def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Scores, scope: str) -> _Running:
+def _meet(
+    q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: ScoreForm, scope: str
+) -> _Running:
     """The running softmax of the queries after this block of keys."""
 
     def of_queries(number: Array, running: _Running) -> _Running:
-        block = _grouped(cut(q, number), k.shape[2])
+        block = _grouped(block_of(q, number), k.shape[2])
         here = _of_queries(seen, number)
 
         def more(running: _Running) -> _Running:
@@ -350,7 +355,7 @@ def _meet(q: Array, k: Array, v: Array, running: _Running, seen: _Seen, how: Sco
 
         with jax.named_scope(scope):
             attended = lax.cond(
-                _sees_any(here), more, lambda running: running, cut(running, number, _RUNNING)
+                _sees_any(here), more, lambda running: running, block_of(running, number, _RUNNING)
             )
         return put(running, attended, number, _RUNNING)
 
@@ -366,15 +371,15 @@ def _gradients(
     delta: Array,
     d_q: Array,
     seen: _Seen,
-    how: Scores,
+    how: ScoreForm,
     scope: str,
 ) -> tuple[Array, tuple[Array, ...]]:
     """d_q plus this block's part, and the block's own d_k and d_v."""
 
     def of_queries(number: Array, gradients: Mapping[str, Any]) -> Any:
         d_q, d_kv = gradients
-        block, d_block = (_grouped(x, k.shape[2]) for x in cut((q, d_out), number))
-        of_sums = cut((log_sum, delta), number, 3)
+        block, d_block = (_grouped(x, k.shape[2]) for x in block_of((q, d_out), number))
+        of_sums = block_of((log_sum, delta), number, 3)
         here = _of_queries(seen, number)
 
         def more(d_q: Array, d_k: Array, d_v: Array) -> tuple[Array, ...]:
@@ -391,7 +396,7 @@ def _gradients(
             d_k += jnp.einsum("BKGTS,BTKGH->BSKH", d_scores, block, preferred_element_type=jnp.float32)
             return d_q, d_k, d_v
 
-        before = cut(d_q, number), *d_kv
+        before = block_of(d_q, number), *d_kv
         with jax.named_scope(scope):
             of_block, *d_kv = lax.cond(_sees_any(here), more, lambda *cotangents: cotangents, *before)
         return put(d_q, of_block, number), tuple(d_kv)
@@ -400,7 +405,7 @@ def _gradients(
     return lax.fori_loop(0, num_blocks(q), of_queries, (d_q, zeros))
 
 
-def _scored(q: Array, k: Array, seen: _Seen, how: Scores) -> tuple[Array, Array, Array]:
+def _scored(q: Array, k: Array, seen: _Seen, how: ScoreForm) -> tuple[Array, Array, Array]:
     """(mask, scores, derivative of a score with respect to q . k) of one pair of blocks."""
     scale = q.shape[-1] ** -0.5 if how.scale is None else how.scale
     # Keys first: the other way round XLA for CPU transposes every score (jax 0.10.2).
@@ -432,7 +437,7 @@ def _sees_any(seen: _Seen) -> Array:
 
 def _of_queries(seen: _Seen, number: Array) -> _Seen:
     """The mask's inputs for one block of queries."""
-    queries, first, chosen = cut((seen.queries, seen.first, seen.chosen), number)
+    queries, first, chosen = block_of((seen.queries, seen.first, seen.chosen), number)
     return seen._replace(queries=queries, first=first, chosen=chosen)
 
 

@@ -16,7 +16,7 @@ from meshwright.nn.start.device_mesh import partition_spec
 HIDDEN = -1e30
 
 
-class Scores(NamedTuple):
+class ScoreForm(NamedTuple):
     """How a model scores keys.
 
     softcap: c in c tanh(x / c). scale: of q . k, H ** -0.5 if None. slopes: of ALiBi, one a head.
@@ -64,7 +64,7 @@ def visible(queries: Places, keys: Places, first: Array | None) -> Seen:
 
 
 def attend(
-    q: Array, k: Array, v: Array, sinks: Array | None, seen: Seen, layout: Layout, how: Scores
+    q: Array, k: Array, v: Array, sinks: Array | None, seen: Seen, layout: Layout, how: ScoreForm
 ) -> Array:
     """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O], by the formula.
 

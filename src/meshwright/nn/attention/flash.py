@@ -24,7 +24,7 @@ from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import BLOCK, has_chunks, why_no_flash, window_block
 from meshwright.models.config import ModelConfig, Window
 from meshwright.nn.attention.blockwise import dealt_positions, in_order
-from meshwright.nn.attention.by_formula import Scores
+from meshwright.nn.attention.by_formula import ScoreForm
 from meshwright.nn.each_device import KEPT, spec_of, with_gradient
 from meshwright.nn.start.device_mesh import partition_spec, platform
 
@@ -40,7 +40,7 @@ def flash_kernels(
     config: ModelConfig,
     layout: Layout,
     windows: Sequence[Window | None],
-    how: Scores,
+    how: ScoreForm,
     *,
     has_documents: bool = False,
 ) -> list[Kernel] | None:
@@ -87,7 +87,7 @@ def splash(
     *,
     layout: Layout,
     window: Window | None,
-    how: Scores,
+    how: ScoreForm,
     interpret: bool = False,
 ) -> Array:
     """Attention by the TPU's kernel, each device with its own sequences, heads and positions of queries.
@@ -177,7 +177,7 @@ def cudnn(
     *,
     layout: Layout,
     window: Window | None,
-    how: Scores,
+    how: ScoreForm,
 ) -> Array:
     """Attention by cuDNN, each device with its own sequences and heads.
 

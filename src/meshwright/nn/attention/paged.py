@@ -46,10 +46,10 @@ from meshwright.models.transformer import at_most
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention import paged_kernel
-from meshwright.nn.attention.by_formula import HIDDEN, Scores
+from meshwright.nn.attention.by_formula import HIDDEN, ScoreForm
 from meshwright.nn.attention.paged_selection import attend_to_chosen, best_positions
 from meshwright.nn.norms import softcap
-from meshwright.nn.products.quantised import Quantised, name_of, quantise
+from meshwright.nn.products.quantised import Quantised, quantise, type_name
 from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import array_type, partition_spec, platform
 from meshwright.notation.array import Axes, ShardedArray
@@ -205,7 +205,7 @@ class PagedCache:
         number: int,
         q: Array,
         window: Window | None,
-        how: Scores,
+        how: ScoreForm,
         sinks: Array | None,
         chosen: Array | None = None,
     ) -> Array:
@@ -287,7 +287,7 @@ class PagedCache:
         with jax.named_scope("from_attention"):
             return _exchanged(out.astype(q.dtype), PartitionSpec(heads[0], heads[2], None), sequences)
 
-    def _sparse(self, q: Array, tables: Array, chosen: Array, pools: Sequence[Pool], how: Scores) -> Array:
+    def _sparse(self, q: Array, tables: Array, chosen: Array, pools: Sequence[Pool], how: ScoreForm) -> Array:
         """A device's tokens over the latents at their chosen positions."""
         row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
         of_token = tables[jnp.asarray(row_of_token, jnp.int32)]
@@ -371,7 +371,7 @@ def _spec_of(pool: Pool, values: PartitionSpec) -> Any:
 def _as_stored(x: Array, pool: Pool) -> Pool:
     if not isinstance(pool, Quantised):
         return x
-    return quantise(x, name_of(pool.values.dtype), 1, 1)
+    return quantise(x, type_name(pool.values.dtype), 1, 1)
 
 
 def _set(at: tuple[Any, ...], pool: Array, x: Array) -> Array:
@@ -419,9 +419,9 @@ def _keys_and_values(pools: Sequence[Pool], read: Callable[[Pool], Array]) -> tu
 
 
 def _scored(
-    scores: Array, queries: Array, keys: Array, window: Window | None, how: Scores, slopes: Array | None
+    scores: Array, queries: Array, keys: Array, window: Window | None, how: ScoreForm, slopes: Array | None
 ) -> Array:
-    """Scores [..., K, G, Q, S], hidden if queries[..., Q] does not see keys[..., S] by position."""
+    """ScoreForm [..., K, G, Q, S], hidden if queries[..., Q] does not see keys[..., S] by position."""
     scores *= 1.0 if how.scale is None else how.scale
     if how.softcap:
         scores = softcap(scores, how.softcap)
@@ -439,7 +439,7 @@ def _page_by_page(
     asked: _Asked,
     pools: Sequence[Pool],
     window: Window | None,
-    how: Scores,
+    how: ScoreForm,
     sinks: Array | None,
     slopes: Array | None,
     split: Axes = (),
@@ -512,7 +512,7 @@ def _page_by_page(
 
 
 def _natively(
-    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: Scores, *_: Array | Axes | None
+    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: ScoreForm, *_: Array | Axes | None
 ) -> _Found:
     """The queries over the pages of each row, by the kernel for CPUs."""
     out = kernels.attention(
@@ -529,7 +529,7 @@ def _natively(
 
 
 def _ragged(
-    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: Scores, *_: Array | Axes | None
+    asked: _Asked, pools: Sequence[Pool], window: Window | None, how: ScoreForm, *_: Array | Axes | None
 ) -> _Found:
     """The queries over the pages of each row, by the TPU's kernel."""
     [pool] = map(_values, pools)
@@ -541,7 +541,7 @@ def _decoded(
     asked: _Asked,
     pools: Sequence[Pool],
     window: Window | None,
-    how: Scores,
+    how: ScoreForm,
     *_: Array | Axes | None,
 ) -> _Found:
     """One query a row over its pages, by the GPU's kernel."""
@@ -556,7 +556,7 @@ def _gathered(
     asked: _Asked,
     pools: Sequence[Pool],
     window: Window | None,
-    how: Scores,
+    how: ScoreForm,
     sinks: Array | None,
     slopes: Array | None,
     split: Axes = (),
@@ -613,7 +613,7 @@ def _in_blocks(
     asked: _Asked,
     pools: Sequence[Pool],
     window: Window | None,
-    how: Scores,
+    how: ScoreForm,
     sinks: Array | None,
     slopes: Array | None,
     split: Axes = (),

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.models.config import Window
-from meshwright.nn.attention.by_formula import HIDDEN, Scores
+from meshwright.nn.attention.by_formula import HIDDEN, ScoreForm
 from meshwright.nn.attention.kernel_names import DECODE_PAGES, JOIN_PARTS
 
 # The kernel's own table of the fastest sizes (v6e) has 4 to 16 pages and 32 queries in nearly all cases.
@@ -48,7 +48,7 @@ def side_by_side(k: Array, v: Array) -> Array:
 
 
 def ragged(
-    q: Array, positions: Array, tables: Array, pool: Array, window: Window | None, how: Scores
+    q: Array, positions: Array, tables: Array, pool: Array, window: Window | None, how: ScoreForm
 ) -> Array:
     """out[R, Q, N, H] of q[R, Q, N, H] over the pages of each row, as `PagedCache.attend` defines it.
 
@@ -76,7 +76,7 @@ def ragged(
 
 
 def _of_rows(
-    q: Array, lengths: Array, tables: Array, pool: Array, window: Window | None, how: Scores
+    q: Array, lengths: Array, tables: Array, pool: Array, window: Window | None, how: ScoreForm
 ) -> Array:
     """The queries of some rows over the first `lengths` positions of their tables."""
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
@@ -104,7 +104,7 @@ def decoded(
     tables: Array,
     pools: Sequence[Array],
     scales: Sequence[Array] | None,
-    how: Scores,
+    how: ScoreForm,
     *,
     batch_invariant: bool = False,
     interpret: bool = False,
@@ -178,7 +178,7 @@ def _block(num_grid: int, *shape: int) -> Any:
 
 
 def _attend_to_pages(
-    how: Scores,
+    how: ScoreForm,
     page: tuple[int, int],
     together: int,
     pages_of_part: int,

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import chosen_keys
 from meshwright.models.transformer import Places
-from meshwright.nn.attention.blocks import cut, num_blocks, put, visible_scope
+from meshwright.nn.attention.blocks import block_of, num_blocks, put, visible_scope
 from meshwright.nn.attention.by_formula import visible
 from meshwright.nn.each_device import each_device
 from meshwright.nn.start.device_mesh import partition_spec
@@ -55,14 +55,14 @@ def _chosen(q: Array, k: Array, weights: Array, queries: Places, keys: Places, t
     scope = visible_scope(q, k)
 
     def of_queries(number: Array, chosen: Array) -> Array:
-        block, of_heads = cut((q, weights), number)
-        here = cut(queries, number)
+        block, of_heads = block_of((q, weights), number)
+        here = block_of(queries, number)
 
         def of_keys(column: Array, scores: Array) -> Array:
-            mask = visible(here, cut(keys, column), None).mask
+            mask = visible(here, block_of(keys, column), None).mask
 
             def scored() -> Array:
-                some = index_scores(block, cut(k, column), of_heads)
+                some = index_scores(block, block_of(k, column), of_heads)
                 return jnp.where(mask, some, -jnp.inf)
 
             with jax.named_scope(scope):

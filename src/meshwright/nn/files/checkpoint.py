@@ -112,7 +112,7 @@ class Saver:
             yield
         except (OSError, ValueError, OutputError) as error:  # TensorStore raises ValueError for any status
             shutil.rmtree(self._directory / files.SAVING, ignore_errors=True)
-            steps = files.steps(self._directory)
+            steps = files.checkpoint_steps(self._directory)
             cure = f"go on from step {steps[-1]} with --resume" if steps else "there is no earlier one"
             path = self._directory / str(self._saving)
             raise OutputError(

@@ -33,7 +33,7 @@ _LIST_OF_0_1_0 = "files.json"
 _HASHING_THREADS = 8
 
 
-def steps(directory: Path) -> list[int]:
+def checkpoint_steps(directory: Path) -> list[int]:
     """The steps of the checkpoints in `directory`, in order, sound or not."""
     if not directory.is_dir():
         return []
@@ -95,7 +95,7 @@ def newest_sound(directory: Path) -> tuple[int, list[str]]:
     Raises CheckpointError if there is no checkpoint, or none is sound.
     """
     damaged: list[str] = []
-    for step in reversed(steps(directory)):
+    for step in reversed(checkpoint_steps(directory)):
         problem = damage(directory / str(step))
         if problem is None:
             return step, damaged
@@ -107,7 +107,7 @@ def newest_sound(directory: Path) -> tuple[int, list[str]]:
 
 def check_sound(directory: Path, step: int) -> None:
     """Raises CheckpointError if `directory` has no checkpoint `step` or it is damaged."""
-    saved = steps(directory)
+    saved = checkpoint_steps(directory)
     if step not in saved:
         known = ", ".join(map(str, saved)) or "none"
         raise CheckpointError(f"checkpoint: {directory} holds no step {step}; there: {known}")
@@ -126,7 +126,7 @@ def read_position(directory: Path, step: int) -> dict[str, Any]:
 
 def set_aside(directory: Path, step: int) -> None:
     """Renames the checkpoints after `step`, which are damaged, to <step>.damaged."""
-    for later in [other for other in steps(directory) if other > step]:
+    for later in [other for other in checkpoint_steps(directory) if other > step]:
         aside = directory / f"{later}.damaged"
         shutil.rmtree(aside, ignore_errors=True)
         (directory / str(later)).rename(aside)
@@ -134,7 +134,7 @@ def set_aside(directory: Path, step: int) -> None:
 
 def prune(directory: Path, keep: int) -> None:
     """Removes all checkpoints but the last `keep` and the one with the lowest validation loss."""
-    saved = steps(directory)
+    saved = checkpoint_steps(directory)
     losses = validation_losses(directory)
     kept = {*saved[-keep:], *([min(losses, key=lambda step: losses[step])] if losses else [])}
     for step in saved:
@@ -149,7 +149,7 @@ def prune(directory: Path, keep: int) -> None:
 def validation_losses(directory: Path) -> dict[int, float]:
     """The validation losses of the checkpoints that were validated and can be read, by step."""
     losses: dict[int, float] = {}
-    for step in steps(directory):
+    for step in checkpoint_steps(directory):
         with suppress(CheckpointError):
             loss = read_position(directory, step).get("validation_loss")
             if loss is not None:

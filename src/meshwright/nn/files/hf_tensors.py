@@ -197,7 +197,7 @@ def _times(block: np.ndarray, factor: float) -> np.ndarray:
     return block if factor == 1 else (block.astype(np.float32) * np.float32(factor)).astype(block.dtype)
 
 
-def joined(parts: Sequence[tuple[Tensor, np.ndarray]], sizes: Mapping[str, int]) -> np.ndarray:
+def stored_tensor(parts: Sequence[tuple[Tensor, np.ndarray]], sizes: Mapping[str, int]) -> np.ndarray:
     """The tensor that these parameters, as `given`, share; a parameter with its own tensor is that tensor."""
     parts = sorted(parts, key=lambda part: part[0].index)
     tensor, first = parts[0]

@@ -32,9 +32,9 @@ from meshwright.nn.files.hf_tensors import (
     given,
     hf_tensors,
     is_by_expert,
-    joined,
     passed_over,
     stored_shape,
+    stored_tensor,
     taken,
     window,
 )
@@ -136,7 +136,7 @@ def save_hf(
                 (tensors[path], _to_hf(flat[path], letters[path].letters, tensors[path], place, sizes))
                 for path in place.paths
             ]
-            content |= store(name, joined(parts, sizes))
+            content |= store(name, stored_tensor(parts, sizes))
         save_file(
             {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in content.items()},
             folder / file,

@@ -97,7 +97,7 @@ class StateCache:
         out, layers[number] = each_device(local, specs, (specs[3], specs[0]))(*given)
         return out, replace(self, states={**self.states, name: layers})
 
-    def _places(self, rows: Rows, positions: Array, read: Array, num_entries: int) -> "Places":
+    def _places(self, rows: Rows, positions: Array, read: Array, num_entries: int) -> "StatePlaces":
         """The places of rows [R, Q], among the entries of all replicas of a shard."""
         slots, after_drafts = read, None
         if self.num_drafts:
@@ -114,7 +114,7 @@ class StateCache:
         goes_on = (first[1:] > 0) & (slots[1:] == slots[:-1]) & (first[1:] == positions[:-1, -1] + 1)
         no = jnp.zeros(1, bool)
         written = jnp.where(jnp.concatenate([goes_on, no]), num_entries, slots)
-        return Places(
+        return StatePlaces(
             positions,
             read,
             slots,
@@ -130,7 +130,7 @@ class StateCache:
         return jnp.reshape(part, (-1, rows.length, *x.shape[1:]))
 
 
-class Places(NamedTuple):
+class StatePlaces(NamedTuple):
     """The places of rows: positions i32[R, Q], the entries i32[R] that they read, and their slots i32[R].
 
     continues: whether the row goes on with the sequence of the row before. written: the slot, or a number out
@@ -153,7 +153,7 @@ class Places(NamedTuple):
         return state.at[self.after_drafts].set(jnp.stack(after[1:], axis=1), mode="drop")
 
 
-def _convolved(state: Array, places: Places, x: Array, taps: Array) -> tuple[Array, Array]:
+def _convolved(state: Array, places: StatePlaces, x: Array, taps: Array) -> tuple[Array, Array]:
     """y like x[R, Q, ...], and the last inputs state[slots, ..., t] of each sequence."""
     num_kept, length = state.shape[-1], x.shape[1]
     begun = _along(places.positions[:, 0] > 0, state)
@@ -175,7 +175,9 @@ def _convolved(state: Array, places: Places, x: Array, taps: Array) -> tuple[Arr
     return jnp.asarray(y, x.dtype), places.put(state, after)
 
 
-def _recurrent(names: Sequence[str], state: Array, places: Places, *arrays: Array) -> tuple[Array, Array]:
+def _recurrent(
+    names: Sequence[str], state: Array, places: StatePlaces, *arrays: Array
+) -> tuple[Array, Array]:
     """o like v[R, Q, (g), u, p], and the states[entries, (g), u, s, p] or, with s = p = 1, [entries, g, u].
 
     arrays: the Inputs of these names, and perhaps log_rates.

@@ -24,7 +24,7 @@ from meshwright.layout.moves.attention import (
 from meshwright.models.transformer import LatentOps, Places, spelt_out
 from meshwright.nn.attention.blockwise import blockwise
 from meshwright.nn.attention.by_formula import (
-    Scores,
+    ScoreForm,
     alibi_slopes,
 )
 from meshwright.nn.attention.flash import flash_kernels
@@ -84,7 +84,7 @@ class AttentionOps(ProductOps):
             options = {"softcap": softcap, "scale": scale, "sinks": sinks}
             return self._by_heads(name, (q, k, v), places, kind, options), None
         alibi = self.config.positions == "alibi"
-        how = Scores(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
+        how = ScoreForm(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
         with jax.named_scope(name):
             if not uses_ring(self.layout):
                 k, v = self._gather_positions("k", k), self._gather_positions("v", v)

@@ -107,7 +107,7 @@ class Dispatch:
     def _run(self, on: Executor, place: Place, name: str, *arguments: object) -> Any:
         key = ((place, name),)
         if key not in self.programs:
-            method = named(getattr(self.chunks[place], name), _name(key))
+            method = with_name(getattr(self.chunks[place], name), _name(key))
             self.programs[key] = jax.jit(method, compiler_options=self._options[place.stage])
         return on.run(self.meshes[place.stage], self.programs[key], *arguments)
 
@@ -126,12 +126,12 @@ class Dispatch:
                 return totals, results
 
             options = self._options[passes[0][0].stage]
-            program = named(run, _name(passes))
+            program = with_name(run, _name(passes))
             self.programs[passes] = jax.jit(program, donate_argnums=0, compiler_options=options)
         return self.programs[passes]
 
 
-def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def with_name(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """The function renamed, so that a trace tells its program from others."""
 
     @wraps(function)

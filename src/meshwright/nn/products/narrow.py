@@ -105,10 +105,10 @@ def wide(x: Array | Kept) -> Array:
 def _in_lines(x: Array, narrow: str, scales: str) -> Rounded:
     """Round a block, with a scale for each row or each tile of a row."""
     if scales == "rows":
-        return Rounded(*rounded(x, (x.ndim - 1,), narrow))
+        return Rounded(*quantised_lines(x, (x.ndim - 1,), narrow))
     length = x.shape[-1]
     filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -length % TILE)])
-    values, scale = rounded(jnp.reshape(filled, (*x.shape[:-1], -1, TILE)), (x.ndim,), narrow)
+    values, scale = quantised_lines(jnp.reshape(filled, (*x.shape[:-1], -1, TILE)), (x.ndim,), narrow)
     return Rounded(jnp.reshape(values, filled.shape)[..., :length], scale[..., 0])
 
 
@@ -205,7 +205,7 @@ def _product(einsum: Einsum, lhs: Array | Rounded, rhs: Array, narrow: str, dtyp
 def _scaled(x: Array | Rounded, letters: str, einsum: Einsum, narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and its scales as they multiply the product."""
     along = tuple(dim for dim, letter in enumerate(letters) if letter in einsum.contracted)
-    values, scale = x if isinstance(x, Rounded) else rounded(x, along, narrow)
+    values, scale = x if isinstance(x, Rounded) else quantised_lines(x, along, narrow)
     kept = [letter for letter in letters if letter not in einsum.contracted]
     sizes = dict(zip(letters, values.shape, strict=True))
     turned = lax.transpose(jnp.squeeze(scale, along), [kept.index(one) for one in einsum.out if one in kept])
@@ -216,7 +216,7 @@ def _sum_type(narrow: str) -> Any:
     return jnp.int32 if number_type(narrow).is_integer else jnp.float32
 
 
-def rounded(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
+def quantised_lines(x: Array, along: tuple[int, ...], narrow: str) -> tuple[Array, Array]:
     """x in the narrow type, and the scales of its lines or tiles, with size 1 along these dimensions."""
     record, wide = number_type(narrow), x.astype(jnp.float32)
     # Zeros may have any scale.
@@ -331,7 +331,7 @@ def _tiles(
     num, rows, _ = matrices.shape
     filled = _filled(matrices, high)
     tiles = jnp.reshape(filled, (num, filled.shape[1] // high, high, -1, TILE))
-    values, scale = rounded(tiles, (2, 4), narrow)
+    values, scale = quantised_lines(tiles, (2, 4), narrow)
     of_rows = jnp.broadcast_to(scale, (*tiles.shape[:4], 1))
     values, of_rows = (
         jnp.reshape(jnp.moveaxis(part, 3, 0), (tiles.shape[3], num, -1, part.shape[-1]))[:, :, :rows]

@@ -41,6 +41,6 @@ def in_panels(w: Array, num_summed: int) -> Panels:
 
     def local(w: Array) -> Array:
         flat = jnp.reshape(w, (prod(w.shape[: w.ndim - num_summed]), -1))
-        return jnp.reshape(kernels.in_panels(flat), w.shape)
+        return jnp.reshape(kernels.panel_order(flat), w.shape)
 
     return Panels(each_device(local, (spec_of(w),), spec_of(w))(w))

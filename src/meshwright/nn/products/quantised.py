@@ -30,7 +30,7 @@ from jax.typing import DTypeLike
 from meshwright.dtypes import NUMBER_TYPES, number_type
 from meshwright.layout import Layout
 from meshwright.nn.array_types import jax_dtype
-from meshwright.nn.products.narrow import as_multiplied, rounded
+from meshwright.nn.products.narrow import as_multiplied, quantised_lines
 from meshwright.nn.start.device_mesh import platform
 
 _NAMES = {
@@ -66,7 +66,7 @@ def is_narrow(dtype: DTypeLike) -> bool:
     return dtype in _NAMES
 
 
-def name_of(dtype: Any) -> str:
+def type_name(dtype: Any) -> str:
     """Our name of a narrow JAX type (see `is_narrow`)."""
     return _NAMES[dtype]
 
@@ -137,7 +137,7 @@ def _in_groups(w: Array, group: int) -> Array:
 
 def quantised_product(product: Callable[[Array, Array], Array], x: Array, w: Array) -> Array:
     """y f32[R, O] of x[R, I] by w[O, I] in a narrow type: `product` of rows in it, times scales."""
-    narrow = name_of(w.dtype)
-    values, scales = rounded(x, (1,), narrow)
+    narrow = type_name(w.dtype)
+    values, scales = quantised_lines(x, (1,), narrow)
     y = product(*(as_multiplied(one, narrow, x.dtype) for one in (values, w)))
     return y.astype(jnp.float32) * scales

@@ -106,19 +106,19 @@ def explain(
 
 
 @dataclass(frozen=True)
-class Traffic:
+class AxisTraffic:
     """The collectives over one axis in a step, on one chip. hidden: the share that overlaps with compute."""
 
     seconds: float
     hidden: float
 
 
-def traffic(candidate: Candidate, axis: str) -> Traffic | None:
+def traffic(candidate: Candidate, axis: str) -> AxisTraffic | None:
     """The traffic of the collectives that involve `axis`; None if there is none."""
     planned_over = [planned for planned in candidate.cost.collectives if axis in planned.axes]
     seconds = sum(planned.step_seconds for planned in planned_over)
     return (
-        Traffic(seconds, sum(planned.hidden_seconds for planned in planned_over) / seconds)
+        AxisTraffic(seconds, sum(planned.hidden_seconds for planned in planned_over) / seconds)
         if seconds
         else None
     )

@@ -88,7 +88,7 @@ def rejected(config: ModelConfig, hardware: Hardware, search: Search) -> tuple[R
     same = {name: best.layout.word(name) for name in _SAME_AS_CHOSEN}
     seen = {_shape(c.layout) for c in (best, runner_up) if c}
     judge = _Judge(config, hardware, workload, best)
-    for name, layout in usual(config, hardware, workload):
+    for name, layout in usual_layouts(config, hardware, workload):
         if _shape(layout) not in seen:
             named.append(judge.rejection(name, layout.replace(**same)))
             seen.add(_shape(layout))
@@ -100,7 +100,9 @@ def _shape(layout: Layout) -> tuple:
     return tuple(layout.mesh.sizes.items()), layout.rules.zero_stage
 
 
-def usual(config: ModelConfig, hardware: Hardware, workload: Workload) -> Iterator[tuple[str, Layout]]:
+def usual_layouts(
+    config: ModelConfig, hardware: Hardware, workload: Workload
+) -> Iterator[tuple[str, Layout]]:
     """The layouts of the training chapter and, on GPUs, Megatron's, even if they do not divide."""
     chips = hardware.num_chips
     yield "pure data parallelism", Layout.of(data=chips)

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshwright.cost.serving_step import cache_bytes, pass_cost
-from meshwright.engines.serving_engine import Engine
+from meshwright.engines.serving_engine import ServingEngine
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.server_programs import server_programs
@@ -60,7 +60,7 @@ def server_start(point: Point) -> dict[str, Any]:
 
 
 def boot_of(
-    config: ModelConfig, hardware: Hardware, layout: Layout, engine: Engine, context: int
+    config: ModelConfig, hardware: Hardware, layout: Layout, engine: ServingEngine, context: int
 ) -> Boot | None:
     """The start of an engine for requests of up to `context` positions; None if its figures are unknown."""
     if not engine.outside_bytes or hardware.chip.kind != "gpu":  # the figures are of GPUs

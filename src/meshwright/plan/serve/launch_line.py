@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from meshwright.engines.serving_engine import Engine
+from meshwright.engines.serving_engine import ServingEngine
 from meshwright.layout import Layout
 from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR2
 from meshwright.models.config import ModelConfig
@@ -33,7 +33,7 @@ class LaunchLine:
         }
 
 
-def runs_on(engine: Engine, layout: Layout) -> bool:
+def has_settings_for(engine: ServingEngine, layout: Layout) -> bool:
     """Whether the engine has a setting for every split of this layout."""
     if engine.name == "meshwright":
         return True
@@ -42,7 +42,7 @@ def runs_on(engine: Engine, layout: Layout) -> bool:
 
 
 def launch_line(
-    engine: Engine, config: ModelConfig, layout: Layout, *, sequences: int, context: int
+    engine: ServingEngine, config: ModelConfig, layout: Layout, *, sequences: int, context: int
 ) -> LaunchLine:
     """The line that serves `config` with this layout.
 

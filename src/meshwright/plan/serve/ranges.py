@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from meshwright.engines.serving_engine import ENGINES, Engine
+from meshwright.engines.serving_engine import ENGINES, ServingEngine
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, serving_spread
@@ -11,7 +11,7 @@ from meshwright.plan.spread import ONE_POOL, POOLS_APART, serving_spread
 def serving_ranges(
     config: ModelConfig,
     hardware: Hardware,
-    engine: Engine,
+    engine: ServingEngine,
     *,
     ttft_seconds: float,
     tpot_seconds: float,

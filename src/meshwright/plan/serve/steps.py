@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.serving_step import Passes, cache_bytes, inference_memory, keys_read, record_pass
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -137,7 +137,7 @@ class StepBytes:
     def __init__(self, config: ModelConfig, layout: Layout) -> None:
         self._config, self._layout = config, layout.at("generate").replace(microbatches=1)
         self._shards = float(self._layout.num_batch_shards)
-        shape = Shape(self._shards, 1, _SHORTEST)
+        shape = PassShape(self._shards, 1, _SHORTEST)
         graph = record_pass(config, self._layout, shape)
         self.weights = int(inference_memory(graph, self._layout).weights)
         self._cached: dict[int, float] = {}

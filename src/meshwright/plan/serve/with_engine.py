@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from meshwright.engines.serving_engine import Engine
+from meshwright.engines.serving_engine import ServingEngine
 from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
 
 
-def with_engine(hardware: Hardware, engine: Engine) -> Hardware:
+def with_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
     """`hardware` with the engine's shares of its chips, and its small all-reduce."""
     chip, network = hardware.chip, hardware.chip.network
     inference = engine.applied(chip.inference or chip.step, chip.kind)
@@ -16,7 +16,7 @@ def with_engine(hardware: Hardware, engine: Engine) -> Hardware:
     return replace(hardware, chip=replace(chip, inference=inference, network=network))
 
 
-def running(hardware: Hardware, engine: Engine) -> Hardware:
+def running(hardware: Hardware, engine: ServingEngine) -> Hardware:
     """`hardware` with the engine's efficiency and kernels; ours is left as it is."""
     if engine.name == "meshwright":
         return hardware

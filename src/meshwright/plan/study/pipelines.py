@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from meshwright.cost.pipeline import PipelineTimeline, simulate
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import Shape
+from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_cost import StepPricer
 from meshwright.errors import LayoutError
 from meshwright.layout.pipelines import SCHEDULES, pass_table
@@ -45,7 +45,7 @@ def _timeline(
     if schedule != layout.schedule.pipeline:
         chunks = max(2, layout.schedule.interleave) if schedule == "interleaved" else 1
         layout = layout.replace(schedule=schedule, interleave=chunks)
-    graph = record_training(config, candidate.hardware, layout, Shape.of_microbatch(workload, layout))
+    graph = record_training(config, candidate.hardware, layout, PassShape.of_microbatch(workload, layout))
     times = StepPricer(graph, layout, candidate.hardware, candidate.placement).pipeline_times()
     count = shown_microbatches(layout.pipe, layout.schedule.microbatches)
     return simulate(pass_table(schedule, layout.pipe, count, layout.schedule.interleave), times)

@@ -11,7 +11,14 @@ from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR, TENSOR2
 from meshwright.layout.runnable import why_not
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.given import NOT_SEARCHED, equal
-from meshwright.plan.study.scaling import ScalingPoint, ScalingSweep, base_of, rank, scaling_sweep, shapes
+from meshwright.plan.study.scaling import (
+    ScalingPoint,
+    ScalingSweep,
+    base_of,
+    machine_sizes,
+    rank,
+    scaling_sweep,
+)
 from meshwright.plan.train import NUM_RANKED, Search, price, search, well_placed
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
@@ -68,7 +75,7 @@ class PricedPlan:
     @cached_property
     def sweeps(self) -> list[ScalingSweep]:
         """Every strategy by batch size, on this machine and on smaller and larger ones."""
-        plan, candidates, machines = self.plan, [], shapes(self.hardware)
+        plan, candidates, machines = self.plan, [], machine_sizes(self.hardware)
         best = [*self.search.candidates, self.chosen]
         unused = [axis for axis in _OPTIONAL_AXES if all(one.layout.word(axis) == 1 for one in best)]
         for number, machine in enumerate(machines):

@@ -76,7 +76,7 @@ def batches(num_sequences: int, num_chips: int) -> list[int]:
     return sorted({num_sequences, *(n for n in others if not 0.8 < n / num_sequences < 1.25)})
 
 
-def shapes(hardware: Hardware) -> list[Hardware]:
+def machine_sizes(hardware: Hardware) -> list[Hardware]:
     """Smaller and larger machines of the same chip, and this one; a host has only itself.
 
     A torus grows from a cube by doubling its shortest side, which keeps the most rings closed.

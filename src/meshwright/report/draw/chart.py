@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 from markupsafe import Markup
 
 from meshwright.report.draw.figure import Panel
-from meshwright.report.draw.marks import Place, dot, kept_apart, label, line, text_width
+from meshwright.report.draw.marks import Place, disc, kept_apart, label, line, text_width
 
 _FEWEST_TICKS = 3
 _DOT, _SMALL_DOT, _MANY = 3.2, 2, 40  # radius in pixels; of the dots of a curve with many points
@@ -65,7 +65,7 @@ def padded_ends(values: Sequence[float], share: float = 0.08) -> tuple[float, fl
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """One axis: its title with the unit, the words of a tick, and its ends."""
 
     title: str
@@ -78,8 +78,8 @@ class Axis:
 class Chart:
     """Two axes and the space around their plot, in pixels."""
 
-    x_axis: Axis
-    y_axis: Axis
+    x_axis: ChartAxis
+    y_axis: ChartAxis
     width: float
     height: float = 330
     left: float = 56
@@ -145,7 +145,7 @@ def level_axis(x: Scale, y: float, text: Callable[[float], str]) -> Markup:
 
 
 @dataclass(frozen=True)
-class Point:
+class ChartPoint:
     """A value of a curve. title: the words of its mark, which has none without; hollow: drawn as a ring."""
 
     x: float
@@ -160,7 +160,7 @@ class Curve:
 
     name: str
     colour: str
-    points: Sequence[Point] = field(repr=False)
+    points: Sequence[ChartPoint] = field(repr=False)
     joined: bool = True
     dashes: str = ""
     band: bool = False
@@ -184,7 +184,7 @@ def draw_curves(chart: Chart, curves: Sequence[Curve], *, named: bool = True) ->
         for p in curve.points:
             at = chart.place(p.x, p.y)
             if p.title and at not in marks:
-                marks[at] = dot(*at, radius, curve.colour, hollow=p.hollow, title=p.title)
+                marks[at] = disc(*at, radius, curve.colour, hollow=p.hollow, title=p.title)
     names = _names(chart, [curve for curve in drawn if curve.joined]) if named else Markup()
     return Markup().join([*parts, *reversed(marks.values()), names])
 

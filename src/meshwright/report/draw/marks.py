@@ -86,7 +86,7 @@ def bar(
     return _mark("rect", mark.format(x, y, max(width, 0), height, _paint(colour, edge), round_), title)
 
 
-def dot(x: float, y: float, radius: float, colour: str, *, hollow: bool = False, title: str = "") -> Markup:
+def disc(x: float, y: float, radius: float, colour: str, *, hollow: bool = False, title: str = "") -> Markup:
     """A disc, or a ring."""
     mark = Markup('cx="{:.1f}" cy="{:.1f}" r="{:.1f}" {} stroke-width="1.4"')
     return _mark("circle", mark.format(x, y, radius, _paint("card" if hollow else colour, colour)), title)
@@ -111,7 +111,7 @@ def text_width(words: str, size: float = SIZE, *, bold: bool = False) -> float:
     return len(words) * size * _GLYPH * (_BOLD if bold else 1)
 
 
-def shortened(words: str, width: float) -> str:
+def fitted(words: str, width: float) -> str:
     """The words, cut if they are wider than `width`."""
     most = int(width / text_width("x"))
     return words if len(words) <= most else words[: most - 1] + "…"

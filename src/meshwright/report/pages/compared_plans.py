@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from meshwright.report.answer import answer_of_comparison
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
-from meshwright.report.draw.marks import bar, label, shortened
+from meshwright.report.draw.marks import bar, fitted, label
 from meshwright.report.run_documents import JsonDocument
 from meshwright.report.table import Table
 from meshwright.report.templating import render
@@ -82,7 +82,7 @@ def _bars(plans: Sequence[JsonDocument], title: str, key: str, text: Callable[[f
             y, length = _TOP + place * _ROW, (width - 90) * plan[key] / longest
             colour = "compute" if plan["fits"] else "hidden"
             marks += [
-                label(shortened(name, width), 0, y + 8),
+                label(fitted(name, width), 0, y + 8),
                 bar(0, y + 14, max(length, 1), _BAR, colour, title=f"{name}\n{text(plan[key])} {title}"),
                 label(text(plan[key]), length + 6, y + 27),
             ]

@@ -21,14 +21,14 @@ from meshwright.layout.axes import CONTEXT, DATA, EXPERT, FSDP, PIPE, TENSOR
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.schedule import REMATS
 from meshwright.models.presets import PRESETS
-from meshwright.page_policy import policy_of
+from meshwright.page_policy import content_security_policy
 from meshwright.plan.candidate import Candidate
 from meshwright.programs.launcher import LAUNCHERS
 from meshwright.report.answer import answer_of_plan
 from meshwright.report.cards import Card, cards
-from meshwright.report.draw.chart import Axis, Chart, padded_ends
+from meshwright.report.draw.chart import Chart, ChartAxis, padded_ends
 from meshwright.report.draw.figure import PHONE, TABLET, WIDE, Figure, Panel, at_widths
-from meshwright.report.draw.marks import dot
+from meshwright.report.draw.marks import disc
 from meshwright.report.pages.frontier import frontier_figure, point_cards
 from meshwright.report.pictures.bars import memory_bars, step_bars
 from meshwright.report.plan_table import candidates_table
@@ -170,7 +170,7 @@ def ui_page(state: Mapping[str, str]) -> str:
 @cache
 def page_policy() -> str:
     """The Content-Security-Policy of the page."""
-    return policy_of(ui_page(DEFAULTS))
+    return content_security_policy(ui_page(DEFAULTS))
 
 
 def answer(planner: Planner, state: Mapping[str, str], moved: str = "") -> dict[str, Any]:
@@ -290,13 +290,13 @@ def scatter(search: JsonDocument) -> Figure:
     """The ranked layouts by memory and step time, each to be clicked."""
     candidates, best = search["candidates"], search["candidates"][0]
     usable = float(search["hardware"]["usable_bytes"])
-    x = Axis(
+    x = ChartAxis(
         "memory of one chip",
         format_bytes,
         padded_ends([usable, *(float(bytes_total(each) or usable) for each in candidates)], 0.04),
         True,
     )
-    y = Axis(
+    y = ChartAxis(
         "step time", format_seconds, padded_ends([each["step_seconds"] for each in candidates], 0.06), True
     )
 
@@ -307,7 +307,7 @@ def scatter(search: JsonDocument) -> Figure:
             size = bytes_total(each) or usable
             title = f"{each['layout']}\n{format_seconds(each['step_seconds'])}, {format_bytes(size)}"
             colour = "ink" if each is best else "compute" if each["fits"] else "hidden"
-            mark = dot(
+            mark = disc(
                 *chart.place(size, each["step_seconds"]),
                 6 if each is best else 4.5,
                 colour,

@@ -7,9 +7,9 @@ from markupsafe import Markup
 
 from meshwright.report.answer import answer_of_plan
 from meshwright.report.cards import Card
-from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
+from meshwright.report.draw.chart import Chart, ChartAxis, ChartPoint, Curve, draw_curves, padded_ends
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
-from meshwright.report.draw.marks import dot
+from meshwright.report.draw.marks import disc
 from meshwright.report.palette import CURVES
 from meshwright.report.plan_table import explanation
 from meshwright.report.run_documents import JsonDocument, read_json
@@ -77,12 +77,14 @@ def _panel(
 ) -> Panel:
     """One quantity of every point against its time per token. A price has a logarithmic axis."""
     best, values, is_price = document["best"], [point[key] for point in points], "price" in key
-    x = Axis(
+    x = ChartAxis(
         "time per token", format_seconds, padded_ends([point["tpot_seconds"] for point in points], 0.03), True
     )
-    y = Axis(unit, text, padded_ends(values, 0.03) if is_price else (0, 1.08 * max(values)), is_price)
+    y = ChartAxis(unit, text, padded_ends(values, 0.03) if is_price else (0, 1.08 * max(values)), is_price)
     curves = [
-        Curve(kind, colour, [Point(point["tpot_seconds"], point[key], _title(point)) for point in points])
+        Curve(
+            kind, colour, [ChartPoint(point["tpot_seconds"], point[key], _title(point)) for point in points]
+        )
         for (kind, points), colour in zip(document["by_chip"].items(), CURVES * 9, strict=False)
     ]
     target: float | None = (document.get("targets") or {}).get("tpot_seconds")
@@ -90,7 +92,7 @@ def _panel(
     def draw(width: float) -> Panel:
         chart = Chart(x, y, width, 372, right=_RIGHT)
         at = chart.place(best["tpot_seconds"], best[key])
-        chosen = dot(*at, 7, "ink", hollow=True) + dot(*at, 3.2, "ink", title=_title(best))
+        chosen = disc(*at, 7, "ink", hollow=True) + disc(*at, 3.2, "ink", title=_title(best))
         limit = Markup()
         if target is not None and chart.x.low < target < chart.x.high:
             limit = chart.upright(target, "--tpot")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshwright.errors import DataError
 from meshwright.report.answer import answer_of_load
-from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
+from meshwright.report.draw.chart import Chart, ChartAxis, ChartPoint, Curve, draw_curves, padded_ends
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
 from meshwright.report.draw.marks import key
 from meshwright.report.run_documents import JsonDocument, read_json
@@ -155,13 +155,13 @@ def _distributions(document: JsonDocument) -> Figure | None:
     curves = []
     for row, colour in (("ttft_seconds", "compute"), ("tpot_seconds", "waiting")):
         values = sorted(_values(document, row))
-        points = [Point(values[0], 0)] if values else []
+        points = [ChartPoint(values[0], 0)] if values else []
         for rank, value in enumerate(values, start=1):
             share = rank / len(values)
             title = f"{_ROWS[row]}\n{share:.0%} within {format_seconds(value)}"
             points += [
-                Point(value, points[-1].y),
-                Point(value, share, title if _is_shown(rank, len(values)) else ""),
+                ChartPoint(value, points[-1].y),
+                ChartPoint(value, share, title if _is_shown(rank, len(values)) else ""),
             ]
         curves.append(
             Curve({"ttft_seconds": "first token", "tpot_seconds": "per token"}[row], colour, points)
@@ -169,8 +169,8 @@ def _distributions(document: JsonDocument) -> Figure | None:
     times = [point.x for curve in curves for point in curve.points]
     if not times:
         return None
-    x = Axis("seconds", format_seconds, padded_ends(times, 0.02), True)
-    panel = _curves(x, Axis("share of answers", "{:.0%}".format, (0, 1)), curves, right=76)
+    x = ChartAxis("seconds", format_seconds, padded_ends(times, 0.02), True)
+    panel = _curves(x, ChartAxis("share of answers", "{:.0%}".format, (0, 1)), curves, right=76)
     return Figure.of("distributions", "Distributions", "The share of answers within a time.", panel)
 
 
@@ -182,26 +182,28 @@ def _is_shown(rank: int, number: int) -> bool:
 def _requests(document: JsonDocument) -> Figure | None:
     """Time to first token of each request by the time it was sent; failed ones are on the axis."""
     rows = [one for one in document["answers"] if one["error"] or one["ttft_seconds"] is not None]
-    points: tuple[list[Point], list[Point]] = [], []
+    points: tuple[list[ChartPoint], list[ChartPoint]] = [], []
     for row in rows:
         error, start = row["error"], row["start_seconds"]
         seconds, words = (0.0, error) if error else (row["ttft_seconds"], format_seconds(row["ttft_seconds"]))
-        points[bool(error)].append(Point(start, seconds, f"sent after {format_seconds(start)}\n{words}"))
+        points[bool(error)].append(ChartPoint(start, seconds, f"sent after {format_seconds(start)}\n{words}"))
     if not rows:
         return None
     curves = [
         Curve(_ROWS["ttft_seconds"], "compute", points[0], joined=False),
         Curve("failed", "waiting", points[1], joined=False),
     ]
-    x = Axis("seconds since the start", "{:g}".format, (0, max(p.x for side in points for p in side) or 1))
+    x = ChartAxis(
+        "seconds since the start", "{:g}".format, (0, max(p.x for side in points for p in side) or 1)
+    )
     most = max((point.y for point in points[0]), default=0) or 1
-    y = Axis("time to the first token", lambda s: format_seconds(s) if s else "0", (0, 1.05 * most))
+    y = ChartAxis("time to the first token", lambda s: format_seconds(s) if s else "0", (0, 1.05 * most))
     panel = _curves(x, y, curves, keyed=[curve for curve in curves if curve.points])
     return Figure.of("requests", "Requests", "Each request by the time it was sent.", panel)
 
 
 def _curves(
-    x: Axis, y: Axis, curves: Sequence[Curve], right: float = 16, keyed: Sequence[Curve] = ()
+    x: ChartAxis, y: ChartAxis, curves: Sequence[Curve], right: float = 16, keyed: Sequence[Curve] = ()
 ) -> Panel:
     def draw(width: float) -> Panel:
         chart = Chart(x, y, width, right=right)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from string import ascii_uppercase
 
-from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
+from meshwright.report.draw.chart import Chart, ChartAxis, ChartPoint, Curve, draw_curves, padded_ends
 from meshwright.report.draw.figure import PHONE, TABLET, WIDE, Figure, Panel, at_widths
 from meshwright.report.palette import CURVES
 from meshwright.report.run_documents import JsonDocument
@@ -34,8 +34,10 @@ def collective_figure(results: Sequence[JsonDocument], op: str) -> Figure:
     """Seconds over V for one collective, both logarithmic."""
     curves = collective_curves(results, op)
     points = [point for curve in curves for point in curve.points]
-    x = Axis("V, bytes of the gathered array", format_bytes, padded_ends([p.x for p in points], 0.02), True)
-    y = Axis("seconds", format_seconds, padded_ends([p.y for p in points], 0.04), True)
+    x = ChartAxis(
+        "V, bytes of the gathered array", format_bytes, padded_ends([p.x for p in points], 0.02), True
+    )
+    y = ChartAxis("seconds", format_seconds, padded_ends([p.y for p in points], 0.04), True)
 
     def draw(width: float) -> Panel:
         chart = Chart(x, y, width, 300, right=76, top=30)
@@ -48,8 +50,8 @@ def collective_curves(results: Sequence[JsonDocument], op: str) -> list[Curve]:
     """For each choice of axes the measured points and the line of the model."""
     curves = []
     for (axes, group), colour in zip(_by_axes(results, op).items(), CURVES * 9, strict=False):
-        curves.append(Curve(axes, colour, [Point(p["bytes"], p["predicted_seconds"]) for p in group]))
-        measured = [Point(p["bytes"], p["seconds"], _title(axes, p)) for p in group]
+        curves.append(Curve(axes, colour, [ChartPoint(p["bytes"], p["predicted_seconds"]) for p in group]))
+        measured = [ChartPoint(p["bytes"], p["seconds"], _title(axes, p)) for p in group]
         curves.append(Curve(f"{axes}, measured", colour, measured, joined=False))
     return curves
 

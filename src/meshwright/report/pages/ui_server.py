@@ -63,13 +63,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_own(self, host: str) -> bool:
         """Whether `host:port` is this server, so that no other name leads to it (DNS rebinding)."""
-        assert isinstance(self.server, Server)
+        assert isinstance(self.server, PageServer)
         name, _, port = host.rpartition(":")
         return name in ("127.0.0.1", "localhost", "[::1]") and port == str(self.server.server_address[1])
 
     def _maker(self, path: str, state: Mapping[str, str], moved: str) -> Callable[[], tuple[str, str]] | None:
         """Makes (type, text) of a path; None for an unknown path."""
-        assert isinstance(self.server, Server)
+        assert isinstance(self.server, PageServer)
         planner = self.server.planner
 
         def drawn(name: str) -> str:
@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing: the terminal shows only the address."""
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """The page's server on this machine. port: 0 takes a free one."""
 
     daemon_threads = True

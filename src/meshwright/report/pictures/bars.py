@@ -51,7 +51,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Row:
+class Bar:
     """One bar with its title. end: the figure after it. below: a thinner bar under it."""
 
     title: str
@@ -66,7 +66,7 @@ Mark = tuple[float, str]  # a value marked across all bars, and its name
 
 
 def stacked(
-    rows: Sequence[Row], heading: str = "", *, most: float | None = None, marks: Sequence[Mark] = ()
+    rows: Sequence[Bar], heading: str = "", *, most: float | None = None, marks: Sequence[Mark] = ()
 ) -> Panel:
     """Bars to one scale. most: the value of the longest possible bar, by default the largest."""
     longest = most or max(sum(piece.value for piece in row.pieces) for row in rows) or 1
@@ -88,14 +88,14 @@ def step_bars(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
             Piece("hidden communication", hidden, format_seconds(hidden), "hidden") if hidden > 0 else None
         )
         end, bold = format_seconds(candidate.step_seconds), candidate is chosen
-        rows.append(Row(*_titles(candidate, chosen), pieces, end, bold, below))
+        rows.append(Bar(*_titles(candidate, chosen), pieces, end, bold, below))
     return stacked(rows, "step time")
 
 
 def memory_bars(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
     """The bytes of a chip by cause for each candidate, and the capacity they must stay under."""
     rows = [
-        Row(
+        Bar(
             *_titles(candidate, chosen),
             memory_pieces(candidate.memory.to_dict()),
             format_bytes(candidate.memory.total),
@@ -187,7 +187,7 @@ def _titles(candidate: Candidate, chosen: Candidate) -> tuple[str, str]:
 class _Bars:
     """Bars of one width: titles at their left, or above them on a phone."""
 
-    rows: Sequence[Row]
+    rows: Sequence[Bar]
     heading: str
     longest: float
     marks: Sequence[Mark]
@@ -220,7 +220,7 @@ class _Bars:
             parts.append(label(words, x + shift, top - 9, "waiting", anchor=anchor))
         return Panel(self.width, y, Markup().join(parts))
 
-    def _row(self, row: Row, y: float) -> tuple[Markup, float]:
+    def _row(self, row: Bar, y: float) -> tuple[Markup, float]:
         """The row from `y` on, and its height."""
         weight = 600 if row.bold else 400
         # Axis, size and the dot after them stay on one line.

@@ -6,9 +6,9 @@ from markupsafe import Markup
 
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.study.scaling import BEST, STRATEGIES, ScalingPoint
-from meshwright.report.draw.chart import Axis, Chart, padded_ends
+from meshwright.report.draw.chart import Chart, ChartAxis, padded_ends
 from meshwright.report.draw.figure import PHONE, TABLET, WIDE, Figure, Panel, at_widths
-from meshwright.report.draw.marks import bar, dot, kept_apart, label, line, shortened, text_width
+from meshwright.report.draw.marks import bar, disc, fitted, kept_apart, label, line, text_width
 from meshwright.report.pictures.bars import layout_lines
 from meshwright.report.pictures.strategy_curves import STRATEGY_COLOUR
 from meshwright.units import format_bytes, format_seconds
@@ -41,8 +41,8 @@ def _panel(candidates: Sequence[Candidate], named: dict[str, Candidate], width: 
     sizes = padded_ends([usable, *(float(one.memory.total) for one in everyone)], 0.04)
     times = padded_ends([one.step_seconds for one in everyone], 0.06)
     x, y = (
-        Axis("memory of one chip", format_bytes, sizes, True),
-        Axis("step time", format_seconds, times, True),
+        ChartAxis("memory of one chip", format_bytes, sizes, True),
+        ChartAxis("step time", format_seconds, times, True),
     )
     below = 0 if is_wide else _ENTRY * len(named) + 14
     right = _RIGHT if is_wide else 16
@@ -52,7 +52,7 @@ def _panel(candidates: Sequence[Candidate], named: dict[str, Candidate], width: 
     heights = kept_apart([y for _, y in places.values()], _ENTRY, *ends)
     left = chart.x.end + 14 if is_wide else 14
     marks = [
-        dot(
+        disc(
             *chart.place(candidate.memory.total, candidate.step_seconds),
             2.2,
             "hidden",
@@ -64,15 +64,15 @@ def _panel(candidates: Sequence[Candidate], named: dict[str, Candidate], width: 
         colour, is_chosen = STRATEGY_COLOUR[name], name == BEST
         end = [(left - 10, height), (left - 4, height)]
         marks.append(
-            line([(px, py), *end], "hidden", width=0.8) if is_wide else dot(4, height - 1, 4, colour)
+            line([(px, py), *end], "hidden", width=0.8) if is_wide else disc(4, height - 1, 4, colour)
         )
         marks.append(
-            dot(px, py, 5 if is_chosen else 4, colour, hollow=not candidate.fits, title=_title(candidate))
+            disc(px, py, 5 if is_chosen else 4, colour, hollow=not candidate.fits, title=_title(candidate))
         )
         words = f"{'chosen' if is_chosen else name}: {format_seconds(candidate.step_seconds)}"
         words += "" if candidate.fits else ", does not fit"
         marks.append(label(words, left, height + 3, colour, weight=600 if is_chosen else 500))
-        degrees = shortened(layout_lines(candidate.layout)[0], width - left)
+        degrees = fitted(layout_lines(candidate.layout)[0], width - left)
         marks.append(label(degrees, left, height + 17, "muted"))
     return chart.panel("", _edge(chart, usable), *marks)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from meshwright.plan.curves import CurvePanel, Plot, Unit
-from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
+from meshwright.report.draw.chart import Chart, ChartAxis, ChartPoint, Curve, draw_curves, padded_ends
 from meshwright.report.draw.figure import HALF, PHONE, TABLET, Figure, Frame, Panel, at_widths
 from meshwright.report.draw.marks import text_width
 from meshwright.report.palette import CURVES
@@ -47,16 +47,16 @@ def _drawn(plot: Plot, number: int, panel: CurvePanel) -> Panel:
     ]
     is_log = panel.unit not in _LINEAR or (min(values) > 0 and max(values) > 50 * min(values))
     ends = padded_ends(values) if is_log else (min(0.0, *values), max(values) * 1.08)
-    y = Axis("", TEXT[panel.unit], ends, is_log)
+    y = ChartAxis("", TEXT[panel.unit], ends, is_log)
     is_log_x = min(plot.x) > 0
     ends = padded_ends(plot.x, 0.02) if is_log_x else (plot.x[0], plot.x[-1])
-    x = Axis(plot.x_title, TEXT[plot.x_unit], ends, is_log_x)
+    x = ChartAxis(plot.x_title, TEXT[plot.x_unit], ends, is_log_x)
     curves = [
         Curve(
             name,
             colours[name],
             [
-                Point(at, value, f"{name}, {TEXT[plot.x_unit](at)}: {TEXT[panel.unit](value)}")
+                ChartPoint(at, value, f"{name}, {TEXT[plot.x_unit](at)}: {TEXT[panel.unit](value)}")
                 for at, value in zip(plot.x, curve, strict=True)
                 if value is not None
             ],
@@ -68,7 +68,7 @@ def _drawn(plot: Plot, number: int, panel: CurvePanel) -> Panel:
     return at_widths(partial(_panel, panel.title, x, y, curves), *widths)
 
 
-def _panel(title: str, x: Axis, y: Axis, curves: list[Curve], width: float) -> Panel:
+def _panel(title: str, x: ChartAxis, y: ChartAxis, curves: list[Curve], width: float) -> Panel:
     names = max(text_width(curve.name) for curve in curves)
     chart = Chart(x, y, width, left=64, right=names + _BEFORE_NAMES)
     return chart.panel(title, draw_curves(chart, curves))

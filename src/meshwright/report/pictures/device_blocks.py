@@ -16,7 +16,7 @@ from meshwright.cost.strategy import PricedStep, Strategy
 from meshwright.notation.array import ShardedArray, subscript
 from meshwright.notation.mesh import Mesh
 from meshwright.report.draw.figure import svg_file
-from meshwright.report.draw.marks import arrow, bar, dot, label, line, subscripted
+from meshwright.report.draw.marks import arrow, bar, disc, label, line, subscripted
 from meshwright.report.pictures.blocks import BlockMap, Grid, block_colour
 from meshwright.units import format_bytes, format_count, format_seconds
 
@@ -111,7 +111,7 @@ class _Drawing:
         if len(given) == 1:
             first = self._whole(given[0], _MARGIN + self.column / 2, middle)
         else:
-            times = dot(_MARGIN + self.column + _SIGN / 2 + _AXIS / 2, middle, 3, "bubble")
+            times = disc(_MARGIN + self.column + _SIGN / 2 + _AXIS / 2, middle, 3, "bubble")
             first = self._array(given[0], _MARGIN, top) + times
         centre = second + self.column + _ARROW / 2
         return Markup().join(

@@ -4,8 +4,8 @@ from meshwright.plan.study.pipelines import shown_microbatches, timelines
 from meshwright.plan.study.priced_plan import PricedPlan
 from meshwright.report.draw.figure import Figure, Frame
 from meshwright.report.pictures.bars import (
+    Bar,
     Mark,
-    Row,
     memory_bars,
     memory_pieces,
     share_pieces,
@@ -71,7 +71,7 @@ def document_figures(plan: JsonDocument) -> list[Figure]:
         totals[name] = totals.get(name, 0) + seconds
     order = sorted((name for name in totals if totals[name] > 0), key=lambda name: -totals[name])
     rows = [
-        Row(
+        Bar(
             layout_text(candidate.get("layout", "")),
             "",
             share_pieces(step, order, candidate.get("step_seconds") or 0),
@@ -88,7 +88,7 @@ def document_figures(plan: JsonDocument) -> list[Figure]:
     if isinstance(causes, dict) and (pieces := memory_pieces(causes)):
         capacity = (plan.get("hardware") or {}).get("hbm_bytes")
         total = causes.get("total", sum(piece.value for piece in pieces))
-        row = Row(layout_text(best.get("layout", "")), "", pieces, bytes_text(total), bold=True)
+        row = Bar(layout_text(best.get("layout", "")), "", pieces, bytes_text(total), bold=True)
         marks: list[Mark] = [(capacity, f"{format_bytes(capacity)} of memory")] if capacity else []
         panel = stacked([row], "memory of one chip", most=1.02 * max(capacity or 0, total), marks=marks)
         figures.append(Figure.of("memory", "Memory of a chip", "Bytes of the chosen layout by cause.", panel))

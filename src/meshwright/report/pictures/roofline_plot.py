@@ -9,9 +9,9 @@ from markupsafe import Markup
 from meshwright.cost.passes import Dtypes
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.study.roofline import StepOperation, link_roofs, operations
-from meshwright.report.draw.chart import Axis, Chart, padded_ends
+from meshwright.report.draw.chart import Chart, ChartAxis, padded_ends
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
-from meshwright.report.draw.marks import dot, label, line, text_width
+from meshwright.report.draw.marks import disc, label, line, text_width
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _HEIGHT = 380
@@ -104,8 +104,8 @@ class _Plane:
         _, high = padded_ends([*(x for x, _ in places), *knees], 0.1)
         low = min(min(x for x, _ in places) / 2, min(knees) / 8)
         bottom = min(min(y for _, y in places) / 8, peak / 12)
-        x = Axis(self.unit, format_count, (low, high), True)
-        y = Axis("FLOP/s of a chip", _rate, (bottom, peak * 1.7), True)
+        x = ChartAxis(self.unit, format_count, (low, high), True)
+        y = ChartAxis("FLOP/s of a chip", _rate, (bottom, peak * 1.7), True)
         return Chart(x, y, width, _HEIGHT, bottom=62)
 
     def _dots(self, chart: Chart) -> Markup:
@@ -120,7 +120,7 @@ class _Plane:
                 f"{format_count(intensity)} FLOPs per byte, {_rate(rate)}FLOP/s"
             )
             colour = _COLOUR.get(operation.kind, "fsdp")
-            parts.append(dot(*chart.place(intensity, rate), self._radius(operation), colour, title=title))
+            parts.append(disc(*chart.place(intensity, rate), self._radius(operation), colour, title=title))
         return Markup().join(parts)
 
     def _radius(self, operation: StepOperation) -> float:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from math import isfinite
 
-from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves
+from meshwright.report.draw.chart import Chart, ChartAxis, ChartPoint, Curve, draw_curves
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
-from meshwright.report.pictures.bars import Piece, Row, stacked
+from meshwright.report.pictures.bars import Bar, Piece, stacked
 from meshwright.report.run_documents import JsonDocument, Run, measured_step_seconds, step_seconds_of_plan
 from meshwright.units import format_count, format_seconds
 
@@ -27,7 +27,7 @@ def run_figures(run: Run) -> list[Figure]:
     if planned and measured:
         sides = (("planned", planned, "fsdp"), ("measured, median", measured, "compute"))
         rows = [
-            Row(name, "", [Piece("step", value, format_seconds(value), colour)], format_seconds(value))
+            Bar(name, "", [Piece("step", value, format_seconds(value), colour)], format_seconds(value))
             for name, value, colour in sides
         ]
         figures.append(Figure.of("planned-step", "Planned and measured step time", "", stacked(rows)))
@@ -43,7 +43,7 @@ def loss_panel(metrics: Sequence[JsonDocument], unigram_entropy: float | None) -
     values = [point.y for curve in curves for point in curve.points]
     values += [] if unigram_entropy is None else [unigram_entropy]
     ends = 0.94 * min(values, default=0), 1.05 * max(values, default=1)
-    y = Axis("nats per token", "{:g}".format, ends)
+    y = ChartAxis("nats per token", "{:g}".format, ends)
 
     def draw(width: float) -> Panel:
         chart = Chart(_steps(metrics), y, width, 300, right=76, top=30)
@@ -60,7 +60,7 @@ def step_time_panel(metrics: Sequence[JsonDocument], planned_seconds: float | No
     planned = 1e3 * (planned_seconds or 0)
     # From zero: the distance to the plan is a share of the step, and must look like one.
     top = 1.18 * max([planned, *(point.y for point in measured)]) or 1
-    y = Axis("ms per step", "{:,g}".format, (0, top))
+    y = ChartAxis("ms per step", "{:,g}".format, (0, top))
 
     def draw(width: float) -> Panel:
         chart = Chart(_steps(metrics), y, width, 300, top=30)
@@ -75,7 +75,7 @@ def step_time_panel(metrics: Sequence[JsonDocument], planned_seconds: float | No
     return at_widths(draw, HALF, PHONE)
 
 
-def points(metrics: Sequence[JsonDocument], key: str, text: str, scale: float = 1) -> list[Point]:
+def points(metrics: Sequence[JsonDocument], key: str, text: str, scale: float = 1) -> list[ChartPoint]:
     """The finite values of one key by step.
 
     A long run is cut into equal parts, and only the smallest and the largest value of each are kept.
@@ -89,9 +89,9 @@ def points(metrics: Sequence[JsonDocument], key: str, text: str, scale: float = 
         parts = [known[n : n + size] for n in range(0, len(known), size)]
         ends = {pick(part, key=lambda point: point[1]) for part in parts for pick in (min, max)}
         known = sorted(ends)
-    return [Point(step, value, f"step {step:,}: {text.format(value)}") for step, value in known]
+    return [ChartPoint(step, value, f"step {step:,}: {text.format(value)}") for step, value in known]
 
 
-def _steps(metrics: Sequence[JsonDocument]) -> Axis:
+def _steps(metrics: Sequence[JsonDocument]) -> ChartAxis:
     steps = [line["step"] for line in metrics if "step" in line] or [1]
-    return Axis("step", format_count, (min(0, *steps), max(steps)))
+    return ChartAxis("step", format_count, (min(0, *steps), max(steps)))

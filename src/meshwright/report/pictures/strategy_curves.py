@@ -6,7 +6,7 @@ from functools import partial
 from meshwright.hardware.topology import Hardware
 from meshwright.plan.study.scaling import BEST, STRATEGIES, ScalingPoint, ScalingSweep
 from meshwright.plan.study.split import split_step
-from meshwright.report.draw.chart import Axis, Chart, Curve, Point, draw_curves, padded_ends
+from meshwright.report.draw.chart import Chart, ChartAxis, ChartPoint, Curve, draw_curves, padded_ends
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Frame, Panel, at_widths
 from meshwright.report.pictures.bars import layout_lines
 from meshwright.units import format_count, format_seconds
@@ -18,14 +18,14 @@ _RIGHT = 84  # pixels for the names of curves
 def strategies_figure(sweeps: Sequence[ScalingSweep], planned: Hardware) -> Figure:
     """A frame for each machine. planned: the machine of the plan, shown first."""
     points = [point for sweep in sweeps for point in sweep.points]
-    tokens = Axis(
+    tokens = ChartAxis(
         "tokens per batch", format_count, padded_ends([p.candidate.num_tokens for p in points], 0.02), True
     )
     splits = [split_step(point.candidate) for point in points]
     times = [t for split in splits for t in (split.work_seconds, split.communication_seconds) if t > 0]
-    seconds = Axis("time per step", format_seconds, padded_ends(times), True)
+    seconds = ChartAxis("time per step", format_seconds, padded_ends(times), True)
     most = min(1, max(point.candidate.mfu for point in points) * 1.12)
-    mfu = Axis("MFU", "{:.0%}".format, (0, most))
+    mfu = ChartAxis("MFU", "{:.0%}".format, (0, most))
     frames = tuple(
         Frame(
             f"{sweep.hardware.num_chips:,} chips, {sweep.hardware.spec}",
@@ -48,15 +48,17 @@ def strategies_figure(sweeps: Sequence[ScalingSweep], planned: Hardware) -> Figu
     )
 
 
-def _times(sweep: ScalingSweep, x: Axis, y: Axis, width: float) -> Panel:
+def _times(sweep: ScalingSweep, x: ChartAxis, y: ChartAxis, width: float) -> Panel:
     """Seconds of communication per step by strategy; dashed the compute of the best layout."""
-    compute = [Point(p.candidate.num_tokens, split_step(p.candidate).work_seconds) for p in sweep.of(BEST)]
+    compute = [
+        ChartPoint(p.candidate.num_tokens, split_step(p.candidate).work_seconds) for p in sweep.of(BEST)
+    ]
     curves = _curves(sweep, lambda p: split_step(p.candidate).communication_seconds, format_seconds)
     curves = [*curves, Curve("compute", "ink", compute, dashes="5 4")]
     return _panel(sweep, "All communication", Chart(x, y, width, right=_RIGHT), curves)
 
 
-def _mfu(sweep: ScalingSweep, x: Axis, y: Axis, width: float) -> Panel:
+def _mfu(sweep: ScalingSweep, x: ChartAxis, y: ChartAxis, width: float) -> Panel:
     """Model FLOPs utilisation by strategy."""
     curves = _curves(sweep, lambda p: p.candidate.mfu, "{:.1%}".format)
     return _panel(sweep, "Model FLOPs utilisation", Chart(x, y, width, right=_RIGHT), curves)
@@ -74,7 +76,9 @@ def _curves(
     for strategy in (*STRATEGIES, BEST):
         name = "best found" if strategy == BEST else strategy
         points = [
-            Point(p.candidate.num_tokens, value(p), _title(p, name, text(value(p))), not p.candidate.fits)
+            ChartPoint(
+                p.candidate.num_tokens, value(p), _title(p, name, text(value(p))), not p.candidate.fits
+            )
             for p in sweep.of(strategy)
             if value(p) > 0
         ]

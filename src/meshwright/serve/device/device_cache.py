@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.layout.page_sizes import compiled_sizes
 from meshwright.serve.device.cache_programs import CachePrograms, CacheTypes
 from meshwright.serve.device.host_pages import HostCopies, HostSizes
-from meshwright.serve.device.in_turn import in_turn
+from meshwright.serve.device.in_turn import one_at_a_time
 from meshwright.serve.device.step_inputs import slot_on_shard
 from meshwright.serve.engine.batch import CACHED, SequenceWork
 from meshwright.serve.engine.limits import Limits
@@ -75,7 +75,7 @@ class DeviceCache:
     def _copy(self, work: SequenceWork, source: int, target: int) -> None:
         """Copy one entry of the states on the work's shard of the batch."""
         shard = work.slot // self.limits.slots_per_replica // self._types.replicas_per_shard
-        with in_turn(self._types.mesh, lambda: self.pools):
+        with one_at_a_time(self._types.mesh, lambda: self.pools):
             self.pools = self._copy_states(
                 self.pools, *(self._on(shard, entry) for entry in (source, target))
             )

@@ -12,7 +12,7 @@ _ONE_PROGRAM = threading.Lock()  # of all runners of this process
 
 
 @contextmanager
-def in_turn(mesh: jax.sharding.Mesh, results: Callable[[], object]) -> Iterator[None]:
+def one_at_a_time(mesh: jax.sharding.Mesh, results: Callable[[], object]) -> Iterator[None]:
     """Where a program may be dispatched; ends when its `results` are there, if others must wait for them."""
     if mesh.size == 1 or not platform_of(mesh).in_turn:
         yield

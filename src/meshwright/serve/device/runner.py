@@ -30,7 +30,7 @@ from meshwright.nn.cached_ops import layered
 from meshwright.nn.start.compiled_cache import NothingCompiled
 from meshwright.platforms import platform_of
 from meshwright.serve.device.device_cache import DeviceCache
-from meshwright.serve.device.in_turn import in_turn
+from meshwright.serve.device.in_turn import one_at_a_time
 from meshwright.serve.device.joined import joined
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 from meshwright.serve.device.readout import Readout, Results
@@ -135,7 +135,7 @@ class JaxRunner:
             num_window_pages=limits.num_window_pages,
             num_snapshots=limits.num_snapshots,
             num_kept_drafts=limits.num_kept_drafts,
-            with_native=with_native and kernels.runs_on(mesh),
+            with_native=with_native and kernels.serves_mesh(mesh),
             batch_invariant=batch_invariant,
         )
         self._cache = DeviceCache(self._programs.cache, limits, host_bytes)
@@ -330,7 +330,7 @@ class JaxRunner:
         if self._programs.joins_inputs:
             columns, of_choice = [joined(columns)], [joined(of_choice)]
         results = None
-        with in_turn(self._mesh, lambda: (sampled, cache.pools, results and results.outputs)):
+        with one_at_a_time(self._mesh, lambda: (sampled, cache.pools, results and results.outputs)):
             yielded = self._steps[shape](self._params, cache.pools, self._last, *columns)
             logits, cache.pools, *hidden = yielded
             self._last, sampled = choose(self._last, logits, *of_choice, edits, guesses)

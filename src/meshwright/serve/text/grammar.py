@@ -14,7 +14,7 @@ import numpy as np
 from meshwright.errors import RequestError
 from meshwright.serve.engine.request import NewConstraint
 from meshwright.serve.text.tokenizer import Tokenizer
-from meshwright.serve.workers.timed_stages import enter
+from meshwright.serve.workers.timed_stages import begin_stage
 
 # Blanks between the parts of JSON: one, or a new line with its indentation. Otherwise a model that likes
 # new lines writes them until max_tokens.
@@ -39,7 +39,7 @@ class Grammars:
         May take seconds, and crash on a deep grammar: for worker processes. Raises RequestError, naming the
         field `param`, if `source` is no such thing, or the tokenizer has no token that ends an answer.
         """
-        enter("the grammar", _SECONDS)
+        begin_stage("the grammar", _SECONDS)
         matcher = _llguidance().LLMatcher
         if not self.tokenizer.eos_ids:
             raise RequestError(

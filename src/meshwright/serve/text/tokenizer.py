@@ -13,7 +13,7 @@ import tokenizers
 from meshwright.errors import CheckpointError, RequestError, in_a_line
 from meshwright.models.chat import ChatTemplate, json_object, load_chat_template, special_tokens
 from meshwright.models.tokenizer_file import is_of_tokenizers, read_tokenizer
-from meshwright.serve.workers.timed_stages import enter
+from meshwright.serve.workers.timed_stages import begin_stage
 
 # Time limits in a worker. A prompt of a million tokens takes two seconds to tokenise.
 _TEMPLATE_SECONDS, _TOKENIZER_SECONDS = 1.0, 5.0
@@ -38,7 +38,7 @@ class Tokenizer:
 
     def encode(self, prompt: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Tokens of a prompt, with the special tokens that the tokenizer adds, such as BOS."""
-        enter("the tokenizer", _TOKENIZER_SECONDS)
+        begin_stage("the tokenizer", _TOKENIZER_SECONDS)
         return self._or_start(self.ids(prompt, add_special_tokens=add_special_tokens))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **context: Any) -> tuple[int, ...]:
@@ -52,13 +52,13 @@ class Tokenizer:
         self, messages: Sequence[Mapping[str, Any]], *, continues: bool = False, **context: object
     ) -> str:
         """The text of a conversation. continues: end it with the last message's content."""
-        enter("the chat template", _TEMPLATE_SECONDS)
+        begin_stage("the chat template", _TEMPLATE_SECONDS)
         text = self.chat.render(messages, **context)
         return _until_content(text, messages[-1]["content"]) if continues else text
 
     def encode_chat_text(self, text: str) -> tuple[int, ...]:
         """Tokens of the text of a conversation."""
-        enter("the tokenizer", _TOKENIZER_SECONDS)
+        begin_stage("the tokenizer", _TOKENIZER_SECONDS)
         return self._or_start(self.ids(text, add_special_tokens=False))
 
     def ids(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 _listeners: list[Callable[[str, float], None]] = []
 
 
-def enter(name: str, seconds: float) -> None:
+def begin_stage(name: str, seconds: float) -> None:
     """Begin a stage, such as `the chat template`; a worker that takes longer ends.
 
     In the server's own process, stages have no limits.
