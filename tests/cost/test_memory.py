@@ -435,8 +435,8 @@ def test_tpus_keep_whole_sums_of_layers_outside_of_loops() -> None:
     mixers = ("state", "state", "state", "attention")
     config = replace(SMALL, num_layers=4, short_convolution=ShortConvolution(), mixers=mixers)
     layout = Layout.of(fsdp=8, remat="full")
-    of_slice = record_training(config, load("v5p:2x2x2"), layout, Shape(8, 2, 2))
-    of_part = record_training(config, load("v5p:2x2x4"), layout.replace(data=2), Shape(16, 2, 2))
+    of_slice = record_training(config, load("v5p:2x2x2"), layout, PassShape(8, 2, 2))
+    of_part = record_training(config, load("v5p:2x2x4"), layout.replace(data=2), PassShape(16, 2, 2))
     in_loop, alone = of_slice.layers[0], of_slice.layers[3]
     kept = [segment.whole_sums for segment in of_slice.segments]
     assert kept[alone] == BF16 * LAYER_WEIGHTS * 7 // 8

@@ -20,8 +20,8 @@ GRACE_SECONDS = 120
 class ClusterJob:
     """A command, the machine of its plan, and the maximum number of restarts.
 
-    The command resumes by itself (--resume), so that a cluster only has to start it again. is_alone: whether
-    one process takes all chips of its node, as programs of pipeline stages need.
+    The command has --resume, so a cluster only has to start it again. is_alone: one process uses all chips of
+    its node, as pipelines with a program for each stage need.
     """
 
     name: str

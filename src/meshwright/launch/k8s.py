@@ -16,7 +16,7 @@ _WORKERS = "workers"
 
 
 def jobset(job: ClusterJob, *, image: str, volume: str | None, join_seconds: float) -> dict[str, Any]:
-    """The manifest: one pod a node; one that fails starts all again, up to `restarts` times.
+    """The manifest, with one pod a node. If a pod fails, all start again, up to `restarts` times.
 
     volume: a PersistentVolumeClaim that all pods may write, mounted at /runs. Raises PlanError for chips
     that GKE does not name.

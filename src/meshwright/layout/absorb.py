@@ -1,4 +1,4 @@
-"""Layouts after one word was changed: other axes change with it, so that the layout uses all chips."""
+"""A changed layout that still uses all chips: if one word changes, other axes change with it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -73,7 +73,7 @@ def _degrees(words: Mapping[str, object], moved: str, num_chips: int) -> Iterato
         rest = prod(now.values()) // max(now[axis], 1)
         if rest and num_chips % rest == 0:
             yield {**now, axis: num_chips // rest}
-    for number in range(2, len(free) + 1):  # the first axes go to 1, except one, which takes all their chips
+    for number in range(2, len(free) + 1):  # put all chips of the first axes on a single axis
         kept = {axis: 1 if axis in free[:number] else degree for axis, degree in now.items()}
         rest = prod(kept.values())
         if rest and num_chips % rest == 0:
@@ -82,10 +82,9 @@ def _degrees(words: Mapping[str, object], moved: str, num_chips: int) -> Iterato
 
 
 def _variants(words: dict[str, object], moved: str) -> Iterator[str]:
-    """The layout without words that its degrees rule out, then with further changes of its words.
+    """The layout without words that its degrees rule out, then variants of it to try.
 
-    They are expert axes out of data instead of fsdp, other numbers of microbatches of a pipeline, and one
-    microbatch.
+    Variants divide experts over data instead of fsdp, or have another number of microbatches.
     """
     kept = dict(words)
     for axis, names in _DEPENDENT.items():

@@ -107,15 +107,8 @@ class LoadTestRow:
             stated = (self.tensor or 1, self.data or 1, self.expert_tensor or 1, self.expert or 1)
             if _is_squared(*stated):
                 expert = stated[-1]
-                is_data = stated[1] > stated[0]
-                return [
-                    (
-                        1,
-                        WorkerDegrees(1, expert, 1, expert)
-                        if is_data
-                        else WorkerDegrees(expert, 1, 1, expert),
-                    )
-                ]
+                tensor, data = (1, expert) if stated[1] > stated[0] else (expert, 1)
+                return [(1, WorkerDegrees(tensor, data, 1, expert))]
             degrees = WorkerDegrees(*stated)
             return [(max(1, self.chips // degrees.chips), degrees)]
         prefill = _degrees(
@@ -130,7 +123,7 @@ def _is_squared(tensor: int, data: int, expert_tensor: int, expert: int) -> bool
 
     A record with tensor = expert = n says that experts are divided over the n devices of tensor parallelism.
     Collections that take expert_tensor for tensor then find n * n devices: the same runs are listed with n
-    and with n * n devices, and equal times. Workers of pools apart are counted right.
+    and with n * n devices, and equal times. Workers of separate pools are counted correctly.
     """
     return expert > 1 and expert_tensor == expert and tensor * data == expert * expert
 

@@ -67,7 +67,7 @@ def routing_of(activations: AxisTable, *, grouped: bool, once: bool = False) -> 
 
     grouped: tokens are gathered, and no rows travel. once: tokens travel once over `expert_nodes`.
 
-    >>> table = Table((("E", ("Y",)), ("M", ("Z",)), ("B", ("X", "Y")), ("T", ("Z",)), ("C", ("X", "Z"))))
+    >>> table = AxisTable((("E", ("Y",)), ("M", ("Z",)), ("B", ("X", "Y")), ("T", ("Z",)), ("C", ("X", "Z"))))
     >>> routing = routing_of(table, grouped=False)
     >>> routing.exchanged, routing.gathered, routing.rows
     (('Y',), (), ('Z',))

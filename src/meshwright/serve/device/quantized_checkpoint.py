@@ -42,12 +42,12 @@ _KEPT = ("embed", "lm_head", "wte", "wpe", "gate.weight", "router")
 def quantize_folder(
     checkpoint: Path, folder: Path, dtype: str, text: Path | None, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Writes the checkpoint with weights in `dtype` to `folder`, which is whole or not there.
+    """Write the checkpoint with weights in `dtype` to `folder`, completely or not at all.
 
     text: a file whose perplexity is measured with the weights before and after. Returns `path`, `dtype`,
     `bytes_before`, `bytes_after` and with a text `perplexity_before`, `perplexity_after`, `tokens`. Raises
-    CheckpointError where `folder` holds something, ModelError where no layer can be written so, PlanError for
-    a text that is too short.
+    CheckpointError if `folder` has files, ModelError if this form has no place for the model's weights,
+    PlanError for a text that is too short.
     """
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"checkpoint {folder}: holds files already; name another folder")
@@ -81,7 +81,7 @@ def quantize_folder(
 def perplexity(
     params: Mapping[str, Any], config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, tokens: list[int]
 ) -> float:
-    """exp of the mean negative log-probability of each token of windows of the text but the first."""
+    """The perplexity of the text, by windows; the first token of each window is not scored."""
     length = min(_WINDOW, config.max_seq_len, len(tokens))
     programs = InferencePrograms(
         config, layout.at("generate"), mesh, num_slots=1, num_pages=1, page_size=length
@@ -113,7 +113,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _write(params: Mapping[str, Any], folder_model: ModelFolder, folder: Path, dtype: str) -> int:
-    """Bytes of the weights in bf16, which `folder` now holds quantised."""
+    """Write the quantised weights to `folder`; returns the bytes of all weights in bf16."""
     config = folder_model.config
     if _stores_inputs_first(config):
         raise ModelError(
@@ -151,7 +151,7 @@ def _sizes(config: ModelConfig, param: Param) -> Sequence[int]:
 
 
 def compressed(name: str, weight: np.ndarray, dtype: str, group: int | None) -> dict[str, np.ndarray]:
-    """The tensors of weight[out, in] in compressed-tensors' form. group: inputs of a scale, None: all."""
+    """The tensors of weight[out, in] in compressed-tensors' form. group: inputs of a scale; None: all."""
     record = number_type(dtype)
     wide = weight.astype(np.float32).reshape(weight.shape[0], -1, group or weight.shape[1])
     scales = np.maximum(np.abs(wide).max(-1) / record.largest, 1e-30)
@@ -165,7 +165,7 @@ def compressed(name: str, weight: np.ndarray, dtype: str, group: int | None) -> 
 
 
 def _packed(values: np.ndarray) -> np.ndarray:
-    """Unsigned numbers of four bits as int32s along their rows, the first the lowest."""
+    """Eight unsigned 4-bit numbers of a row in each int32; the first is in the lowest bits."""
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % 8))).astype(np.uint32)
     parts = padded.reshape(padded.shape[0], -1, 8) << np.arange(0, 32, 4, dtype=np.uint32)
     return np.bitwise_or.reduce(parts, axis=-1).view(np.int32)

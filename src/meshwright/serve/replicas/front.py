@@ -1,4 +1,4 @@
-"""What clients of several servers talk to: it checks them, forwards, and asks another server if one dies."""
+"""The front of several servers: checks requests, forwards them, and asks another server if one dies."""
 
 import asyncio
 import uuid
@@ -28,17 +28,17 @@ from meshwright.serve.http.stream import event, unless_disconnected
 from meshwright.serve.replicas.forwarded import ROUTING, Forwarded
 from meshwright.serve.replicas.routes import beginning_of, prompt_in
 
-# Servers that may die one after another beneath a request before it is given up.
+# A request fails after this number of servers in a row died while they answered it.
 _MOST_DEATHS = 5
-# For a server's metrics: one that dies meanwhile is left out.
+# Time for a server to return its metrics; a server that dies in this time is left out.
 _METRICS_SECONDS = 5.0
 _DIED = "the replica that answered has died; send the request again"
 
 
 def front_app(servers: DeploymentHandle, limits: ClientLimits) -> Starlette:
-    """The application that forwards to `servers` what `limits` lets through."""
+    """The application that forwards requests within `limits` to `servers`."""
     front = _Front(servers.options(stream=True), limits)
-    # Every other path is the servers' to answer or to refuse.
+    # The servers answer or refuse every other path.
     routes = [Route("/metrics", front.metrics), Route("/", page), Route("/{path:path}", front)]
     return guarded(routes, limits, tells_id=False)  # Ray's proxy does
 
@@ -79,7 +79,7 @@ class _Front:
             ROUTING.end(forwarded.name)
 
     async def _forward(self, forwarded: Forwarded, answer: "_Answer") -> None:
-        """Hands the answer on; from another server where one dies before the client has seen any of it."""
+        """Pass on the answer. If a server dies before the client got a part of it, another server answers."""
         for _ in range(_MOST_DEATHS):
             try:
                 async with aclosing(self._messages(forwarded)) as messages:
@@ -90,7 +90,7 @@ class _Front:
                 if answer.has_begun:
                     await answer.fail(EngineError(_DIED))
                     return
-        raise EngineError(f"{_MOST_DEATHS} replicas have died one after another beneath this request")
+        raise EngineError(f"{_MOST_DEATHS} replicas in a row died while they answered this request")
 
     async def _messages(self, forwarded: Forwarded) -> AsyncGenerator[Message, None]:
         response = self.servers.answer.remote(forwarded)
@@ -112,7 +112,7 @@ class _Front:
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _text(self, asked: Forwarded) -> str:
-        """The body that one server answers with, empty where it has died."""
+        """The body of one server's answer; empty if the server has died."""
         try:
             async with asyncio.timeout(_METRICS_SECONDS), aclosing(self._messages(asked)) as messages:
                 return b"".join([message.get("body", b"") async for message in messages]).decode()
@@ -121,7 +121,7 @@ class _Front:
 
 
 class _Answer:
-    """Messages on their way to the client, who sees nothing before there is something of the answer."""
+    """Sends an answer's messages; the status is held back until the first part of the body arrives."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -139,7 +139,7 @@ class _Answer:
         await self._send(message)
 
     async def fail(self, error: Exception) -> None:
-        """Ends a stream of events with the error's; of another body there is nothing to be saved."""
+        """End a stream of events with the error as its last event; any other body just ends."""
         assert self._start is not None
         is_stream = dict(self._start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
         last = event(error_object(error)) if is_stream else b""
