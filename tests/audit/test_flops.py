@@ -2,6 +2,7 @@
 
 import pytest
 
+from meshwright.audit.compare.flops import _without_merged
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.instruction_work import InstructionSeconds
 from meshwright.audit.facts.matmuls import dot_flops, products, smaller_branches
@@ -321,3 +322,11 @@ def test_loops_over_the_rounds_that_an_even_load_does_not_take_are_left_out() ->
     """Of two loops the second alone counts, once: it begins where the other ended, which is not known."""
     text = ALIKE.replace("PRODUCT", "").replace("FIRST", f"jit(f)/{in_extra_passes()}/while")
     assert dot_flops(parse_hlo(text.replace("SECOND", "jit(f)/while"))) == 2 * 8**3
+
+
+def test_a_product_may_replace_several_of_the_same_input() -> None:
+    """XLA for GPUs multiplies by the weights of Mamba-2's gate, B, C and steps with those of x."""
+    merged = {("state_x", "forward"): 72.0, ("state_gate", "forward"): -60.0}
+    merged |= {(name, "forward"): -4.0 for name in ("state_b", "state_c", "state_step")}
+    assert _without_merged(merged) == {}
+    assert _without_merged(merged | {("state_b", "forward"): -8.0}) != {}

@@ -123,7 +123,7 @@ class Node:
     unfused_bytes: kept for the backward pass in addition to `needs` if nothing fuses the operation's steps;
     for a loss ("logits") the bytes of the logits of the whole vocabulary. steps: kind of these steps
     ("norms", "gates", "keys": see `Software.fused`). scratch: bytes of arrays that only its backward pass
-    has, besides cotangents.
+    has, besides cotangents; in inference, of arrays besides its results.
     """
 
     name: str

@@ -284,7 +284,7 @@ def alive_in_inference(segment: Segment) -> Any:
             _end_of_use(values, segment, last, place)
         for value in _new_arrays(node):
             values.add(value, value.memory_bytes * value.is_copy)
-        most = larger(most, values.total)
+        most = larger(most, values.total + node.scratch)
         _end_of_use(values, segment, last, place)
     return most
 

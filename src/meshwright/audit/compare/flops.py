@@ -95,7 +95,7 @@ def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
     # surplus may happen to equal it.
     for key in sorted((key for key, extra in left.items() if extra > 0), key=lambda key: -left[key]):
         fewer = [other for other, extra in left.items() if extra < 0 and other[1] == key[1]]
-        some = (part for count in (1, 2) for part in combinations(fewer, count))
+        some = (part for count in (1, 2, 3, 4) for part in combinations(fewer, count))
         merged = next(
             (part for part in some if abs(left[key] + sum(left[one] for one in part)) < 0.01 * left[key]), ()
         )

@@ -132,9 +132,12 @@ class MixerOps(ProductOps):
         shape = self.sizes["T"], float(self.sizes["s"]), chunk
         if self.sizes["T"] == 1 or self.layout.phase == "generate":
             # Read once; written after each token, since drafts may be wrong.
-            state = self.states(1)["state"].bytes_per_device * (1 + self.sizes["T"])
-            work = Work(mixer.step_flops(d_model) * tokens, moved + state, shape=shape)
-            return self.add(Node(name, "attention", inputs, (out,), inputs, (work,)))
+            state = self.states(1)["state"].bytes_per_device
+            of_states = state * (1 + self.sizes["T"])
+            work = Work(mixer.step_flops(d_model) * tokens, moved + of_states, shape=shape)
+            # A layer's new states are an array before they are written to the cache's.
+            made = whole(state * self.sizes["T"])
+            return self.add(Node(name, "attention", inputs, (out,), inputs, (work,), scratch=made))
         of_state = tokens * heads * self.sizes["s"] * self.sizes["p"] / chunk * 4
         states = Value(v.array.replace(name="chunk_states"), "f32", whole(of_state))
         solved, shared = self._solve_flops(self.sizes["p"], chunk), mixer.shared_flops(d_model, chunk)
@@ -167,7 +170,8 @@ class MixerOps(ProductOps):
         scans = self._state_mixer().written_every == 1
         pieces = self.mesh.size(array.axes_of("T"))
         of_chunk = of_state * chunk * chunk / (self.sizes["T"] / pieces)
-        return whole(copies + scans * _SCANNED * of_chunk)
+        is_forward = self.layout.phase != "train"  # without cotangents
+        return whole(copies + scans * _SCANNED / (1 + is_forward) * of_chunk)
 
     def _solve_flops(self, columns: int, chunk: Any) -> AddedFlops:
         """`StateMixer.solve_flops` on platforms that solve by products."""
