@@ -19,7 +19,6 @@ from meshwright.cli.other_words import (
     option_here,
     subcommand_here,
 )
-from meshwright.dtypes import KNOWN, named
 from meshwright.errors import HardwareError, MeshwrightError, ModelError, nearest
 
 # The parser's message for a group without a command, such as `mw plan`.
@@ -210,6 +209,8 @@ def _by_value(value: str, options: Sequence[str], given: str) -> str:
     """The option that takes a value, for an option whose name explains nothing; empty if none does."""
     if not value:
         return ""
+    from meshwright.dtypes import KNOWN, named  # here, since most command lines are right
+
     if ours := next((name for name, known in _KINDS.items() if name in options and known(value)), ""):
         return f"{given} is {ours} here; write {ours} {value}"
     dtypes = [name for name in options if name.endswith("-dtype")]

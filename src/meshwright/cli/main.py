@@ -24,7 +24,6 @@ from typer.main import get_command as to_command
 from meshwright import __version__
 from meshwright.cli.extras import bringing
 from meshwright.cli.faults import unknown_command, usage_fault, value_fault
-from meshwright.cli.other_files import other_file
 from meshwright.cli.other_values import plain_words
 from meshwright.errors import MeshwrightError, shorten
 
@@ -157,6 +156,8 @@ def main(args: Sequence[str]) -> int:
         result = to_command(app).main(args=list(args) or ["--help"], prog_name="mw", standalone_mode=False)
         sys.stdout.flush()
     except MeshwrightError as error:
+        from meshwright.cli.other_files import other_file  # here, since help reads no files
+
         return _fail(other_file(args, str(error)) or value_fault(str(error), args))
     except typer.TyperException as error:
         return _fail(usage_fault(error, args, list(COMMANDS)))

@@ -4,7 +4,6 @@ import re
 from collections.abc import Collection
 
 from meshwright.cli.other_values import MACHINE, with_value
-from meshwright.dtypes import types_for
 
 # Words to type here, each with the options of other programs that mean the same. Words are offered only to
 # commands that have their first option, so an option may be listed several times.
@@ -371,6 +370,8 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     >>> option_here("--gpu", ["--hardware"], "4090"), option_here("--gpus", ["--hardware"], "16")
     ('--hardware 4090', '--hardware h100:16')
     """
+    from meshwright.dtypes import types_for  # here, since most command lines are right
+
     plain = _plain(given)
     for ours, theirs in _OPTIONS.items():
         first_option = ours.split()[0].rstrip(",")
