@@ -58,16 +58,33 @@ class Case:
         return Plan(model, self.hardware, workload, Layout.parse(self.layout))
 
 
-# A model of each mixer, and so many of its layers that each of their kinds is among them.
+@dataclass(frozen=True)
+class Mixer:
+    """Layers of a model with a mixer, so that each kind is among them, and its layout of generation.
+
+    tpu, gpu: layers in training, None for all. A whole model takes XLA for TPUs minutes; in a few layers, the
+    head is most of the memory. generating: layers of a step of generation, which are no loop.
+    """
+
+    tpu: int | None
+    gpu: int | None
+    generating: int
+    layout: str = "tensor=8"
+
+    def trained(self, hardware: str) -> int | None:
+        return self.gpu if hardware.startswith("h100") else self.tpu
+
+
 MIXERS = {
-    "qwen3.5-27b": 4,
-    "kimi-linear-48b-a3b": 4,
-    "codestral-mamba-7b": 2,
-    "falcon-mamba-7b": 2,
-    "minimax-text-01": 2,
-    "lfm2-1.2b": 4,
-    "falcon-h1-7b": 2,
-    "deepseek-v3.2": 4,
+    "qwen3.5-27b": Mixer(4, None, 4, "data=2,tensor=4"),
+    "kimi-linear-48b-a3b": Mixer(4, 4, 4),
+    "codestral-mamba-7b": Mixer(2, None, 4),
+    "falcon-mamba-7b": Mixer(2, None, 4),
+    "minimax-text-01": Mixer(2, 2, 2),
+    "lfm2-1.2b": Mixer(4, None, 4),
+    "falcon-h1-7b": Mixer(2, None, 4, "data=8"),
+    "recurrentgemma-2b": Mixer(3, None, 3, "data=8"),
+    "deepseek-v3.2": Mixer(4, 4, 4),
 }
 
 CASES = [
@@ -193,10 +210,10 @@ CASES = [
     *(
         Case(model, hardware, layout, num_sequences, seq_len, phase, num_layers)
         for hardware in ("v5p:2x2x2", "h100:1x8")
-        for model, num_layers in MIXERS.items()
-        for layout, num_sequences, seq_len, phase in (
-            ("fsdp=8,remat=full", 16, 4096, "train"),
-            ("tensor=8", 64, 4096, "generate"),
+        for model, mixer in MIXERS.items()
+        for layout, num_sequences, seq_len, phase, num_layers in (
+            ("fsdp=8,remat=full", 16, 4096, "train", mixer.trained(hardware)),
+            (mixer.layout, 64, 4096, "generate", mixer.generating),
         )
     ),
 ]

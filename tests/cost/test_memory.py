@@ -403,7 +403,9 @@ def test_rows_of_experts_are_made_beside_what_they_are_made_of() -> None:
 
 _MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"
 _WITH_TENSOR = "experts over `tensor` beside `expert`: a sixth more than planned on TPUs, not traced"
+_OF_INDEXERS = "layers with an indexer take a seventh less than planned on GPUs, not traced"
 _FURTHER_OFF = {
+    ("deepseek-v3.2", "h100:1x8", "fsdp=8,remat=full"): _OF_INDEXERS,
     (
         "mixtral-8x7b",
         "v5p:2x2x2",
