@@ -12,7 +12,7 @@ from tests.notation.chains import key, simulate
 from tests.notation.devices import Devices
 
 from meshwright.errors import NotationError
-from meshwright.notation.algorithm import Algorithm, Step
+from meshwright.notation.algorithm import Algorithm, Local, Step
 from meshwright.notation.chain import Chain
 from meshwright.notation.collective import Collective, ring_bytes
 from meshwright.notation.derive import derive
@@ -209,7 +209,10 @@ class TestMegatron:
     def test_projections_of_one_input_share_its_gather_and_its_reduction(self) -> None:
         found = algorithm(BLOCK, "x[B, T_Y, D] w_gate[D, F_Y] w_in[D, F_Y] w_out[F_Y, D] y[B, T_Y, D]")
         gather = next(s for s in found.forward if s.result.name == "h" and isinstance(s.action, Collective))
-        assert [s.result.name for s in found.readers(gather)] == ["gate", "up"]
+        readers = [
+            s for s in found.forward if isinstance(s.action, Local) and gather.result in s.action.operands
+        ]
+        assert [s.result.name for s in readers] == ["gate", "up"]
         partial = [str(s) for s in found.backward if s.result.name == "dh"]
         assert partial == [
             "dh[B, T, D]{U_Y} = dup[B, T, F_Y] ·_F w_in[D, F_Y]",

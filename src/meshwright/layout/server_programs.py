@@ -25,10 +25,6 @@ class ServerPrograms(NamedTuple):
     prompts: int
     samplers: int
 
-    @property
-    def total(self) -> int:
-        return sum(self)
-
     def bytes_of(self, generate: float, prompts: float, sampler: float) -> int:
         """Bytes of all programs, from those of a program of each kind."""
         return round(self.generate * generate + self.prompts * prompts + self.samplers * sampler)

@@ -114,11 +114,6 @@ class Algorithm:
             and (not timings or step.timing in timings)
         ]
 
-    def readers(self, step: Step) -> list[Step]:
-        """The local operations of the step's pass that read its result."""
-        steps = self.forward if step in self.forward else self.backward
-        return [s for s in steps if isinstance(s.action, Local) and step.result in s.action.operands]
-
 
 def _numbered(title: str, steps: tuple[Step, ...]) -> Iterator[str]:
     yield f"{title} pass:"
