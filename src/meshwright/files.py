@@ -80,7 +80,8 @@ def parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error}{_slip_in_json(text, error.pos)}") from None
+        slip = _slip_in_json(text, error.pos)
+        raise json.JSONDecodeError(error.msg + slip, text, error.pos) from None
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
 
