@@ -123,7 +123,8 @@ class Node:
     unfused_bytes: kept for the backward pass in addition to `needs` if nothing fuses the operation's steps;
     for a loss ("logits") the bytes of the logits of the whole vocabulary. steps: kind of these steps
     ("norms", "gates", "keys": see `Software.fused`). scratch: bytes of arrays that only its backward pass
-    has, besides cotangents; in inference, of arrays besides its results.
+    has, besides cotangents; in inference, of arrays besides its results. fixed_rows: of experts; no loop or
+    kernel makes them.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Node:
     unfused_bytes: int = 0
     scratch: Any = 0
     steps: str = ""
+    fixed_rows: bool = False
 
     def transfers(self, direction: Direction) -> tuple[Transfer, ...]:
         """Its collectives in a pass of this direction."""

@@ -292,9 +292,9 @@ def alive_in_inference(segment: Segment) -> Any:
 def _is_in_place(node: Node) -> bool:
     """Whether results reuse the memory of inputs.
 
-    Rows of experts do not, since loops or kernels make them.
+    Rows of experts do not if loops or kernels make them.
     """
-    return node.kind == "elementwise" and "C" not in node.outputs[0].array.dims
+    return node.kind == "elementwise" and (node.fixed_rows or "C" not in node.outputs[0].array.dims)
 
 
 class _Alive:

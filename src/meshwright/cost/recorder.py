@@ -21,6 +21,7 @@ from meshwright.cost.graph import (
 from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import token_sharding
+from meshwright.layout.moves.experts import has_fixed_rows
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import ENTERING, Param, dimensions, stacked_layers
@@ -341,6 +342,7 @@ class Recorder:
                 backward_transfers=backward_transfers,
                 unfused_bytes=unfused_bytes,
                 steps=steps,
+                fixed_rows=has_fixed_rows(self.layout),
             )
         )
 

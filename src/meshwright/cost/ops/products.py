@@ -179,12 +179,15 @@ class ProductOps(Recorder):
         ) * in_float32 + w.bytes_per_device
         return replace(work, flops=work.flops * more, hbm_bytes=rows_moved * more + of_sums)
 
-    @staticmethod
-    def _copies(read_bytes: Any, blocks: Blocks) -> tuple[Work, ...]:
-        """The copies of weights before the products of blocks, which read `read_bytes` of them."""
+    def _copies(self, read_bytes: Any, blocks: Blocks) -> tuple[Work, ...]:
+        """The copies of weights before the products of blocks, which read `read_bytes` of them.
+
+        A stack of one expert is not copied.
+        """
         if isinstance(blocks.copied, int) and not blocks.copied:
             return ()
-        return (Work(hbm_bytes=2 * read_bytes * blocks.copied, kernels=blocks.even * blocks.copied),)
+        copied = blocks.copied * (self.expert_rows.local_experts > 1)
+        return (Work(hbm_bytes=2 * read_bytes * copied, kernels=blocks.even * copied),)
 
     def reads_of_weight(self, blocks: Blocks) -> Any:
         """How often a product reads an expert's weight: once for each block of its rows, by even load."""
