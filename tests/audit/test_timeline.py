@@ -7,6 +7,7 @@ import pytest
 from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.compiled_schedule import TPU_SHARE, StepTimeline, program_timeline
 from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.narrow_arithmetic import host_transfers
 from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.hardware.catalog import load
@@ -300,3 +301,5 @@ ENTRY %main (s: bf16[16,4096,4096], x: bf16[1,4096,4096], i: s32[]) -> bf16[16,4
     assert _on_gpus(text).seconds == pytest.approx(
         2 * 4096**2 / load("h100:4").chip.host_link_bytes_per_second
     )
+    [copy] = host_transfers(parse_hlo(text))
+    assert (copy.num_bytes, copy.is_call) == (2 * 4096**2, False)

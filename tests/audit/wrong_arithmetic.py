@@ -133,6 +133,26 @@ def _norm_without_eps(x: Any, scale: Any, bias: Any, kind: str, config: Any, *mo
     return _PLAIN_NORM(x, scale, bias, kind, replace(config, norm_eps=1e-2), *more)
 
 
+def _norm_by_one_less(x: Any, *given: Any, **more: Any) -> Any:
+    return _PLAIN_NORM(x, *given, **more) * ((x.shape[-1] - 1) / x.shape[-1]) ** 0.5
+
+
+def _norm_without_the_table(plain: Any, gradients: Any) -> Any:
+    return plain({name: one for name, one in gradients.items() if name != "embed"})
+
+
+def _with_z_loss(logits: Any, targets: Any, **how: Any) -> Any:
+    return _PLAIN_NATS(logits, targets, **{**how, "z_loss": 1e-3})
+
+
+def _added_in_bf16(plain: Any, total: Any, more: Any) -> Any:
+    return jax.tree.map(_in_bf16, plain(*(jax.tree.map(_in_bf16, one) for one in (total, more))))
+
+
+def _cooler_gates(plain: Any, logits: Any, *given: Any, **more: Any) -> Any:
+    return plain(logits / 1.05, *given, **more)
+
+
 def _adamw_with(**constants: Any) -> Patches:
     plain = optax.adamw
     return [_object(optax, "adamw", lambda *given, **more: plain(*given, **{**more, **constants}))]
@@ -672,6 +692,21 @@ TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "clipped by a norm 5% too large": (
         DENSE, "fsdp=2", lambda: [_after(step, "gradient_norm", lambda norm: 1.05 * norm)]
     ),
+    "rotations the other way": (DENSE, "fsdp=2", lambda: _turned_at(lambda at: -at)),
+    "norms by n - 1": (DENSE, "fsdp=2", lambda: [_object(jax_ops, "norm", _norm_by_one_less)]),
+    "a norm of gradients without the table": (
+        DENSE, "fsdp=2", lambda: _around(step, "gradient_norm", _norm_without_the_table)
+    ),
+    "an unplanned z-loss": (DENSE, "fsdp=2", lambda: _of_nats(_with_z_loss)),
+    "microbatches' gradients added in bfloat16": (
+        DENSE, "fsdp=2,microbatches=2", lambda: _around(step, "added", _added_in_bf16)
+    ),
+    "a router's temperature of 1.05": (
+        EXPERTS, "fsdp=2,expert=2", lambda: _around(capacity, "_gates", _cooler_gates)
+    ),
+    "gates normalised with 2% more": (
+        EXPERTS, "fsdp=2,expert=2", lambda: [_after(capacity, "_gates", lambda g: g / 1.02)]
+    ),
 }  # fmt: skip
 # With cuDNN's attention on an H100.
 ON_GPUS: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
@@ -706,6 +741,10 @@ GENERATION: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
         lambda: _around(state_cache.StateCache, "_places", _states_of_neighbours),
     ),
     "positions that begin again at 512": (LONG, "tensor=2", lambda: _turned_at(lambda at: at % 512)),
+    "positions from 16 on a turn late": (DENSE, "tensor=2", lambda: _turned_at(lambda at: at + (at >= 16))),
+    "values 0.5% too large in the cache": (
+        DENSE, "tensor=2", lambda: _written_otherwise(lambda _, x: 1.005 * x)
+    ),
     "no shared expert": (
         load_model("deepseek-v2-lite"), "tensor=2", lambda: _left_out("residual", "shared_residual")
     ),

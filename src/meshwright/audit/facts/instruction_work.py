@@ -281,23 +281,49 @@ def has_cycles(program: Program) -> bool:
     return any(_CYCLES.search(one.attributes.get("backend_config", "")) for one in instructions)
 
 
-class Crossing(NamedTuple):
+class HostCopy(NamedTuple):
     """A copy between the memories of the device and its host."""
 
-    seconds: float
+    num_bytes: int
     to_host: bool
 
 
 # Opcodes that copy an array or a part of one, themselves or as the fusion or asynchronous call they run.
-_COPIERS = (
-    "copy",
-    "copy-start",
-    "fusion",
-    "fusion-start",
-    "async-start",
-    "dynamic-slice",
-    "dynamic-update-slice",
-)
+COPIERS = (
+    "copy", "copy-start", "fusion", "fusion-start", "async-start", "dynamic-slice", "dynamic-update-slice",
+)  # fmt: skip
+
+
+def host_copy(program: Program, value: TracedValue) -> HostCopy | None:
+    """The copy that an instruction makes to the host's memory or from it; None for other instructions.
+
+    A slice that is written into an array of the host counts, and not the array.
+    """
+    instruction = value.instruction
+    if instruction.opcode not in COPIERS:
+        return None
+    operands = _operands(instruction, value.place.computation)
+    called = called_by(program, instruction)
+    body = called[0] if called else None
+    root = body.result if body else instruction
+    if not root.shapes:
+        return None
+    result, to_host = root.shapes[0], root.shapes[0].on_host
+    if not to_host and not any(shape.on_host for shape in operands):
+        return None
+    if root.opcode in _UPDATES:
+        at = root.operands[_UPDATES[root.opcode]]
+        result = (body or value.place.computation).instructions[at].shapes[0]
+    elif to_host and all(shape.on_host for shape in operands if shape.dims):
+        return None
+    return HostCopy(result.num_bytes, to_host)
+
+
+class Crossing(NamedTuple):
+    """Seconds of a copy to the host's memory or from it."""
+
+    seconds: float
+    to_host: bool
 
 
 class InstructionSeconds:
@@ -331,26 +357,9 @@ class InstructionSeconds:
         return self._roofline(value)
 
     def crossing(self, value: TracedValue) -> Crossing | None:
-        """The copy that an instruction makes to the host's memory or from it; None for other instructions.
-
-        A slice that is written into an array of the host counts, and not the array.
-        """
-        instruction = value.instruction
-        if instruction.opcode not in _COPIERS:
-            return None
-        operands = _operands(instruction, value.place.computation)
-        called = called_by(self.program, instruction)
-        body = called[0] if called else None
-        root = body.result if body else instruction
-        result, to_host = root.shapes[0], root.shapes[0].on_host
-        if not to_host and not any(shape.on_host for shape in operands):
-            return None
-        if root.opcode in _UPDATES:
-            at = root.operands[_UPDATES[root.opcode]]
-            result = (body or value.place.computation).instructions[at].shapes[0]
-        elif to_host and all(shape.on_host for shape in operands if shape.dims):
-            return None
-        return Crossing(result.num_bytes / self.chip.host_link_bytes_per_second, to_host)
+        """The copy that an instruction makes to the host's memory or from it; None for other instructions."""
+        copy = host_copy(self.program, value)
+        return copy and Crossing(copy.num_bytes / self.chip.host_link_bytes_per_second, copy.to_host)
 
     def _roofline(self, value: TracedValue) -> float:
         instruction, computation = value.instruction, value.place.computation

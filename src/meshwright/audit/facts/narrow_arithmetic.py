@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshwright.audit.facts.instruction_work import COPIERS, host_copy
 from meshwright.audit.facts.opcodes import crossing_op
 from meshwright.audit.facts.outside_products import ARITHMETIC_OPCODES
 from meshwright.audit.hlo.op_names import PassName, phase_of, scope_of
@@ -131,6 +132,8 @@ def host_transfers(program: Program) -> Iterator[HostTransfer]:
     """The callbacks, feeds and transfers of a program to the memory of its host."""
     for place in places(program):
         runs = known_runs(program, place)
+        # A fusion, or an asynchronous call, counts as one copy.
+        is_called_copy = bool(place.frames) and place.frames[-1].caller.opcode in COPIERS
         for each in place.computation.instructions.values():
             target = each.attributes.get("custom_call_target", "").strip('"')
             size = sum(shape.num_bytes for shape in each.shapes)
@@ -140,15 +143,6 @@ def host_transfers(program: Program) -> Iterator[HostTransfer]:
                 yield HostTransfer(each, f"calls Python on the host ({target})", round(runs * size))
             elif is_feed or (is_sent and crossing_op(each) is None):
                 yield HostTransfer(each, f"sends to the host ({each.opcode})", round(runs * size))
-            elif each.opcode in ("copy", "copy-start") and _to_host(each, place.computation.instructions):
-                yield HostTransfer(
-                    each, "is copied to the host's memory or from it", round(runs * size), is_call=False
-                )
-
-
-def _to_host(copy: Instruction, others: object) -> bool:
-    """Whether an array crosses between the device's memory and the host's."""
-    spaces = {shape.on_host for shape in copy.shapes if shape.dims}
-    source = others.get(copy.operands[0]) if isinstance(others, dict) else None
-    spaces |= {shape.on_host for shape in source.shapes if shape.dims} if source else set()
-    return len(spaces) == 2
+            elif not is_called_copy and (copy := host_copy(program, TracedValue(each, place))):
+                what = "is copied to the host's memory or from it"
+                yield HostTransfer(each, what, round(runs * copy.num_bytes), is_call=False)

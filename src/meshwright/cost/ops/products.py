@@ -184,9 +184,9 @@ class ProductOps(Recorder):
 
         A stack of one expert is not copied.
         """
-        if isinstance(blocks.copied, int) and not blocks.copied:
-            return ()
         copied = blocks.copied * (self.expert_rows.local_experts > 1)
+        if getattr(copied, "ndim", 0) == 0 and not copied:  # a number, and no array with one for each layout
+            return ()
         return (Work(hbm_bytes=2 * read_bytes * copied, kernels=blocks.even * copied),)
 
     def reads_of_weight(self, blocks: Blocks) -> Any:
