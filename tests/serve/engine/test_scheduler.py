@@ -76,6 +76,28 @@ def test_clients_and_requests_take_turns():
     assert by_name["many"][1].slot is not None
 
 
+def test_a_client_with_most_slots_yields_to_others():
+    scheduler = Scheduler(limits(num_slots=4, chunk=32), max_waiting=9, is_fair=True)
+
+    def of(client: str, count: int, priority: int = 0) -> list[TokenSequence]:
+        request = Request((1, 2), client=client, priority=priority)
+        return [TokenSequence(request, 4, i, lambda _: None, group=client) for i in range(count)]
+
+    many, few, urgent = of("a", 5), of("b", 3), of("c", 1, priority=-1)
+    scheduler.add(many)
+    scheduler.schedule()
+    scheduler.add(few)
+    batch = scheduler.schedule()
+    has_slot = [one.slot is not None for one in many + few]
+    assert batch and has_slot == [True, True, False, False, False, True, True, False]
+    assert {id(work.sequence) for work in batch.works} == {id(one) for one in [*many[:2], *few[:2]]}
+    scheduler.add(of("d", 1, priority=1))  # takes no slot from those with a higher priority
+    scheduler.add(urgent)
+    scheduler.schedule()
+    assert urgent[0].slot is not None and sum(one.num_preempted for one in many + few) == 3
+    assert sorted(sum(one.slot is not None for one in group) for group in (many, few)) == [1, 2]
+
+
 def test_the_urgent_come_first():
     scheduler = Scheduler(limits(num_slots=1), max_waiting=8)
     calm, urgent = sequence(), sequence(priority=-1)

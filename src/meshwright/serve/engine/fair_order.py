@@ -1,4 +1,4 @@
-"""The order of waiting sequences, which keeps one client or request from taking all slots."""
+"""The order of waiting sequences and who yields slots to them: no client or request takes all slots."""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -39,3 +39,39 @@ def in_fair_order(
             of_group[group] += 1
         if queues[group]:
             heappush(order, (turn(group), group))
+
+
+def yielding(
+    waiting: Sequence[TokenSequence], running: Sequence[TokenSequence], num_free: int
+) -> list[TokenSequence]:
+    """Running sequences, of the clients that have most, whose slots go to waiting ones of other clients.
+
+    After that no client has two more than one that waits. Both are ordered by rank, and the last of a client
+    yields first; none yields to a lower priority. num_free: slots that the waiting take first.
+    """
+    num_running = Counter(sequence.request.client for sequence in running)
+    queues: dict[str, deque[TokenSequence]] = {}
+    for sequence in waiting:
+        if not sequence.num_pending:
+            queues.setdefault(sequence.request.client, deque()).append(sequence)
+    found = list[TokenSequence]()
+    while queues and running:
+        client = min(queues, key=lambda each: num_running[each])
+        following = queues[client].popleft()
+        if not queues[client]:
+            del queues[client]
+        if num_free:
+            num_free -= 1
+        else:
+            other = max(num_running, key=lambda each: num_running[each])
+            if num_running[other] - num_running[client] < 2:
+                break
+            last = next(
+                (one for one in reversed(running) if one.request.client == other and one not in found), None
+            )
+            if last is None or last.request.priority < following.request.priority:
+                break
+            found.append(last)
+            num_running[other] -= 1
+        num_running[client] += 1
+    return found

@@ -7,6 +7,7 @@
 A step takes the next token of every sequence that generates, and the prompt tokens that the policy allows.
 Sequences get pages as they grow. When pages run out, cached prefixes are evicted, then the policy's victim
 gives its pages back. It runs again later: pages that are still cached are reused, the others computed again.
+So does a sequence that yields its slot to a client with fewer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine.batch import PENDING, Batch, SequenceWork
-from meshwright.serve.engine.fair_order import in_fair_order
+from meshwright.serve.engine.fair_order import in_fair_order, yielding
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.occupancy import Occupancy
 from meshwright.serve.engine.pages import NO_PAGE, Move, Pages
@@ -43,7 +44,8 @@ class Scheduler:
     policy: None for `Interleaved` without a prefill budget. prefix_cache: pages outlive their sequence, for
     prompts with the same prefix. drafter: guesses tokens, which are verified several a step.
     running: holds the running sequences; None: looks at each of them in every step.
-    is_fair: whether waiting sequences start `in_fair_order`, not in the policy's order.
+    is_fair: whether waiting sequences start `in_fair_order`, not in the policy's order, and running ones are
+    `yielding` slots to them.
     """
 
     def __init__(
@@ -155,10 +157,13 @@ class Scheduler:
         """The next step, which now has its pages; None if there is nothing to do yet."""
         due = self._running.due(self._replica_of)
         step = _Step(self.policy.budget(self))
+        if self._waiting and self._is_fair and step.budget.starts:
+            for sequence in yielding(self._waiting, self.running, self.num_free_slots):
+                self._preempt(sequence)
         self._drafts_pay = self._drafter.pays(len(self.running))
         self._drafter.prepare([one for one in due if one.slot is not None and self._is_drafted(one)])
         for sequence in due:
-            # Without a slot: an earlier sequence of this step has just taken its pages.
+            # Without a slot: it has just yielded it, or an earlier sequence of this step has taken its pages.
             if sequence.slot is not None and (step.budget.generates or sequence.num_uncomputed > 1):
                 self._continue(sequence, step)
         if self._waiting and step.budget.starts and not step.has_preempted:
@@ -259,12 +264,16 @@ class Scheduler:
             victim = self.policy.victim([one for one in self.running if self._replica_of(one) is replica])
             if victim is sequence:
                 return False
-            self.keep_pages(victim)
-            self._leave(victim)
-            victim.num_preempted += 1
-            insert_by_rank(self._waiting, victim)
+            self._preempt(victim)
             step.has_preempted = True
         return True
+
+    def _preempt(self, sequence: TokenSequence) -> None:
+        """Take slot and pages of a running sequence, which waits for others; full pages stay cached."""
+        self.keep_pages(sequence)
+        self._leave(sequence)
+        sequence.num_preempted += 1
+        insert_by_rank(self._waiting, sequence)
 
     def _take(
         self,
