@@ -104,6 +104,7 @@ float MaxOf(Floats x) { return _mm512_reduce_max_ps(x); }
 
 Ints Add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 Ints And(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+Lanes AtMost(Ints a, Ints b) { return _mm512_cmple_epi32_mask(a, b); }
 Ints Xor(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
 Ints Up16(Ints x) { return _mm512_slli_epi32(x, 16); }
 Ints EvenBytes(Ints x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); }  // the first of each 16 bits, in them
@@ -210,6 +211,9 @@ float MaxOf(Floats x) {
 
 Ints Add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 Ints And(Ints a, Ints b) { return _mm256_and_si256(a, b); }
+Lanes AtMost(Ints a, Ints b) {
+  return kAll & ~static_cast<Lanes>(_mm256_movemask_ps(AsFloats(_mm256_cmpgt_epi32(a, b))));
+}
 Ints Xor(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
 Ints Up16(Ints x) { return _mm256_slli_epi32(x, 16); }
 Ints EvenBytes(Ints x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); }  // the first of each 16 bits, in them
@@ -424,12 +428,12 @@ struct Int4ByBf16 : Bf16 {
 using Int4ByBf16 = Int4;
 #endif
 
-// A panel is the next 16 rows of w, the last one fewer; its steps follow each other, each with its rows side by side:
-// a vector or two, which all rows of x meet. So weights are read in their order, once for each kRows rows of x, from
-// memory for the first of them and from a core's cache for the others.
-constexpr int64_t kPanel = 16, kVectors = kPanel / kLanes;
+// A panel is the next rows of w, two vectors of them, the last one fewer; its steps follow each other, each with its rows
+// side by side, which all rows of x meet: a number of x is loaded once for two products. So weights are read in their
+// order, once for each kRows rows of x, from memory for the first of them and from a core's cache for the others.
+constexpr int64_t kVectors = 2, kPanel = kVectors * kLanes;
 #ifdef __AVX512F__
-constexpr int64_t kRows = 16;     // whose sums are in registers at once
+constexpr int64_t kRows = 14;     // whose sums are in registers at once
 constexpr int64_t kBlock = 2048;  // words whose panel stays in the second cache
 constexpr int64_t kGroups = 1 << 20;  // of rows: all
 #else
@@ -471,9 +475,9 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
       sums[r][v] = is_first || r >= num_rows ? All(0.0f) : Wide(y + places[r] * width + v * kLanes, lanes[v]);
     }
   }
-  // Words of one iteration. Those of a group go to two sums in turns, since an addition waits for the one before it.
-  constexpr int kWords = kIsMade ? (Kind::kHasGroups ? 2 : 1) : Kind::kWords;
-  constexpr int kTurns = Kind::kHasGroups && kVectors == 1 ? 2 : 1;
+  constexpr int kWords = kIsMade ? 1 : Kind::kWords;  // of one iteration
+  // A few rows' words of a group go to two sums in turns, since an addition waits for the one before it.
+  constexpr int kTurns = Kind::kHasGroups && R <= 4 ? 2 : 1;
   const auto add = [&](Floats(*to)[R][kVectors], int64_t from, int64_t until) {
     for (int64_t k = from; k < until; ++k) {
       _mm_prefetch(ahead.at, _MM_HINT_T0);
@@ -675,7 +679,13 @@ template <typename Kind, typename X>
 void Multiply(ffi::ThreadPool& pool, const X* x, const int32_t* w, float* y, int64_t num_rows, int64_t size,
               int64_t width, Scales scales = {}) {
   const Rows<Kind> rows(pool, x, num_rows, size);
-  if (rows.count < num_rows) std::fill_n(y, num_rows * width, 0.0f);
+  for (int64_t r = 0, kept = 0; r < num_rows; ++r) {
+    if (kept < rows.count && rows.places[kept] == r) {
+      ++kept;
+    } else {
+      std::fill_n(y + r * width, width, 0.0f);
+    }
+  }
   if (!rows.count) return;
   // Eight parts for each thread, since some begin late.
   const int64_t panels = Ceil(width, kPanel), part = Ceil(panels, 8 * std::max<int64_t>(1, pool.num_threads()));
@@ -825,7 +835,7 @@ struct Line {
   const float* q;
   float* out;
   int64_t position, least;  // the last and the first position that it sees
-  float* weights;           // of `padded` numbers for each page: scores first
+  float* weights;           // of `padded` numbers for each page, kStride from each other: scores first
   float sum;                // by which weights are to be divided
 };
 
@@ -863,32 +873,33 @@ void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count
 constexpr int kKeysTogether = 4;
 
 // The sums over lanes kOrder[kFirst], ..., kOrder[kFirst + kCount - 1] of `width` numbers of queries q[width][kLanes].
-template <int kFirst, int kCount>
+// kWidth: the width, if loops over it are to be unrolled, or 0.
+template <int kWidth, int kFirst, int kCount>
 [[gnu::always_inline]] inline void SumsInOrder(const float* q, const float* const* keys, int64_t width, Floats* sums) {
   if constexpr (kCount == 1) {
 #pragma GCC unroll 4
     for (int k = 0; k < kKeysTogether; ++k) sums[k] = All(0.0f);
-    for (int64_t h = kOrder[kFirst]; h < width; h += kLanes) {
+#pragma GCC unroll 8
+    for (int64_t h = kOrder[kFirst]; h < (kWidth ? kWidth : width); h += kLanes) {
       const Floats some = Wide(q + h * kLanes, First(kLanes));
 #pragma GCC unroll 4
       for (int k = 0; k < kKeysTogether; ++k) sums[k] = Fma(some, All(keys[k][h]), sums[k]);
     }
   } else {
     Floats others[kKeysTogether];
-    SumsInOrder<kFirst, kCount / 2>(q, keys, width, sums);
-    SumsInOrder<kFirst + kCount / 2, kCount / 2>(q, keys, width, others);
+    SumsInOrder<kWidth, kFirst, kCount / 2>(q, keys, width, sums);
+    SumsInOrder<kWidth, kFirst + kCount / 2, kCount / 2>(q, keys, width, others);
 #pragma GCC unroll 4
     for (int k = 0; k < kKeysTogether; ++k) sums[k] = sums[k] + others[k];
   }
 }
 
-// tile f32[kLanes, kLanes]: the lines of q[width][kLanes] by kLanes keys or fewer, from `row` of the pool on.
-template <typename T>
+// tile f32[kLanes, kLanes]: kLanes keys or fewer, from `row` of the pool on, by the lines of q[width][kLanes].
+template <int kWidth, typename T>
 void ProductsOfAll(const float* q, const Pool<T>& keys, int64_t row, int64_t count, float* tile) {
   const int64_t width = keys.width;
   thread_local std::vector<float> widened;
   if (!std::is_same_v<T, float>) widened.resize(kKeysTogether * width);
-  alignas(64) float by_key[kLanes][kLanes];
   for (int64_t begin = 0; begin < count; begin += kKeysTogether) {
     const float* each[kKeysTogether];
     for (int64_t k = 0; k < kKeysTogether; ++k) {
@@ -900,11 +911,8 @@ void ProductsOfAll(const float* q, const Pool<T>& keys, int64_t row, int64_t cou
       }
     }
     Floats sums[kKeysTogether];
-    SumsInOrder<0, kLanes>(q, each, width, sums);
-    for (int64_t k = 0; k < kKeysTogether; ++k) Store(by_key[begin + k], First(kLanes), sums[k]);
-  }
-  for (int64_t l = 0; l < kLanes; ++l) {
-    for (int64_t k = 0; k < kLanes; ++k) tile[l * kLanes + k] = by_key[k][l];
+    SumsInOrder<kWidth, 0, kLanes>(q, each, width, sums);
+    for (int64_t k = 0; k < kKeysTogether; ++k) Store(tile + (begin + k) * kLanes, First(kLanes), sums[k]);
   }
 }
 
@@ -915,8 +923,9 @@ Floats Capped(Floats scores, float softcap) {
   return Wide(each, First(kLanes));
 }
 
-// out of L lines += the values from position `begin` to `end` by their weights, in their order.
-template <int L, typename T>
+// out of L lines += the values from position `begin` to `end` by their weights, in their order. kStride: of weights;
+// where it is not 1, the lines' weights lie side by side.
+template <int L, int kStride, typename T>
 void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, int64_t begin, int64_t end) {
   constexpr int kWide = kLanes == 16 ? 4 : 8 / L;  // vectors of a line whose sums are in registers
   if (begin >= end) return;
@@ -939,7 +948,8 @@ void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, int
         for (int j = 0; j < kWide; ++j) some[j] = Wide(at + kLanes * j, lanes[j]);
 #pragma GCC unroll 4
         for (int l = 0; l < L; ++l) {
-          const Floats by = All(lines[l].weights[weight + i]);
+          const float* const own = kStride == 1 ? lines[l].weights : lines[0].weights + l;
+          const Floats by = All(own[(weight + i) * kStride]);
 #pragma GCC unroll 8
           for (int j = 0; j < kWide; ++j) sums[l][j] = Fma(by, some[j], sums[l][j]);
         }
@@ -966,16 +976,9 @@ void ForLines(int64_t count, Work work) {
 // The scores of lines over all pages, in their `weights`.
 template <typename T>
 void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const Pages& pages, const Scores& how) {
-  const auto score = [&](auto together, int64_t from) {
+  ForLines(num_lines, [&](auto together, int64_t from) {
     constexpr int L = together;
     alignas(64) float tile[L * kLanes];
-    thread_local std::vector<float> queries;
-    if constexpr (L == kLanes) {
-      queries.resize(keys.width * kLanes);
-      for (int64_t h = 0; h < keys.width; ++h) {
-        for (int64_t l = 0; l < kLanes; ++l) queries[h * kLanes + l] = lines[from + l].q[h];
-      }
-    }
     for (int64_t n = pages.first; n < pages.last; ++n) {
       for (int64_t s = 0; s < pages.padded; s += kLanes) {
         const int64_t begin = n * pages.size + s, row = pages.Row(n) + s, count = std::min(kLanes, pages.size - s);
@@ -985,11 +988,7 @@ void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const P
           seen[l] = First(std::min(count, line.position + 1 - begin)) & ~First(line.least - begin);
           some |= seen[l];
         }
-        if constexpr (L == kLanes) {
-          if (some) ProductsOfAll(queries.data(), keys, row, count, tile);
-        } else {
-          if (some) Products<L>(lines + from, keys, row, count, tile);
-        }
+        if (some) Products<L>(lines + from, keys, row, count, tile);
         for (int l = 0; l < L; ++l) {
           Floats scores = Wide(tile + l * kLanes, First(kLanes)) * All(how.scale);
           if (keys.scales) scores = scores * Wide(keys.scales + row, First(count));
@@ -999,27 +998,103 @@ void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const P
         }
       }
     }
-  };
-  int64_t from = 0;
-  for (; from + kLanes <= num_lines; from += kLanes) score(std::integral_constant<int, kLanes>(), from);
-  ForLines(num_lines - from, [&](auto together, int64_t more) { score(together, from + more); });
+  });
+}
+
+// The same of kLanes lines, whose weights lie side by side.
+template <typename T>
+void ScoresOfAll(const Line* lines, const Pool<T>& keys, const Pages& pages, const Scores& how) {
+  thread_local std::vector<float> queries;
+  queries.resize(keys.width * kLanes);
+  alignas(64) int32_t last[kLanes], least[kLanes];
+  int64_t first = lines[0].least, end = 0;
+  for (int64_t l = 0; l < kLanes; ++l) {
+    for (int64_t h = 0; h < keys.width; ++h) queries[h * kLanes + l] = lines[l].q[h];
+    last[l] = static_cast<int32_t>(lines[l].position), least[l] = static_cast<int32_t>(lines[l].least);
+    first = std::min(first, lines[l].least), end = std::max(end, lines[l].position + 1);
+  }
+  alignas(64) float tile[kLanes * kLanes];
+  for (int64_t n = pages.first; n < pages.last; ++n) {
+    for (int64_t s = 0; s < pages.padded; s += kLanes) {
+      const int64_t begin = n * pages.size + s, row = pages.Row(n) + s, count = std::min(kLanes, pages.size - s);
+      if (begin < end && begin + count > first) {
+        const auto products = keys.width == 64    ? ProductsOfAll<64, T>
+                              : keys.width == 128 ? ProductsOfAll<128, T>
+                                                  : ProductsOfAll<0, T>;
+        products(queries.data(), keys, row, count, tile);
+      }
+      for (int64_t k = 0; k < kLanes; ++k) {
+        Floats scores = All(-INFINITY);
+        if (k < count) {
+          const Ints position = All(static_cast<int32_t>(begin + k));
+          const Lanes seen = AtMost(Load(least), position) & AtMost(position, Load(last));
+          Floats some = Wide(tile + k * kLanes, First(kLanes)) * All(how.scale);
+          if (keys.scales) some = some * All(keys.scales[row + k]);
+          if (how.softcap > 0) some = Capped(some, how.softcap);
+          scores = Choose(seen, some, scores);
+        }
+        Store(lines[0].weights + (pages.Place(n) + s + k) * kLanes, First(kLanes), scores);
+      }
+    }
+  }
 }
 
 // The weights of `count` scores, in place; what they are to be divided by.
 float Softmax(float* scores, int64_t count) {
-  constexpr Lanes kEvery = (1u << kLanes) - 1;
   Floats most = All(-INFINITY), sum = All(0.0f);
-  for (int64_t i = 0; i < count; i += kLanes) most = Max(most, Wide(scores + i, kEvery));
+  for (int64_t i = 0; i < count; i += kLanes) most = Max(most, Wide(scores + i, First(kLanes)));
   most = All(MaxOf(most));
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Floats weights = Exp(Wide(scores + i, kEvery) - most);
-    Store(scores + i, kEvery, weights);
+    const Floats weights = Exp(Wide(scores + i, First(kLanes)) - most);
+    Store(scores + i, First(kLanes), weights);
     sum = sum + weights;
   }
   return SumOf(sum);
 }
 
-// Lines of one row that share head `pages.head` of the cache.
+// The same of kLanes lines, whose scores lie side by side: summed in the order of `SumOf`.
+Floats SoftmaxOfAll(float* scores, int64_t count) {
+  Floats most = All(-INFINITY), sums[kLanes];
+  for (int64_t i = 0; i < count; ++i) most = Max(most, Wide(scores + i * kLanes, First(kLanes)));
+  for (Floats& sum : sums) sum = All(0.0f);
+  for (int64_t i = 0; i < count; ++i) {
+    const Floats weights = Exp(Wide(scores + i * kLanes, First(kLanes)) - most);
+    Store(scores + i * kLanes, First(kLanes), weights);
+    sums[i % kLanes] = sums[i % kLanes] + weights;
+  }
+  for (int64_t half = kLanes / 2; half; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) sums[i] = sums[i] + sums[i + half];
+  }
+  return sums[0];
+}
+
+// What lines add up from values by their weights. What each sees and not all of them is left to each: a key that a
+// line does not see cannot reach it, also if its values are not finite.
+template <int kStride, typename T>
+void SumsOfValues(Line* lines, int64_t num_lines, const Pool<T>& values, const Pages& pages) {
+  ForLines(num_lines, [&](auto together, int64_t from) {
+    constexpr int L = together;
+    int64_t begin = 0, end = std::numeric_limits<int64_t>::max();
+    for (int64_t l = from; l < from + L; ++l) {
+      std::fill_n(lines[l].out, values.width, 0.0f);
+      begin = std::max(begin, lines[l].least);
+      end = std::min(end, lines[l].position + 1);
+    }
+    end = std::max(begin, end);
+    for (int64_t l = from; l < from + L; ++l) {
+      AddValues<1, kStride>(lines + l, values, pages, lines[l].least, std::min(begin, lines[l].position + 1));
+    }
+    AddValues<L, kStride>(lines + from, values, pages, begin, end);
+    for (int64_t l = from; l < from + L; ++l) {
+      AddValues<1, kStride>(lines + l, values, pages, end, lines[l].position + 1);
+    }
+    for (int64_t l = from; l < from + L; ++l) {
+      for (int64_t o = 0; o < values.width; ++o) lines[l].out[o] /= lines[l].sum;
+    }
+  });
+}
+
+// Lines of one row that share head `pages.head` of the cache: kLanes at a time, and the others.
 template <typename T>
 void AttendTogether(Line* lines, int64_t num_lines, Pages pages, const Pool<T>& keys, const Pool<T>& values,
                     const Scores& how) {
@@ -1033,37 +1108,33 @@ void AttendTogether(Line* lines, int64_t num_lines, Pages pages, const Pool<T>& 
   pages.last = last / pages.size + 1;
   const int64_t count = pages.Place(pages.last);
   thread_local std::vector<float> room;
-  room.resize(num_lines * count);
-  for (int64_t l = 0; l < num_lines; ++l) lines[l].weights = room.data() + l * count;
+  room.resize(kLanes * count + 16);
+  auto* const aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) / 64 * 64);
+  const auto scaled = [&](int64_t n, int64_t s) { return values.scales[pages.Row(n) + s]; };
+  for (; num_lines >= kLanes; lines += kLanes, num_lines -= kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l) lines[l].weights = aligned + l;
+    ScoresOfAll(lines, keys, pages, how);
+    alignas(64) float sums[kLanes];
+    Store(sums, First(kLanes), SoftmaxOfAll(aligned, count));
+    for (int64_t l = 0; l < kLanes; ++l) lines[l].sum = sums[l];
+    for (int64_t n = pages.first; values.scales && n < pages.last; ++n) {
+      for (int64_t s = 0; s < pages.size; ++s) {
+        float* const own = aligned + (pages.Place(n) + s) * kLanes;
+        Store(own, First(kLanes), Wide(own, First(kLanes)) * All(scaled(n, s)));
+      }
+    }
+    SumsOfValues<kLanes>(lines, kLanes, values, pages);
+  }
+  for (int64_t l = 0; l < num_lines; ++l) lines[l].weights = aligned + l * count;
   ScoresOf(lines, num_lines, keys, pages, how);
   for (int64_t l = 0; l < num_lines; ++l) {
     lines[l].sum = Softmax(lines[l].weights, count);
     for (int64_t n = pages.first; values.scales && n < pages.last; ++n) {
       float* const own = lines[l].weights + pages.Place(n);
-      for (int64_t s = 0; s < pages.size; ++s) own[s] *= values.scales[pages.Row(n) + s];
+      for (int64_t s = 0; s < pages.size; ++s) own[s] *= scaled(n, s);
     }
-    std::fill_n(lines[l].out, values.width, 0.0f);
   }
-  // What each sees and not all of them is left to each: a key that a line does not see cannot reach it, also if
-  // its values are not finite.
-  const auto add = [&](auto together, int64_t from) {
-    constexpr int L = together;
-    int64_t begin = 0, end = std::numeric_limits<int64_t>::max();
-    for (int64_t l = from; l < from + L; ++l) {
-      begin = std::max(begin, lines[l].least);
-      end = std::min(end, lines[l].position + 1);
-    }
-    end = std::max(begin, end);
-    for (int64_t l = from; l < from + L; ++l) {
-      AddValues<1>(lines + l, values, pages, lines[l].least, std::min(begin, lines[l].position + 1));
-    }
-    AddValues<L>(lines + from, values, pages, begin, end);
-    for (int64_t l = from; l < from + L; ++l) AddValues<1>(lines + l, values, pages, end, lines[l].position + 1);
-  };
-  ForLines(num_lines, add);
-  for (int64_t l = 0; l < num_lines; ++l) {
-    for (int64_t o = 0; o < values.width; ++o) lines[l].out[o] /= lines[l].sum;
-  }
+  SumsOfValues<1>(lines, num_lines, values, pages);
 }
 
 template <typename T>
