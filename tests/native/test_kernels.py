@@ -366,7 +366,7 @@ def _in_a_process(code: str, **env: str) -> str:
 def test_without_a_compiler_it_says_so(tmp_path: Path) -> None:
     needs_native()
     found = _in_a_process(
-        "print(kernels.why_not())", PATH=str(tmp_path), CXX="", XDG_CACHE_HOME=str(tmp_path)
+        "print(kernels.why_not_built())", PATH=str(tmp_path), CXX="", XDG_CACHE_HOME=str(tmp_path)
     )
     assert found == "there is no C++ compiler: install g++ or clang++, or name one in CXX"
 
@@ -376,7 +376,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n", encoding="utf-8")
     broken.chmod(0o755)
-    found = _in_a_process("print(kernels.why_not())", CXX=str(broken), XDG_CACHE_HOME=str(tmp_path))
+    found = _in_a_process("print(kernels.why_not_built())", CXX=str(broken), XDG_CACHE_HOME=str(tmp_path))
     assert found == f"{broken} cannot compile it: no such header"
     assert not list(tmp_path.glob("meshwright/native/*"))
 
@@ -408,7 +408,7 @@ def test_a_broken_library_is_built_anew(harm: str, tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(whole[: len(whole) // 2] if harm == "half of it" else b"\0" + whole[1:])
     assert not kernels._is_whole(path)
-    found = _in_a_process("print(kernels.why_not())", CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path))
+    found = _in_a_process("print(kernels.why_not_built())", CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path))
     assert found == "None"
     assert path.read_bytes() == whole
 
@@ -423,7 +423,7 @@ def test_a_program_kept_on_disk_calls_it_in_another_process() -> None:
 import jax, jax.numpy as jnp
 from meshwright.nn.start.compiled_cache import keep_compiled
 keep_compiled()
-assert kernels.why_not() is None
+assert kernels.why_not_built() is None
 read = []
 jax.monitoring.register_event_listener(lambda event, **_: read.append(event.endswith("/cache_hits")))
 x, w = jnp.ones((3, 64), jnp.bfloat16), jnp.ones((8, 64), jnp.bfloat16)
