@@ -25,10 +25,10 @@ def end_event() -> threading.Event:
 
 @contextmanager
 def ends_after(seconds: float, message: str, most_bytes: float = inf) -> Iterator[None]:
-    """Within, end the process with exit code 2 and a line on stderr if the block takes longer.
+    """End the process with exit code 2 and a line on stderr if the block exceeds a limit.
 
-    For code of libraries that checks nothing and lets other threads run. Its own words on stderr, such as
-    the traces of a panic, are dropped. most_bytes: of memory that the block adds.
+    For library code that cannot be interrupted but lets other threads run. Its own output on stderr, such as
+    the trace of a panic, is dropped. most_bytes: limit of the memory that the block adds.
     """
     stderr, is_over, before = os.dup(2), threading.Event(), _peak_bytes()
 
@@ -56,7 +56,7 @@ def ends_after(seconds: float, message: str, most_bytes: float = inf) -> Iterato
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has had."""
+    """The peak resident memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 

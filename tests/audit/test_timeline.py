@@ -1,4 +1,4 @@
-"""The walk over a schedule with two clocks, on programs whose times are worked by hand."""
+"""The walk over a schedule with its clocks, on programs whose times are worked by hand."""
 
 from dataclasses import replace
 

@@ -122,9 +122,9 @@ class Node:
 
     unfused_bytes: kept for the backward pass in addition to `needs` if nothing fuses the operation's steps;
     for a loss ("logits") the bytes of the logits of the whole vocabulary. steps: kind of these steps
-    ("norms", "gates", "keys": see `Software.fused`). scratch: bytes of arrays that only its backward pass
-    has, besides cotangents; in inference, of arrays besides its results. fixed_rows: of experts; no loop or
-    kernel makes them.
+    ("norms", "gates", "keys": see `Software.fused`). scratch: bytes of temporary arrays of its backward
+    pass, besides cotangents; in inference, of arrays besides its results. fixed_rows: whether experts have a
+    fixed number of rows, so that no loop or kernel makes them.
     """
 
     name: str
@@ -162,7 +162,7 @@ class Segment:
     layers read, and keep for their backward passes. shared: values of an earlier layer that it reads.
     narrowed: bytes of values that are kept in a narrower type, by id. recomputed_early: a compiler may
     recompute it long before its backward pass, so that recomputed values wait in memory. whole_sums: bytes of
-    gradients that a compiler sums whole and keeps so until the update, without each device's shard.
+    gradients that a compiler sums by all-reduces and keeps whole until the update, beyond each shard.
     """
 
     name: str
@@ -240,7 +240,7 @@ class Graph:
 
     @property
     def unlooped(self) -> set[int]:
-        """Numbers of the segments of stacks with a single layer, which no loop runs."""
+        """Indices of the segments of single-layer stacks, which run outside of loops."""
         single = (part.layers for part in self.weights if len(part.layers) == 1)
         return {self.layers[layer] for layers in single for layer in layers}
 

@@ -118,7 +118,7 @@ class HeldBytes(NamedTuple):
     backward pass of a layer. head: beyond its saved values. waits: of the head while the layers run, beyond
     its saved values; negative if these are freed by then. head_gradient: of the head's weight before its
     reduction. table: of the gathered embedding. ahead: of the layer outside the loop, saved and gathered.
-    sums: of gradients that all layers leave whole, without their shards.
+    sums: of gradients that stay whole, of all layers (`Segment.whole_sums`).
 
     Figures are arrays if the graph was recorded for many layouts.
     """
@@ -174,7 +174,7 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
     head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
     waits = head_gradient - once
     return HeldBytes(
-        # All values that a backward pass reads are kept if they are recomputed too early.
+        # Values that are recomputed too early wait in memory, as if they had all been saved.
         a_microbatch=sum(
             count * saved_bytes(segment, "none" if segment.recomputed_early else remat)
             for segment, count in layers
@@ -193,7 +193,7 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
 
 
 def _sums_after(graph: Graph, segment: Segment) -> Any:
-    """Bytes of the whole sums of later layers, whose backward passes run before the segment's."""
+    """Bytes of `whole_sums` of later layers, whose backward passes run before this segment's."""
     first = graph.layers.index(graph.segments.index(segment))
     later = {number for number in graph.layers[first + 1 :] if graph.segments[number] is not segment}
     return sum(graph.segments[number].whole_sums for number in later)

@@ -79,10 +79,11 @@ def record_training(
 
 
 def _with_whole_sums(graph: Graph, mesh: Degrees, num_devices: int) -> Graph:
-    """The graph as XLA for TPUs sums gradients over a whole slice of `num_devices`: with all-reduces.
+    """The graph with `whole_sums`: XLA for TPUs reduces over a whole slice of `num_devices` by all-reduces.
 
-    In a loop each device takes its part at once. Outside, the update reads the part, and the array waits:
-    with 4 layers of Kimi Linear on 8 v5p, one of them with attention, three of 1.2 GB for its experts.
+    In a loop each device takes its shard at once. Outside of loops the update takes it, so the whole array
+    stays until then. Kimi Linear's 4 layers on 8 v5p have a stack of one layer, whose experts leave three
+    arrays of 1.2 GB.
     """
 
     def bytes_of(segment: Segment) -> Any:

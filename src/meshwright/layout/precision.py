@@ -14,7 +14,7 @@ from meshwright.optimizers import OPTIMIZERS
 MATMUL_SCALES = ("rows", "tiles")
 # Names of weights that are stored wider than `weights_dtype`, if that is narrower than bf16.
 _TABLES = ("embed", "unembed")
-_MOST = 0.5  # the share of layers from which a matrix counts as wide in all of them, for its products
+_WIDE_SHARE = 0.5  # with this share of wide layers or more, products price a matrix as wide in all layers
 _NEVER_QUANTISED = ("router", "shared_router", "positions", *BLOCK_GATES)
 
 
@@ -72,7 +72,7 @@ class Precision:
         """The stored type of a weight: `weights_dtype`, if the weight is quantised.
 
         Embedding tables are int8 if weights are int4, and wide next to adapters; routers, norms, biases and
-        gates by blocks are never quantised.
+        block-diagonal gates are never quantised.
         """
         name = path.rpartition("/")[2]
         if self.experts_dtype and name.startswith("expert_") and param.init == "normal":
@@ -82,7 +82,7 @@ class Precision:
             return record.name
         if param.init != "normal" or name in _NEVER_QUANTISED or is_adapter(path):
             return self.compute_dtype
-        if param.wide_in == record.name and param.wide_share >= _MOST:
+        if param.wide_in == record.name and param.wide_share >= _WIDE_SHARE:
             return self.compute_dtype
         if name in _TABLES and not param.trained:
             return self.tables_dtype or self.compute_dtype
@@ -91,10 +91,10 @@ class Precision:
         return record.name
 
     def weight_bytes(self, path: str, param: Param, inputs: float) -> float:
-        """Mean bytes of a weight's number over its layers, with its share of a scale.
+        """Mean bytes per element of a weight over its layers, including its share of a scale.
 
-        inputs: the numbers that a product sums over. Published files may keep a matrix wide in some layers
-        only, next to a narrow type in the others.
+        inputs: the number of elements that a product sums over. Published files may keep a matrix wide in
+        some of its layers only.
         """
         bytes_each = number_type(self.stored_dtype(path, param)).weight_bytes(inputs)
         if param.wide_in != self.weights_dtype or param.wide_share in (0, 1):
@@ -117,7 +117,7 @@ class Precision:
             )
 
     def _as_operands(self) -> str:
-        """The field that multiplies in the type of weights, as the end of a sentence; empty if none does."""
+        """A hint to `matmul_dtype`, as the end of a sentence; empty if no matmul of training takes it."""
         if self.weights_dtype not in types_for("operands", "train"):
             return ""
         return f"; matmul_dtype = {self.weights_dtype} multiplies in it"

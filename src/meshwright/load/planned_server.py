@@ -46,7 +46,7 @@ def simulate_load(
     report: Progress,
     factor: float = 1.0,
 ) -> dict[str, Any]:
-    """The document of `mw bench serve` for the plan at `path`, with the key `simulate_load`.
+    """The document of `mw bench serve` for the plan at `path`, with the key `simulated`.
 
     Raises PlanError for a training plan or an unknown mode, NotEnoughError if no tried number of replicas is
     enough.

@@ -376,7 +376,7 @@ class _Replica:
             self._begin(self._scheduler.schedule())
 
     def take_over(self, asked: _Asked) -> None:
-        """TimedAnswer a turn whose first token and pages come from another replica."""
+        """Answer a turn whose first token and pages come from another replica."""
         self._coming.append(asked)
         self._admit_coming()
 

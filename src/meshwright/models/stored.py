@@ -12,7 +12,7 @@ _TYPES = {record.quant_method: record.name for record in NUMBER_TYPES.values() i
 }
 
 
-# Bits of weights of the methods whose names in repositories leave them out (GPTQ, AWQ).
+# Bits of weights if a repository's name has only the method (GPTQ, AWQ).
 _USUAL_BITS = 4
 
 

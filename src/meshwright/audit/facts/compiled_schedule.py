@@ -8,9 +8,8 @@ The time is simulated with clocks of compute, of the links, and of the link to t
     others       take their seconds of compute (see `work`)
     a loop       runs its first turn, then repeats its second
 
-A collective that runs beside compute takes a share of its time from it (`StepEfficiency.overlap`), since on
-GPUs both need processors and memory bandwidth. XLA's estimates for TPUs do not part the two: their
-`TPU_SHARE` covers it.
+On GPUs a collective slows the compute that hides it by a share of its own time (`StepEfficiency.overlap`),
+since both need processors and memory bandwidth. For TPUs, `TPU_SHARE` of XLA's estimates covers this.
 
 XLA for TPU cuts a collective into pieces, fused with products: the first is its start, the last its done.
 """
@@ -123,8 +122,8 @@ _WRAPPERS = ("fusion", "async-start")
 class StepTimeline:
     """The simulated time of a step.
 
-    seconds: of the step. compute_seconds: of these, computing. exposed: seconds per step that each collective
-    adds to compute, by its identity.
+    seconds: of the step. compute_seconds: the part in which the chip computes. exposed: seconds per step that
+    each collective adds to compute, by its identity.
     """
 
     seconds: float
@@ -136,8 +135,8 @@ class StepTimeline:
 class _Clocks:
     """Seconds since the program began.
 
-    to_host, from_host: on the link to the host. flying: arrival time and collectives of each transfer under
-    way, by its key.
+    to_host, from_host: when each direction of the link to the host is free. flying: arrival time and
+    collectives of each transfer in flight, by its key.
     """
 
     compute: float = 0.0

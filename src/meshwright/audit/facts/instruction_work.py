@@ -297,7 +297,7 @@ COPIERS = (
 def host_copy(program: Program, value: TracedValue) -> HostCopy | None:
     """The copy that an instruction makes to the host's memory or from it; None for other instructions.
 
-    A slice that is written into an array of the host counts, and not the array.
+    If a slice is written into an array of the host, the slice counts, not the array.
     """
     instruction = value.instruction
     if instruction.opcode not in COPIERS:
@@ -384,7 +384,7 @@ class InstructionSeconds:
         return flops / max(rates, default=self.chip.matmul_flops_per_second("f32"))
 
     def _multiplies(self, number: NumberType) -> bool:
-        """Whether the chip multiplies matrices in a type or a wider one; integers of 32 bits it does not."""
+        """Whether the chip has a matmul rate for this type, or for one that it widens to; int32 has none."""
         units = self.chip.flops_per_second
         return number.name in units or any(number.widens_to(number_type(name)) for name in units)
 

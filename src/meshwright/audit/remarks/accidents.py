@@ -40,8 +40,8 @@ class ProgramBatch(NamedTuple):
 def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     """The integer arrays among a program's inputs: tokens or labels.
 
-    Of a step with gradients and no such inputs, the inputs of whose shapes nothing is returned: weights come
-    back updated, or as gradients, which may be sharded otherwise.
+    If a step with gradients has no such inputs: the inputs whose shapes are not returned. Weights are
+    returned updated, or as gradients, which may be sharded otherwise.
     """
     arrays = [
         each for each in program.main.parameters if isinstance(each.shape, ArrayShape) and each.shapes[0].dims
@@ -68,7 +68,7 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
 
 
 def _parts_of(parameter: Instruction, dims: tuple[int, ...], num_devices: int) -> int | None:
-    """Parts into which a result with `dims` on each device would cut an input's array; None if it cannot."""
+    """Number of shards of an input's array if `dims` is the shape of a shard; None if it cannot be one."""
     own = parameter.shapes[0].dims
     if len(own) != len(dims) or any(
         max(pair) % min(pair) for pair in zip(own, dims, strict=True) if min(pair)

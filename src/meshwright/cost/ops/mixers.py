@@ -21,8 +21,8 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed
 from meshwright.units import whole
 
-# Arrays of the states of a chunk that the backward pass of an associative scan has: of pairs at all levels,
-# 2 (1 + 1/2 + 1/4 ...), and of their cotangents. Compiled for 8 v5p, Falcon Mamba has 8.3 of them.
+# Arrays, each of the size of a chunk's states, in the backward pass of an associative scan: pairs at all
+# levels, 2 (1 + 1/2 + 1/4 ...) = 4, and as many cotangents. Falcon Mamba compiled for 8 v5p has 8.3 of them.
 _SCANNED = 8
 
 
@@ -109,8 +109,7 @@ class MixerOps(ProductOps):
             operation = placed((v.array, log_rates.array), v.array, wanted=True)
             self.sum_gradient(log_rates.name, log_rates, operation.reshards[1].yielded)
         scanned = (k, v, decay, *([beta] if beta else []))
-        # The delta rule changes a state by a product with an array [s, s], which is gathered too; other rules
-        # have one decay a row.
+        # The columns of R are p. A has s of them with the delta rule, otherwise one, the decay of each row.
         columns = self.sizes["p"] + (1 if beta is None else self.sizes["s"])
         return self._scanned(name, (q, *scanned), scanned, v, columns), cache
 
@@ -161,17 +160,17 @@ class MixerOps(ProductOps):
     def _scratch(self, array: ShardedArray, copied: tuple[Value, ...], of_state: Any, chunk: Any) -> Any:
         """Bytes of arrays of a recurrence's backward pass: copies in the order of chunks, and states.
 
-        Chunks of several sequences together are no part of an array of sequences, so that inputs and the
-        result's cotangent are copied. A scan of the states of a chunk keeps those of all its positions.
-        copied: inputs and result. of_state: bytes of the states between chunks.
+        A scan over chunks reads arrays with the chunks first. If a device has several sequences, inputs and
+        the result's cotangent are copied into that order. A scan of the states of a chunk keeps those of all
+        its positions. copied: inputs and result. of_state: bytes of the states between chunks.
         """
         has_several = self._local(array, "B") > 1
         copies = sum(value.bytes_per_device for value in copied) * has_several
         scans = self._state_mixer().written_every == 1
         pieces = self.mesh.size(array.axes_of("T"))
         of_chunk = of_state * chunk * chunk / (self.sizes["T"] / pieces)
-        is_forward = self.layout.phase != "train"  # without cotangents
-        return whole(copies + scans * _SCANNED / (1 + is_forward) * of_chunk)
+        num_arrays = _SCANNED if self.layout.phase == "train" else _SCANNED / 2  # inference has no cotangents
+        return whole(copies + scans * num_arrays * of_chunk)
 
     def _solve_flops(self, columns: int, chunk: Any) -> AddedFlops:
         """`StateMixer.solve_flops` on platforms that solve by products."""
@@ -219,7 +218,7 @@ class MixerOps(ProductOps):
         return (self.add(node),)
 
     def _last_inputs(self, name: str, x: Value, taps: Value) -> tuple[Transfer, ...]:
-        """The sum that sends the last inputs of prompts whose positions are split; none if T is whole."""
+        """The all-reduce that sends the last inputs of prompts to all devices; none if T is whole."""
         over = x.array.axes_of("T")
         if not over:
             return ()

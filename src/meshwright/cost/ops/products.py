@@ -168,8 +168,8 @@ class ProductOps(Recorder):
     def _of_weight(self, work: Work, w: Value, rows_moved: Figure, blocks: Blocks) -> Work:
         """The gradient of experts' weights: products of some blocks of rows, the last of them masked.
 
-        The gradient is a float32 sum from zeros to a cast; each product reads and writes it, and before that
-        its own result if a loop copies it.
+        The gradient is a float32 sum: filled with zeros, read and written for each product, and cast at the
+        end. A loop that copies also writes and reads each product's result.
         """
         more = blocks.sums * blocks.together / blocks.even
         in_float32 = self.elements(w.array) * dtype_bytes("f32")
@@ -180,12 +180,12 @@ class ProductOps(Recorder):
         return replace(work, flops=work.flops * more, hbm_bytes=rows_moved * more + of_sums)
 
     def _copies(self, read_bytes: Any, blocks: Blocks) -> tuple[Work, ...]:
-        """The copies of weights before the products of blocks, which read `read_bytes` of them.
+        """The copies of experts' weights that a loop makes before its products, which read `read_bytes`.
 
         A stack of one expert is not copied.
         """
         copied = blocks.copied * (self.expert_rows.local_experts > 1)
-        if getattr(copied, "ndim", 0) == 0 and not copied:  # a number, and no array with one for each layout
+        if getattr(copied, "ndim", 0) == 0 and not copied:  # a number, not an array over layouts
             return ()
         return (Work(hbm_bytes=2 * read_bytes * copied, kernels=blocks.even * copied),)
 

@@ -31,7 +31,7 @@ _MIXERS = {"recurrent": "state", "attention": "attention"}
 
 
 class _Blocks:
-    """The repeated kinds of blocks, the sizes of the recurrent ones, and the factor of embeddings."""
+    """The kinds of blocks, which repeat; the sizes of recurrent blocks; the factor of embeddings."""
 
     parts: Mapping[str, Part] = {
         "block_types": Part(("mixers",), (list,)),
@@ -67,13 +67,13 @@ class _Blocks:
 
 
 def _in_bf16(value: float) -> float:
-    """The nearest number with the eight significant bits of bf16, the type in which transformers keeps it."""
+    """`value` rounded to the eight significant bits of bf16, since transformers stores the factor in bf16."""
     mantissa, exponent = frexp(value)
     return ldexp(round(mantissa * 2**8), exponent - 8)
 
 
 _BLOCK, _UNIT = f"{LAYER}.temporal_block", f"{LAYER}.temporal_block.rg_lru"
-# Both matrices of a gated feed-forward count in the file's width.
+# The file's width is that of the gate and input matrices together.
 _HALF = Form(lambda value: value // 2, lambda value, model: 2 * value)
 
 FAMILY = Family(
@@ -87,7 +87,7 @@ FAMILY = Family(
         "attention_bias": Key("qkv_bias", False),
         "attention_window_size": Key("sliding_window", 2048),
         "logits_soft_cap": Key("logit_softcap", 30.0),
-        # It has no longest context: states and windows do not grow.
+        # The file names no longest context, and needs none: states and windows do not grow.
         "max_position_embeddings": Key("max_seq_len", 1_048_576),
     }
     | ignored("how transformers starts its weights", "w_init_variance_scale", "final_w_init_variance_scale")

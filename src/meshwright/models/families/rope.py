@@ -142,7 +142,7 @@ def _rotary_dim(share: Any, d_head: int, name: str) -> int:
 def _tables(given: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The settings of global and of local layers; the latter is empty if all layers have the same.
 
-    Raises ModelError where two keys of the file say different things: transformers 4 and 5 obey another one.
+    Raises ModelError if two keys of the file disagree: transformers 4 and 5 do not read the same one.
     """
     old, new, theta = given.get("rope_scaling"), given.get("rope_parameters"), given.get("rope_theta")
     settings = new or old or {}

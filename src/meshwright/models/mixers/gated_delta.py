@@ -30,7 +30,9 @@ from meshwright.models.param import Param
 
 
 def inverse_flops(size: int) -> int:
-    """FLOPs of the inverse of a unit triangular [C, C] by halves: two products below the diagonal, and so on.
+    """FLOPs of inverting a unit triangular [C, C] by halves.
+
+    Two products of [C/2, C/2] give the block below the diagonal; each half is inverted likewise.
 
     >>> inverse_flops(2), inverse_flops(4)
     (0, 32)

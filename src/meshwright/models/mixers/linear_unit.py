@@ -1,4 +1,4 @@
-"""The real-gated linear recurrent unit of Griffin and RecurrentGemma (RG-LRU), a number of state a channel.
+"""The real-gated linear recurrent unit of Griffin and RecurrentGemma (RG-LRU): one state value per channel.
 
     a = exp(-8 softplus(rate) sigmoid(W_a x))        h = a h + sqrt(1 - a^2) sigmoid(W_i x) x
 
@@ -28,7 +28,7 @@ from meshwright.models.mixers.mixer import (
 from meshwright.models.param import Param
 
 _INTO = ("state_gate", "state_x")
-# Products of blocks, which are too small to be worth a narrow type.
+# Weights of block-diagonal products, which are too small to gain from a narrow type.
 BLOCK_GATES = ("input_gate", "decay_gate")
 
 
@@ -36,7 +36,7 @@ BLOCK_GATES = ("input_gate", "decay_gate")
 class LinearUnit(StateMixer):
     """num_blocks (g) of block_width channels (u); each channel is a head of one key and one value element.
 
-    The gates of a block's channels (o) read all channels of the block. conv_width (c): taps.
+    A gate of a block (channels o) reads all channels u of the block. conv_width (c): taps of the convolution.
     """
 
     title: ClassVar[str] = "gated linear recurrent unit (RG-LRU)"
@@ -107,7 +107,7 @@ class LinearUnit(StateMixer):
         into = dict.fromkeys(BLOCK_GATES, "BTgu,guo->BTgo")
         products = ops.einsums(x, w, **into)
         of_input, of_decay = (biased(ops, w, name, y) for name, y in zip(into, products, strict=True))
-        # Channels o of gates are the channels u of what they multiply.
+        # The channels o of a gate are the channels u of the array that it multiplies.
         v = ops.apply("gated_input", "times_sigmoid", "BTgu,BTgu->BTgu", x, of_input)
         decay = ops.apply("decay", "slow_decay", "BTgu,gu->BTgu", of_decay, w["decay_rate"])
         y, cache = ops.linear_unit("linear_unit", v, decay, places, cache, kind)

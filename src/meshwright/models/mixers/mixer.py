@@ -166,7 +166,7 @@ class StateMixer:
         return PieceFlops(forward, 3 * forward, 0.0)
 
     def shared_flops(self, d_model: int, chunk: float = CHUNK) -> AddedFlops:
-        """The part of `chunk_flops` and `backward_flops` that each device of the heads computes whole."""
+        """The part of `chunk_flops` and `backward_flops` that devices which split the heads all repeat."""
         return AddedFlops(0.0, 0.0)
 
     def solve_flops(self, columns: int, chunk: float = CHUNK) -> AddedFlops:

@@ -121,7 +121,7 @@ class StateSpace(StateMixer):
         return 2 * self.chunk_flops(d_model, chunk) + again
 
     def shared_flops(self, d_model: int, chunk: float = CHUNK) -> AddedFlops:
-        """C . B of the only group, which all devices of its heads compute."""
+        """C . B of a single group, which all devices that split its heads compute."""
         forward = 2 * chunk * self.state_dim if self.num_groups == 1 else 0.0
         return AddedFlops(forward, 3 * forward)
 

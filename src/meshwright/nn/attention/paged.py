@@ -421,7 +421,7 @@ def _keys_and_values(pools: Sequence[Pool], read: Callable[[Pool], Array]) -> tu
 def _scored(
     scores: Array, queries: Array, keys: Array, window: Window | None, how: ScoreForm, slopes: Array | None
 ) -> Array:
-    """ScoreForm [..., K, G, Q, S], hidden if queries[..., Q] does not see keys[..., S] by position."""
+    """Scores [..., K, G, Q, S], hidden if queries[..., Q] does not see keys[..., S] by position."""
     scores *= 1.0 if how.scale is None else how.scale
     if how.softcap:
         scores = softcap(scores, how.softcap)

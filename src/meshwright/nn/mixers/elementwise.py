@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.nn.remat import OPERATION
 
-# Of the squares' sum of queries and keys, as in the kernels of flash-linear-attention.
+# Added to the sum of squares of a query or key, as in the kernels of flash-linear-attention.
 _UNIT_EPS = 1e-6
 
 
@@ -35,7 +35,7 @@ def _step(x: Array, bias: Array, *, least: float | None, axes: Sequence[int]) ->
     return step if least is None else jnp.maximum(step, least)
 
 
-# The exponent c of RG-LRU's decays, a ** (c r).
+# The constant c of RG-LRU: its decay is a ** (c r), with r the gate.
 _DECAY_EXPONENT = 8.0
 
 
@@ -102,7 +102,7 @@ def _root(x: Array) -> Array:
 
 @_root.defjvp
 def _root_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    """With a slope of at most 1000, as in Griffin: it grows without bound as a decay's factor nears 1."""
+    """The derivative, at most 1000 as in Griffin: it diverges as the decay nears 1, and so x nears 0."""
     (x,), (d_x,) = primals, tangents
     return jnp.sqrt(x), d_x / jnp.sqrt(jnp.maximum(4 * x, 1e-6))
 

@@ -1,10 +1,10 @@
-"""States after whole prompts whose positions are split: computed together, kept by one replica each.
+"""States after prompts whose positions are split: all devices compute them, one replica keeps each.
 
     state    f32[B_data·context, g_tensor, u, s, p]: the entries of all replicas that share the prompts
 
 Each device has pieces of every prompt (pieces.py). It knows the states after all pieces, and the replica that
-generates the sequence writes them to its slot. The last inputs of a convolution are on one of the devices,
-and a sum of them and zeros sends them to the others.
+generates the sequence writes them to its slot. Of the last inputs of a convolution a device has some or none;
+an all-reduce, to which it gives zeros for the others, sends all of them to every device.
 """
 
 from collections.abc import Mapping, Sequence

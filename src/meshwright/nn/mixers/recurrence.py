@@ -134,7 +134,10 @@ def over_prompts(inputs: Inputs, pieces: Pieces, to_all: Reshard) -> tuple[Array
 
 
 def _states_of_pieces(summaries: Array, size: int, *, is_delta: bool) -> tuple[Array, Array]:
-    """(the states after all pieces, those before each[m, B, ...]) of (R, A)[B, m, ...]; size: p, of R."""
+    """The states after all pieces, and those before each [m, B, ...], from summaries (R, A)[B, m, ...].
+
+    size: p, the number of columns of R.
+    """
 
     def after(state: Array, piece: Array) -> tuple[Array, Array]:
         by, plus = piece[..., size:], piece[..., :size]
@@ -331,7 +334,7 @@ def _solved(system: Array, wanted: Array) -> Array:
 
 @jax.custom_vjp
 def by_products(system: Array, wanted: Array) -> Array:
-    """`_solved` by the inverse, which products of blocks give."""
+    """`_solved` by a product with the inverse, which is itself computed by products of blocks."""
     return _inverse(system) @ wanted
 
 

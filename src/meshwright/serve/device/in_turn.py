@@ -1,4 +1,4 @@
-"""Programs of a process that must end before the next one starts, as those with collectives on CPUs."""
+"""Programs of a process that must end before the next one starts, such as those with collectives on CPUs."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ _ONE_PROGRAM = threading.Lock()  # of all runners of this process
 
 @contextmanager
 def one_at_a_time(mesh: jax.sharding.Mesh, results: Callable[[], object]) -> Iterator[None]:
-    """Where a program may be dispatched; ends when its `results` are there, if others must wait for them."""
+    """Dispatch a program inside the block, which waits for its `results` if programs must not overlap."""
     if mesh.size == 1 or not platform_of(mesh).in_turn:
         yield
         return

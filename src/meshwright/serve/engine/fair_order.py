@@ -1,4 +1,4 @@
-"""The order of waiting sequences and who yields slots to them: no client or request takes all slots."""
+"""Fair use of slots: the order of waiting sequences, and the running ones that yield their slots to them."""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -44,17 +44,19 @@ def in_fair_order(
 def yielding(
     waiting: Sequence[TokenSequence], running: Sequence[TokenSequence], num_free: int
 ) -> list[TokenSequence]:
-    """Running sequences, of the clients that have most, whose slots go to waiting ones of other clients.
+    """The running sequences to stop, so that other clients' waiting sequences get their slots.
 
-    After that no client has two more than one that waits. Both are ordered by rank, and the last of a client
-    yields first; none yields to a lower priority. num_free: slots that the waiting take first.
+    The client with the most running sequences yields, its lowest rank first, until it has less than two more
+    than any waiting client. No sequence yields to a lower priority.
+
+    waiting, running: in order of rank. num_free: free slots, which waiting sequences take first.
     """
     num_running = Counter(sequence.request.client for sequence in running)
     queues: dict[str, deque[TokenSequence]] = {}
     for sequence in waiting:
         if not sequence.num_pending:
             queues.setdefault(sequence.request.client, deque()).append(sequence)
-    found = list[TokenSequence]()
+    stopped = list[TokenSequence]()
     while queues and running:
         client = min(queues, key=lambda each: num_running[each])
         following = queues[client].popleft()
@@ -63,15 +65,14 @@ def yielding(
         if num_free:
             num_free -= 1
         else:
-            other = max(num_running, key=lambda each: num_running[each])
-            if num_running[other] - num_running[client] < 2:
+            largest = max(num_running, key=lambda each: num_running[each])
+            if num_running[largest] - num_running[client] < 2:
                 break
-            last = next(
-                (one for one in reversed(running) if one.request.client == other and one not in found), None
-            )
+            of_largest = (each for each in reversed(running) if each.request.client == largest)
+            last = next((each for each in of_largest if each not in stopped), None)
             if last is None or last.request.priority < following.request.priority:
                 break
-            found.append(last)
-            num_running[other] -= 1
+            stopped.append(last)
+            num_running[largest] -= 1
         num_running[client] += 1
-    return found
+    return stopped

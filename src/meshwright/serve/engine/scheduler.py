@@ -7,7 +7,7 @@
 A step takes the next token of every sequence that generates, and the prompt tokens that the policy allows.
 Sequences get pages as they grow. When pages run out, cached prefixes are evicted, then the policy's victim
 gives its pages back. It runs again later: pages that are still cached are reused, the others computed again.
-So does a sequence that yields its slot to a client with fewer.
+The same happens to a sequence that yields its slot to a client with fewer slots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,8 +44,8 @@ class Scheduler:
     policy: None for `Interleaved` without a prefill budget. prefix_cache: pages outlive their sequence, for
     prompts with the same prefix. drafter: guesses tokens, which are verified several a step.
     running: holds the running sequences; None: looks at each of them in every step.
-    is_fair: whether waiting sequences start `in_fair_order`, not in the policy's order, and running ones are
-    `yielding` slots to them.
+    is_fair: whether waiting sequences start `in_fair_order`, not in the policy's order, and running sequences
+    of clients with many slots yield to them (`yielding`).
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Scheduler:
         self._drafts_pay = self._drafter.pays(len(self.running))
         self._drafter.prepare([one for one in due if one.slot is not None and self._is_drafted(one)])
         for sequence in due:
-            # Without a slot: it has just yielded it, or an earlier sequence of this step has taken its pages.
+            # No slot: it yielded it above, or was preempted for pages of an earlier sequence of this step.
             if sequence.slot is not None and (step.budget.generates or sequence.num_uncomputed > 1):
                 self._continue(sequence, step)
         if self._waiting and step.budget.starts and not step.has_preempted:

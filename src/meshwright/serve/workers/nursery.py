@@ -25,9 +25,9 @@ from meshwright.serve.workers.timed_stages import limit_by
 
 # The smallest stack of the threads that do in the server what a worker did before is 2 MiB.
 _STACK_BYTES = 2**20
-_LIMITS_MEMORY = sys.platform == "linux"  # macOS takes such a limit, and does not enforce it
-_REAL_SECONDS = 4  # of a limit, for each second of processor time
-_PREPARE_SECONDS = 5.0
+_LIMITS_MEMORY = sys.platform == "linux"  # macOS accepts the limit but does not enforce it
+_REAL_SECONDS = 4  # limit in real time, per second of processor time
+_PREPARE_SECONDS = 5.0  # for loading the object, before any worker is forked
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, Any] | None:
@@ -97,7 +97,7 @@ def _begin_worker(connection: socket.socket, subject: object, memory_bytes: int)
 
 @contextmanager
 def _limited(most_bytes: int) -> Iterator[None]:
-    """Within, this process has at most this address space."""
+    """Limit the address space of this process inside the block."""
     if not _LIMITS_MEMORY:
         yield
         return
@@ -128,7 +128,7 @@ def _end_after(seconds: float) -> None:
 
 
 def _end_never() -> None:
-    """Take the last `_end_after` back."""
+    """Cancel the last `_end_after`."""
     signal.setitimer(signal.ITIMER_PROF, 0)
     faulthandler.cancel_dump_traceback_later()
 
