@@ -125,7 +125,7 @@ class RequestError(MeshwrightError):
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A hint with the known words closest to `name`: two if they are close, otherwise all of ten, or five.
+    """A hint with known words: two that resemble `name`; otherwise all if at most ten, or the nearest five.
 
     >>> nearest("v5q", ["v5p", "v5e", "h100"])
     'did you mean v5p or v5e?'

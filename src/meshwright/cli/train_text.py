@@ -34,7 +34,7 @@ from meshwright.train.of_text import (
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _MAX_TOKENS, _TEMPERATURE, _NUM_SAMPLES = 100, 0.4, 8
-# A run in the background has this number of times the steps.
+# The suggested run in the background has this many times the steps.
 _LONGER = 6
 # Runs of a step that are timed before training.
 _TIMED_STEPS = 8

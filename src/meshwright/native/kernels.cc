@@ -428,9 +428,9 @@ struct Int4ByBf16 : Bf16 {
 using Int4ByBf16 = Int4;
 #endif
 
-// A panel is the next rows of w, two vectors of them, the last one fewer; its steps follow each other, each with its rows
-// side by side, which all rows of x meet: a number of x is loaded once for two products. So weights are read in their
-// order, once for each kRows rows of x, from memory for the first of them and from a core's cache for the others.
+// A panel holds kPanel consecutive rows of w; the last panel may have fewer. It is stored step by step, each step with its
+// rows side by side in two vectors, so that a number of x is loaded once for two products. Weights are read in this order
+// once for each kRows rows of x: from memory for the first of them, from a core's cache for the others.
 constexpr int64_t kVectors = 2, kPanel = kVectors * kLanes;
 #ifdef __AVX512F__
 constexpr int64_t kRows = 14;     // whose sums are in registers at once
@@ -476,7 +476,7 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
     }
   }
   constexpr int kWords = kIsMade ? 1 : Kind::kWords;  // of one iteration
-  // A few rows' words of a group go to two sums in turns, since an addition waits for the one before it.
+  // With few rows, words of a group are added to two sums in turns, since an addition waits for the one before it.
   constexpr int kTurns = Kind::kHasGroups && R <= 4 ? 2 : 1;
   const auto add = [&](Floats(*to)[R][kVectors], int64_t from, int64_t until) {
     for (int64_t k = from; k < until; ++k) {
@@ -835,7 +835,7 @@ struct Line {
   const float* q;
   float* out;
   int64_t position, least;  // the last and the first position that it sees
-  float* weights;           // of `padded` numbers for each page, kStride from each other: scores first
+  float* weights;           // `padded` for each page, kStride apart; before the softmax they are scores
   float sum;                // by which weights are to be divided
 };
 
@@ -873,7 +873,7 @@ void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count
 constexpr int kKeysTogether = 4;
 
 // The sums over lanes kOrder[kFirst], ..., kOrder[kFirst + kCount - 1] of `width` numbers of queries q[width][kLanes].
-// kWidth: the width, if loops over it are to be unrolled, or 0.
+// kWidth: the width if it is known at compile time, so that loops over it are unrolled; otherwise 0.
 template <int kWidth, int kFirst, int kCount>
 [[gnu::always_inline]] inline void SumsInOrder(const float* q, const float* const* keys, int64_t width, Floats* sums) {
   if constexpr (kCount == 1) {
@@ -894,7 +894,7 @@ template <int kWidth, int kFirst, int kCount>
   }
 }
 
-// tile f32[kLanes, kLanes]: kLanes keys or fewer, from `row` of the pool on, by the lines of q[width][kLanes].
+// tile f32[keys, lines]: kLanes keys or fewer, from `row` of the pool on, by the kLanes lines of q[width][kLanes].
 template <int kWidth, typename T>
 void ProductsOfAll(const float* q, const Pool<T>& keys, int64_t row, int64_t count, float* tile) {
   const int64_t width = keys.width;
@@ -923,8 +923,8 @@ Floats Capped(Floats scores, float softcap) {
   return Wide(each, First(kLanes));
 }
 
-// out of L lines += the values from position `begin` to `end` by their weights, in their order. kStride: of weights;
-// where it is not 1, the lines' weights lie side by side.
+// out of L lines += the values from position `begin` to `end` by their weights, in their order. kStride: from a
+// line's weight to its next; if it is not 1, the weights of all lines at a position are side by side.
 template <int L, int kStride, typename T>
 void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, int64_t begin, int64_t end) {
   constexpr int kWide = kLanes == 16 ? 4 : 8 / L;  // vectors of a line whose sums are in registers
@@ -1001,7 +1001,7 @@ void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const P
   });
 }
 
-// The same of kLanes lines, whose weights lie side by side.
+// As ScoresOf, for kLanes lines: at each position their scores are side by side, in the `weights` of the first.
 template <typename T>
 void ScoresOfAll(const Line* lines, const Pool<T>& keys, const Pages& pages, const Scores& how) {
   thread_local std::vector<float> queries;
@@ -1039,7 +1039,7 @@ void ScoresOfAll(const Line* lines, const Pool<T>& keys, const Pages& pages, con
   }
 }
 
-// The weights of `count` scores, in place; what they are to be divided by.
+// Turns `count` scores into weights, in place; returns the sum by which they are to be divided.
 float Softmax(float* scores, int64_t count) {
   Floats most = All(-INFINITY), sum = All(0.0f);
   for (int64_t i = 0; i < count; i += kLanes) most = Max(most, Wide(scores + i, First(kLanes)));
@@ -1052,7 +1052,7 @@ float Softmax(float* scores, int64_t count) {
   return SumOf(sum);
 }
 
-// The same of kLanes lines, whose scores lie side by side: summed in the order of `SumOf`.
+// As Softmax, for kLanes lines whose scores are side by side. It sums in the order of `SumOf`, so that both agree exactly.
 Floats SoftmaxOfAll(float* scores, int64_t count) {
   Floats most = All(-INFINITY), sums[kLanes];
   for (int64_t i = 0; i < count; ++i) most = Max(most, Wide(scores + i * kLanes, First(kLanes)));
@@ -1068,8 +1068,8 @@ Floats SoftmaxOfAll(float* scores, int64_t count) {
   return sums[0];
 }
 
-// What lines add up from values by their weights. What each sees and not all of them is left to each: a key that a
-// line does not see cannot reach it, also if its values are not finite.
+// out of the lines: the sums of values by their weights, divided by `sum`. Positions that all lines of a group see are added
+// together, the others line by line: a value that a line does not see cannot reach it, even if it is not finite.
 template <int kStride, typename T>
 void SumsOfValues(Line* lines, int64_t num_lines, const Pool<T>& values, const Pages& pages) {
   ForLines(num_lines, [&](auto together, int64_t from) {
@@ -1094,7 +1094,7 @@ void SumsOfValues(Line* lines, int64_t num_lines, const Pool<T>& values, const P
   });
 }
 
-// Lines of one row that share head `pages.head` of the cache: kLanes at a time, and the others.
+// Attention of the lines of one row that share head `pages.head` of the cache: kLanes at a time, then the rest.
 template <typename T>
 void AttendTogether(Line* lines, int64_t num_lines, Pages pages, const Pool<T>& keys, const Pool<T>& values,
                     const Scores& how) {

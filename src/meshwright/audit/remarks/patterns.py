@@ -248,7 +248,7 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
         f"the whole stack `{emitted.tensor}` of {count} arrays ({emitted.collective.gathered_bytes:,} B) is "
         f"gathered over {context.over(emitted)} before the loop that reads one in each turn, so that every "
         "device holds all of them",
-        "shard another dimension of the stack than the one that the loop goes along (layers, or time), so "
+        "shard a dimension of the stack other than the one that the loop runs over (layers, or time), so "
         "that each turn gathers its own part or none: P(None, axis)",
     )
 
@@ -346,7 +346,7 @@ def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An update gathered only to be returned, though the input of its shape is sharded."""
+    """An update gathered only to be returned, although the input of its shape is sharded."""
     if (
         emitted.op != "all_gather"
         or emitted.is_written
@@ -373,9 +373,9 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return (
         "returned_whole",
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-        f"{context.over(emitted)} only to be returned, while inputs of its shape, as `{name}`, are sharded "
-        "there",
-        "return it in the sharding in which it came (out_shardings): every device otherwise holds all of it, "
+        f"{context.over(emitted)} only to be returned, although inputs of its shape, such as `{name}`, are "
+        "sharded",
+        "return it with the sharding of the input (out_shardings): otherwise every device holds all of it, "
         "and the next step, which gets whole arrays, is compiled again",
     )
 
@@ -396,8 +396,8 @@ def there_and_back(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 f"`{emitted.tensor}` is exchanged over {context.over(emitted)} and back "
                 f"({back.tensor}, {emitted.collective.gathered_bytes:,} B each), with only elementwise "
                 "operations between",
-                "compute these in the sharding that the array has before and after: drop the constraint "
-                "between, or give it the axes of the matmuls next to it",
+                "compute them in the sharding that the array has before and after: drop the constraint "
+                "between, or give it the axes of the neighbouring matmuls",
             )
     return None
 
