@@ -264,7 +264,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
             "serve --checkpoint meta-llama/Llama-3.1-8B",
             "type hf download meta-llama/Llama-3.1-8B --local-dir",
         ),
-        ("train plan.toml --data https://example.com/x.jsonl", "load it first: curl -LO"),
+        ("train plan.toml --data https://example.com/x.jsonl", "download it first: curl -LO"),
         ("train plan.toml --data 'a.jsonl b.jsonl'", "write --data a.jsonl --data b.jsonl"),
         ("train stdlib", "mw train plan.toml --data stdlib"),
         ("train plan.toml --from llama --lora r16", "write 16"),

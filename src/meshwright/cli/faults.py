@@ -367,7 +367,7 @@ def _is_corpus(word: str) -> bool:
 
 
 _ARGUMENTS = {"--hardware": "name"}  # names of arguments that take the values of an option
-# Options whose values are recognised, in the order in which they are tried.
+# Options whose values are recognised by their form, in the order in which they are tried.
 _KINDS = {
     "--layout": _is_layout,
     "--hardware": _is_machine,
@@ -392,8 +392,8 @@ def _missing(context: Any, args: Sequence[str]) -> str:
         for name in param.opts
     }
     words = [word for before, word in pairwise(["", *args]) if before not in valued and word[:1] != "-"]
-    found = {name: next(filter(_KINDS[name], words), "") for name in lacking if name in _OF_PLANS}
-    if written := " ".join(f"{name} {word}" for name, word in found.items() if word):
+    typed = {name: next(filter(_KINDS[name], words), "") for name in lacking if name in _OF_PLANS}
+    if written := " ".join(f"{name} {word}" for name, word in typed.items() if word):
         return f"{context.command_path} needs {', '.join(lacking)}; write {written}"
     return f"{context.command_path} needs {', '.join(lacking)}{_such_as(context)}"
 

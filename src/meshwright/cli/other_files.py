@@ -1,4 +1,4 @@
-"""Files and folders given for another kind: each is answered with its kind and what the command takes."""
+"""Answers to files and folders of the wrong kind: what they are, and what the command takes."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -18,21 +18,21 @@ _TAKEN = {
     _WEIGHTS: "a run of mw train, or the folder of a Hugging Face model: config.json and *.safetensors",
     _DATA: "a text (.txt, .md, .py), .jsonl or .parquet file, or a folder of them",
 }
-# Our own kinds of files, each with the words that take it.
+# Kinds that some command takes, each with a phrase that says where to write it.
 _OURS = {
     _PLAN: "is a plan, which mw train, mw audit and mw compare take",
     _CHIP: "describes a chip; type --hardware {path}:8",
     _MODEL: "describes a model; type --model {path}",
 }
-# Files that no command reads, by their suffixes, with the way to one that is read.
+# Files that no command reads, by their suffixes, with a way to get a file that is read.
 _FOREIGN = {
     (".yaml", ".yml"): "is YAML, which no command reads",
     (".csv", ".tsv", ".xls", ".xlsx"): "is a table; write its rows as JSON lines with a 'text' field",
     (".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".tgz"): "is compressed; unpack it first",
     (".pdf", ".docx", ".doc", ".epub", ".odt"): "is a document; write its text to a .txt file first",
-    (".gguf", ".ggml"): "is in llama.cpp's form; take the model's Hugging Face folder",
+    (".gguf", ".ggml"): "is in llama.cpp's format; take the model's Hugging Face folder",
     (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".h5", ".npz", ".onnx"): (
-        "is in a form that is not read; save the model with save_pretrained(DIR, safe_serialization=True)"
+        "is in a format that is not read; save the model with save_pretrained(DIR, safe_serialization=True)"
     ),
     (".safetensors",): "has weights only; name the folder that has it and config.json",
     (".ipynb",): "is a notebook; save it as .py",
@@ -74,7 +74,7 @@ _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 def _elsewhere(value: str, option: str) -> str:
     """Where a missing file may be, with the command that brings it here; empty if nothing is known."""
     if value.startswith(("http://", "https://")):
-        return "is an address; load it first: curl -LO, then name the file"
+        return "is an address; download it first: curl -LO, then name the file"
     path = Path(value)
     if path.exists() or path.parent.exists():
         files = value.replace(",", " ").split()

@@ -464,5 +464,5 @@ _SUBCOMMANDS = {
 
 
 def subcommand_here(given: str) -> str:
-    """The command of `mw plan` or `mw bench` for another word; empty if none is known."""
+    """The command of `mw plan`, `mw bench` or `mw launch` for another word; empty if none is known."""
     return next((ours for ours, theirs in _SUBCOMMANDS.items() if given.lower() in theirs), "")

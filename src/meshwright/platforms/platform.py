@@ -180,7 +180,7 @@ class Platform:
     # A layer's weights are gathered during the layer before, and the loop leaves out one layer.
     gathers_ahead: bool = False
     head_waits: bool = True  # the head's gradient may be delayed until the layers' backward passes are done
-    # A reduce-scatter over a whole slice is an all-reduce, of which every reader takes its device's part.
+    # A reduce-scatter over a whole slice compiles to an all-reduce, from which each reader takes its shard.
     whole_sums: bool = False
     early_recompute: bool = False  # a stack of a single layer is recomputed before its backward pass
     hides_offload: bool = False  # transfers to the host's memory are hidden, so that a search offers them

@@ -269,7 +269,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: TokenSequence) -> None:
-        """Take slot and pages of a running sequence, which waits for others; full pages stay cached."""
+        """Take the slot and pages of a running sequence, and queue it again; full pages stay cached."""
         self.keep_pages(sequence)
         self._leave(sequence)
         sequence.num_preempted += 1
