@@ -77,7 +77,7 @@ def test_a_constant_that_is_nowhere_is_refused() -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ("X[B_X, T, D] Q[B]", "Q[B] is in no line of the chain; nearest: E, H, M, P, S (9 known)"),
+        ("X[B_X, T, D] Q[B]", "Q[B] is in no line of the chain; known: E, H, M, P, S, W, X, Y, target"),
         ("X[B_X, D]", "X[B_X, D]: the chain writes X[B, T, D]"),
         ("X[B, T, D] what", "'what' in a layout is not an array; write In[B_X, D] Win[D, F_Y]"),
         (
