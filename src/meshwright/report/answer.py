@@ -161,10 +161,10 @@ def _ranges(plans: Sequence[JsonDocument], priced: bool) -> str:
     if len(ranges) < len(plans):
         return ""
     texts = [
-        f"{plan['plan']} {format_seconds(least)} to {format_seconds(most)} a step"
+        f"a step of {plan['plan']} takes {format_seconds(least)} to {format_seconds(most)}"
         for plan, (least, most) in zip(plans, ranges, strict=True)
     ]
-    sentence = f"For 8 of 10 new sources {' and '.join(texts)}"
+    sentence = f"In 8 of 10 cases of new sources {' and '.join(texts)}"
     if len(plans) < 2:
         return f"{sentence}."
     key = "price" if priced else "tokens_per_second_per_chip"
