@@ -1,4 +1,4 @@
-"""Answers to files and folders of the wrong kind: what they are, and what the command takes."""
+"""Answers to files and folders of the wrong kind, which name their kind and the one that a command takes."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -72,7 +72,7 @@ _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def _elsewhere(value: str, option: str) -> str:
-    """Where a missing file may be, with the command that brings it here; empty if nothing is known."""
+    """A hint for a missing file: how to download it, or to name several files; empty without a hint."""
     if value.startswith(("http://", "https://")):
         return "is an address; download it first: curl -LO, then name the file"
     path = Path(value)

@@ -45,8 +45,8 @@ _CLOSED = ("gpt-4", "gpt4", "gpt-5", "gpt5", "o1", "o3", "claude", "gemini", "ch
 def _like(spec: str) -> str:
     """A hint for an unknown name of a model.
 
-    The hint is the presets with the same letters and digits, otherwise those that begin with them, those of
-    the size that `spec` is, those of its family and size, or the names with the nearest spelling.
+    In order of preference, it names presets with the same letters and digits, presets that begin with them,
+    presets of that size, presets of that family and size, or names with a similar spelling.
     """
     if spec.lower().startswith(_CLOSED):
         return "its sizes are not published: take an open model, or a TOML of your own"
