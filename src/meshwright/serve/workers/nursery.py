@@ -23,8 +23,8 @@ from meshwright.errors import RequestError
 from meshwright.serve.workers.frames import BEGUN, CALL, ERROR, HEADER, LAST, RESULT, STAGE, frame
 from meshwright.serve.workers.timed_stages import limit_by
 
-# Half of the smallest stack of the server's threads, which do some of a worker's work again, such as compiling
-# a grammar: what did not overflow here does not overflow there.
+# Half of the smallest stack of the server's threads, which do some of a worker's work again (a grammar is
+# compiled in both): what did not overflow here does not overflow there.
 _STACK_BYTES = 2**20
 _LIMITS_MEMORY = sys.platform == "linux"  # macOS accepts the limit but does not enforce it
 _REAL_SECONDS = 4  # limit in real time, per second of processor time
