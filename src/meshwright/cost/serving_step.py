@@ -504,7 +504,12 @@ def record_inference(
 
 def _static_blocks(hardware: Hardware) -> ExpertBlocks | None:
     """`Lowering.static_blocks` of the hardware; None for a roofline, which has no padding rows."""
-    return None if hardware.chip.step.is_roofline else hardware.chip.platform.expert_blocks
+    chip = hardware.chip
+    if chip.step.is_roofline:
+        return None
+    # A kernel that multiplies all experts reads their weights in place; only a loop copies them before.
+    has_loop = chip.inference is None or not chip.inference.grouped
+    return chip.platform.expert_blocks._replace(copied=chip.platform.expert_blocks.copied and has_loop)
 
 
 def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
