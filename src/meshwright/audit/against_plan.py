@@ -102,33 +102,7 @@ def against_plan(
         differences += missing_findings(program, planned.elementwise)
     line = program_timeline(program, machine.chip, prices, emitted) if target.is_of(machine.chip) else None
     differences += exposure_findings(rows, line, planned.seconds)
-    if plan.workload.phase == "train" and all(one.trained for one in parameters(plan.model).values()):
-        differences += kept_findings(program) + weight_findings(program, parameters(plan.model))
-    if planned.update:
-        differences += update_findings(planned.update, update_arithmetic(program, planned.operations), prices)
-        differences += norm_findings(program) + sum_findings(program)
-    trains = is_differentiated(program)
-    functions = transcendentals(program, differentiated=trains)
-    differences += activation_findings(functions, planned.operations, plan.model.activation)
-    if plan.workload.phase != "train":
-        differences += result_findings(program, planned.operations)
-    differences += unplanned_findings(
-        scoped_arithmetic(program, differentiated=trains),
-        planned.operations,
-        prices,
-        compiler.unplanned_share,
-    )
-    narrow = narrow_results(program, differentiated=trains)
-    statistics = rounded_statistics(program, differentiated=trains)
-    precision = plan.layout.precision
-    adds_wide = dtype_bytes(precision.gradients_dtype or precision.trained_dtype) > _NARROW_BYTES
-    differences += type_findings(
-        narrow, statistics, planned, _rounded_elements(plan, planned), adds_wide=adds_wide
-    )
-    differences += rounding_findings(narrowest_elements(program), plan.layout)
-    differences += host_findings(host_transfers(program), plan.layout)
-    differences += condition_findings(program) if planned.update else []
-    differences += state_findings(state_passes(program, differentiated=trains), planned, prices)
+    differences += _program_findings(plan, planned, program, prices, compiler.unplanned_share)
     largest = buffer_peak(program)
     return {
         "findings": [one.of_plan() for one in differences],
@@ -202,6 +176,34 @@ def _differences(
         *wide_findings(wide, planned.matmul_dtype, planned.flops, prices),
     ]
     return sorted(remarks, key=lambda remark: (-abs(remark.seconds or 0.0), -(remark.bytes or 0)))
+
+
+def _program_findings(
+    plan: Plan, planned: PlannedStep, program: Program, prices: Prices, unplanned_share: float
+) -> list[Remark]:
+    """The findings on what the program computes outside its products, and in which types."""
+    trains, precision = is_differentiated(program), plan.layout.precision
+    remarks: list[Remark] = []
+    if plan.workload.phase == "train" and all(one.trained for one in parameters(plan.model).values()):
+        remarks += kept_findings(program) + weight_findings(program, parameters(plan.model))
+    if planned.update:
+        remarks += update_findings(planned.update, update_arithmetic(program, planned.operations), prices)
+        remarks += norm_findings(program) + sum_findings(program)
+    functions = transcendentals(program, differentiated=trains)
+    remarks += activation_findings(functions, planned.operations, plan.model.activation)
+    if plan.workload.phase != "train":
+        remarks += result_findings(program, planned.operations)
+    arithmetic = scoped_arithmetic(program, differentiated=trains)
+    remarks += unplanned_findings(arithmetic, planned.operations, prices, unplanned_share)
+    narrow = narrow_results(program, differentiated=trains)
+    statistics = rounded_statistics(program, differentiated=trains)
+    adds_wide = dtype_bytes(precision.gradients_dtype or precision.trained_dtype) > _NARROW_BYTES
+    rounded = _rounded_elements(plan, planned)
+    remarks += type_findings(narrow, statistics, planned, rounded, adds_wide=adds_wide)
+    remarks += rounding_findings(narrowest_elements(program), plan.layout)
+    remarks += host_findings(host_transfers(program), plan.layout)
+    remarks += condition_findings(program) if planned.update else []
+    return remarks + state_findings(state_passes(program, differentiated=trains), planned, prices)
 
 
 def _rounded_elements(plan: Plan, planned: PlannedStep) -> int:

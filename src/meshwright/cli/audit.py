@@ -78,31 +78,14 @@ def audit(
     before = _read(against) if against else None
     from meshwright.audit.script import is_script
 
+    of_step = {"--batch-tokens": batch_tokens, "--seq-len": seq_len, "--layout": layout}
+    only_of_plans = {"--model": model, **of_step, "--phase": phase, "--no-numerics": not numerics}
     if plan and is_script(str(plan)):
-        given = {
-            "--model": model,
-            "--batch-tokens": batch_tokens,
-            "--seq-len": seq_len,
-            "--layout": layout,
-            "--phase": phase,
-            "--hlo": hlo,
-            "--mesh": mesh,
-            "--no-numerics": None if numerics else True,
-        }
-        refuse_with(given, f"{plan} is a function of a script")
+        refuse_with({**only_of_plans, "--hlo": hlo, "--mesh": mesh}, f"{plan} is a function of a script")
         _finish(_of_script(str(plan), hardware, target), output, before, as_json=as_json)
         return
     if hlo:
-        given = {
-            "PLAN": plan,
-            "--model": model,
-            "--batch-tokens": batch_tokens,
-            "--seq-len": seq_len,
-            "--layout": layout,
-            "--target": target,
-            "--phase": phase,
-            "--no-numerics": None if numerics else True,
-        }
+        given = {"PLAN": plan, **only_of_plans, "--target": target}
         _finish(_of_program(hlo, hardware, mesh, given), output, before, as_json=as_json)
         return
     if mesh:
@@ -110,13 +93,7 @@ def audit(
     require("run")
     from meshwright.audit.plan_audit import audit_phases, audit_plan
 
-    options = {
-        "--model": model,
-        "--hardware": hardware,
-        "--batch-tokens": batch_tokens,
-        "--seq-len": seq_len,
-        "--layout": layout,
-    }
+    options = {"--model": model, "--hardware": hardware, **of_step}
     asked = _from_options(options, phase or "train") if plan is None else _from_file(plan, options, phase)
     with progress() as update:
         document = (audit_plan if phase else audit_phases)(

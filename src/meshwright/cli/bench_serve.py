@@ -84,23 +84,11 @@ def serve(
 
                 measured = beside(measured, simulate_load(plan, servers, load, targets, report))
         else:
-            from meshwright.load.planned_server import (
-                ALL_MODES,
-                NotEnoughError,
-                simulate_load,
-                simulated_modes,
-            )
-
             assert plan is not None, "one of the two is given"
-            factor = _anchored(anchor)
-            try:
-                if servers.mode == ALL_MODES:
-                    _tell_modes(simulated_modes(plan, servers, load, targets, report), as_json=as_json)
-                    return
-                measured = simulate_load(plan, servers, load, targets, report, factor)
-            except NotEnoughError as error:
-                note(f"mw: {error}")
-                raise typer.Exit(PROBLEM) from error
+            measured = _simulated(plan, anchor, servers, load, targets, report)
+    if "modes" in measured:
+        _tell_modes(measured["modes"], as_json=as_json)
+        return
     measured["traffic"] = traffic.to_dict()
     if measured["cut"]:
         note(
@@ -110,6 +98,30 @@ def serve(
     _tell(measured, output, plot=plot, as_json=as_json)
     if measured["errors"]:
         raise typer.Exit(PROBLEM)
+
+
+def _simulated(
+    plan: Path,
+    anchor: Path | None,
+    servers: SimulatedServers,
+    load: "Load",
+    targets: LatencyTargets,
+    report: Progress,
+) -> dict[str, Any]:
+    """The figures of the plan's servers; with --mode all those of each mode, as `modes`.
+
+    Exits 1 if no number of replicas meets the targets.
+    """
+    from meshwright.load.planned_server import ALL_MODES, NotEnoughError, simulate_load, simulated_modes
+
+    factor = _anchored(anchor)
+    try:
+        if servers.mode == ALL_MODES:
+            return {"modes": simulated_modes(plan, servers, load, targets, report)}
+        return simulate_load(plan, servers, load, targets, report, factor)
+    except NotEnoughError as error:
+        note(f"mw: {error}")
+        raise typer.Exit(PROBLEM) from error
 
 
 def _anchored(anchor: Path | None) -> float:

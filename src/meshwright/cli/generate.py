@@ -23,6 +23,7 @@ from meshwright.units import format_seconds, parse_count
 
 if TYPE_CHECKING:
     from meshwright.cli.service import Service
+    from meshwright.serve.device.loading import ModelFolder
     from meshwright.serve.engine.request import Request, TokenScore
 
 # A tokenizer of 250,000 tokens loads in a second, and takes 0.35 GB.
@@ -78,23 +79,15 @@ def generate(
     from meshwright.serve.engine.request import EngineError, Request, SamplingParams
 
     folder = load_model_folder(checkpoint)
-    reading = f"{checkpoint / 'tokenizer.json'}: reading it and the prompt"
-    with ends_after(_TOKENIZER_SECONDS, reading, _TOKENIZER_BYTES):
-        tokens = folder.tokenizer().encode(prompt)
-    longest = context_of(settings, folder.config)
-    most = longest - len(tokens)
-    if most < 1:  # checked before compiling
-        raise RequestError(
-            f"the prompt has {len(tokens)} tokens, but the context holds {longest}; "
-            f"give at most {longest - 1}, or a longer --context"
-        )
+    context = context_of(settings, folder.config)
+    tokens = _encoded(prompt, folder, context)
     with ExitStack() as stack:
         with progress() as report:
             service = stack.enter_context(open_service(checkpoint, settings, report))
         requests = [
             Request(
                 tokens,
-                min(max_tokens, most),
+                min(max_tokens, context - len(tokens)),
                 SamplingParams(temperature=temperature, top_p=top_p, seed=(seed + number) % 2**32),
                 service.tokenizer.eos_ids,
             )
@@ -113,6 +106,19 @@ def generate(
     if echo is None:
         print(prompt + document["text"])
     note(_speed(document))
+
+
+def _encoded(prompt: str, folder: "ModelFolder", context: int) -> Sequence[int]:
+    """The tokens of a prompt. Raises RequestError, before anything compiles, if none can follow them."""
+    reading = f"{folder.path / 'tokenizer.json'}: reading it and the prompt"
+    with ends_after(_TOKENIZER_SECONDS, reading, _TOKENIZER_BYTES):
+        tokens = folder.tokenizer().encode(prompt)
+    if len(tokens) >= context:
+        raise RequestError(
+            f"the prompt has {len(tokens)} tokens, but the context holds {context}; "
+            f"give at most {context - 1}, or a longer --context"
+        )
+    return tokens
 
 
 # An answer reads as a loop if a larger share of its trigrams of tokens occurred before.

@@ -1,5 +1,6 @@
 """mw plan: the layouts of a machine, ranked."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,14 +106,8 @@ def train(
     if audit and search.runnable is None:
         search = replace(search, runnable=True)
     if len(hardwares) != 1:
-        single = {
-            "-o": output,
-            "--smallest": size.smallest,
-            "--layout": layout,
-            "--anchor": anchor,
-            "--audit": audit,
-        }
-        _check_several(sorted(flag for flag, value in single.items() if value))
+        single = {"-o": output, "--layout": layout, "--anchor": anchor, "--audit": audit}
+        _check_several(single | {"--smallest": size.smallest})
         machines = [conditions.of(load_hardware(spec)) for spec in hardwares]
         priced = ChipPrices(price, currency).of(machines)
         _compare(config, priced, work, search, conditions.launcher, as_json)
@@ -128,19 +123,7 @@ def train(
         machine, corrections = anchored_by(machine, anchor)
         for line in corrections:
             note(f"--anchor: {line}")
-        if layout:
-            _check_single(search, conditions)
-            plans = mw.price(
-                config,
-                machine,
-                work,
-                layout,
-                weights_dtype=search.weights_dtype,
-                compute_dtype=search.compute_dtype,
-            ).alone
-        else:
-            with waiting("searching layouts"):
-                plans = mw.plan(config, machine, work, **vars(search), launcher=conditions.launcher)
+        plans = _ranked(config, machine, work, layout, search, conditions)
     if audit:
         require("run")
         with progress() as update:
@@ -150,6 +133,23 @@ def train(
         with waiting("pricing the alternatives"):
             explanation = plans.explain(tokens=tokens, critical_batch=critical_batch)
     _answer(plans, explanation, in_words=explain, as_json=as_json, output=output)
+
+
+def _ranked(
+    config: ModelConfig,
+    machine: Hardware,
+    work: Train,
+    layout: str | None,
+    search: SearchOptions,
+    conditions: Conditions,
+) -> Plans:
+    """The layouts of a machine, or only the price of `layout`."""
+    if layout:
+        _check_single(search, conditions)
+        dtypes = {"weights_dtype": search.weights_dtype, "compute_dtype": search.compute_dtype}
+        return mw.price(config, machine, work, layout, **dtypes).alone
+    with waiting("searching layouts"):
+        return mw.plan(config, machine, work, **vars(search), launcher=conditions.launcher)
 
 
 def _answer(
@@ -171,8 +171,9 @@ def _answer(
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _check_several(given: list[str]) -> None:
-    if given:
+def _check_several(single: Mapping[str, object]) -> None:
+    """Raise PlanError for an option of one machine if there are several."""
+    if given := sorted(flag for flag, value in single.items() if value):
         verb = "takes" if len(given) == 1 else "take"
         raise PlanError(f"{', '.join(given)} {verb} one machine; name one --hardware")
 

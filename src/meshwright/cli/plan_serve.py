@@ -1,7 +1,7 @@
 """mw plan serve: chips, layouts and batches to serve a model with, against latency."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
@@ -48,6 +48,7 @@ from meshwright.units import (
 )
 
 if TYPE_CHECKING:
+    from meshwright.load.rated import RatedLoad
     from meshwright.plan.serve.explain import ServeExplanation
 
 _DOES_NOT_FIT = 1
@@ -57,6 +58,93 @@ _DRAWN = 4096  # requests of a distribution
 class _Phase(StrEnum):
     prefill = "prefill"
     generate = "generate"
+
+
+@dataclass(frozen=True)
+class _StepOptions:
+    """One step to price instead of the frontier."""
+
+    phase: _Phase | None = option(None, help="Price one step of this phase instead of the frontier.")
+    batch: int | None = option(None, least=1, help="With --phase: sequences per step.")
+    context: int | None = option(
+        None, parser=parse_length, help="With --phase generate: positions in the cache."
+    )
+
+    def workload(self, config: ModelConfig, prompt_tokens: int | None) -> Workload:
+        """The sequences of the step, and their positions. Raises PlanError if an option is missing."""
+        assert self.phase is not None
+        if self.phase is _Phase.prefill and self.context is not None:
+            raise PlanError(
+                "--phase prefill is of whole prompts, as long as --prompt-tokens says; leave out --context"
+            )
+        missing, value = (
+            ("--context 8k", self.context)
+            if self.phase is _Phase.generate
+            else ("--prompt-tokens 8k", prompt_tokens)
+        )
+        if value is None:
+            raise PlanError(f"--phase {self.phase} needs the length of its sequences; add {missing}")
+        warn_of_long_context(config, value)
+        return Workload(self.batch or 1, value, self.phase.value)
+
+    def check_unset(self) -> None:
+        """Raise PlanError for an option that needs --phase."""
+        for flag, value in (("--batch", self.batch), ("--context", self.context)):
+            if value is not None:
+                raise PlanError(f"{flag} describes one step; add --phase generate or --phase prefill")
+
+
+@dataclass(frozen=True)
+class _EngineOptions:
+    """The engine that serves, and the load that its servers must bear."""
+
+    engine: str | None = option(
+        None,
+        help="Price the steps of this engine, and print the line that starts it: vllm, sglang, ...",
+        unset="none; with --rate vllm, on TPUs vllm-tpu",
+    )
+    rate: float | None = option(
+        None, parser=parse_rate, help="Requests per second; finds the cheapest servers by simulation."
+    )
+    ttft_p95: float | None = option(
+        None,
+        flag="--ttft-p95",
+        parser=parse_seconds_to_first_token,
+        help="With --rate: 95% of first tokens come in this time: 1s.",
+    )
+    tpot_p95: float | None = option(
+        None,
+        flag="--tpot-p95",
+        parser=parse_seconds_per_token,
+        help="With --rate: 95% of answers take this time a token: 30ms.",
+    )
+
+    def engine_for(self, machines: Sequence[Hardware]) -> ServingEngine | None:
+        """The engine's record; with a rate the usual one of the first machine if none is named.
+
+        Raises PlanError for targets without a rate, and an engine that is unknown or has no command line.
+        """
+        of_rate = {"--rate": self.rate, "--ttft-p95": self.ttft_p95, "--tpot-p95": self.tpot_p95}
+        given = [flag for flag, value in of_rate.items() if value is not None]
+        if given and not self.rate:
+            raise PlanError(f"{given[0]} needs --rate; add --rate 20")
+        name = self.engine or (machines[0].chip.platform.engine if given else None)
+        if name is None:
+            return None
+        if name not in ENGINES and name in PROGRAMS:
+            raise PlanError(f"--engine {name}: it trains; type mw plan train --software {name}")
+        if not ENGINES[name].command:
+            known = ", ".join(known for known in ENGINES.names if ENGINES[known].command)
+            raise PlanError(f"--engine {name}: its command line is not known; fits: {known}")
+        return ENGINES[name]
+
+    def load(self, work: Serve) -> "RatedLoad":
+        """The requests at the rate, with the targets that are given."""
+        from meshwright.load.rated import RatedLoad
+
+        assert self.rate is not None
+        turns = work.lengths or [(work.requests.prompt_tokens, work.requests.output_tokens)]
+        return RatedLoad(self.rate, turns, self.ttft_p95 or inf, self.tpot_p95 or inf)
 
 
 def serve(
@@ -77,36 +165,13 @@ def serve(
     ),
     dtypes: ServedDtypes,
     layout: str | None = option(None, help="Price only this layout: tensor=8,kv_replicas=2,cache=batch."),
-    phase: _Phase | None = option(None, help="Price one step of this phase instead of the frontier."),
-    batch: int | None = option(None, least=1, help="With --phase: sequences per step."),
-    context: int | None = option(
-        None, parser=parse_length, help="With --phase generate: positions in the cache."
-    ),
+    step: _StepOptions,
     runnable: bool = option(
         True,
         flag="--runnable/--any",
         help="Prefill prompts as mw serve does, or also by position over devices that share weights.",
     ),
-    engine: str | None = option(
-        None,
-        help="Price the steps of this engine, and print the line that starts it: vllm, sglang, ...",
-        unset="none; with --rate vllm, on TPUs vllm-tpu",
-    ),
-    rate: float | None = option(
-        None, parser=parse_rate, help="Requests per second; finds the cheapest servers by simulation."
-    ),
-    ttft_p95: float | None = option(
-        None,
-        flag="--ttft-p95",
-        parser=parse_seconds_to_first_token,
-        help="With --rate: 95% of first tokens come in this time: 1s.",
-    ),
-    tpot_p95: float | None = option(
-        None,
-        flag="--tpot-p95",
-        parser=parse_seconds_per_token,
-        help="With --rate: 95% of answers take this time a token: 30ms.",
-    ),
+    by: _EngineOptions,
     prices: ChipPrices,
     ideal: bool = option(False, help="Price a roofline: the longer of products and links, at rated peaks."),
     explain: bool = option(False, help="Explain what limits the step and what would change that."),
@@ -133,71 +198,54 @@ def serve(
     machines = prices.of(serving_machines(spec for text in hardware for spec in text.split(",")))
     if ideal:
         machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
-    of_rate = {"--rate": rate, "--ttft-p95": ttft_p95, "--tpot-p95": tpot_p95}
-    software = _engine(engine, of_rate, machines[0].chip.platform.engine)
+    software = by.engine_for(machines)
     precisions = dtypes.precisions(machines, config, by_engine=software is not None)
-    if not rate:
+    if not by.rate:
         precisions = [words | _tables_of(words, software) for words in precisions]
-    only = layout_for(config, layout) if layout else None
-    if phase:
-        prompt_tokens = requests.pop("prompt_tokens")
-        del requests["output_tokens"]
-        of_requests = {"--lengths": lengths, "--trace": trace, **changed_options(Serve, requests)}
-        of_requests |= {"--explain": explain, "--rate": rate}
-        refuse_with(of_requests, "--phase prices one step and no requests")
-        if len(machines) > 1 or len(precisions) > 1:
-            raise PlanError("--phase prices one step; name one machine and one dtype")
-        [machine] = _running(machines, software)
-        workload = _one_step(config, phase, batch, prompt_tokens, context)
-        layouts = _layouts(config, machine, precisions[0], only)
-        _price_step(config, machine, workload, layouts, output, as_json)
+    asked = _Asked(config, machines, precisions, layout_for(config, layout) if layout else None, software)
+    if step.phase:
+        prompt_tokens, _ = requests.pop("prompt_tokens"), requests.pop("output_tokens")
+        unread = {"--lengths": lengths, "--trace": trace, **changed_options(Serve, requests)}
+        unread |= {"--explain": explain, "--rate": by.rate}
+        refuse_with(unread, "--phase prices one step and no requests")
+        _price_step(asked, step.workload(config, prompt_tokens), output, as_json)
         return
-    for flag, value in (("--batch", batch), ("--context", context)):
-        if value is not None:
-            raise PlanError(f"{flag} describes one step; add --phase generate or --phase prefill")
+    step.check_unset()
     work = _work(config, lengths, trace, **requests)
-    if only:
-        chunk_of(only, work.requests.context, work.chunk)
-    if software and rate:
-        from meshwright.cli.plan_load import RatedLoad, plan_for_load
+    if asked.layout:
+        chunk_of(asked.layout, work.requests.context, work.chunk)
+    if software and by.rate:
+        from meshwright.cli.plan_load import plan_for_load
 
-        turns = work.lengths or [(work.requests.prompt_tokens, work.requests.output_tokens)]
-        load = RatedLoad(rate, turns, ttft_p95 or inf, tpot_p95 or inf)
-        plan_for_load(config, machines, software, load, precisions, only, as_json)
-        return
-    machines = _running(machines, software)
-    _search(config, machines, work, precisions, only, runnable, explain, output, as_json, software)
+        plan_for_load(config, machines, software, by.load(work), precisions, asked.layout, as_json)
+    else:
+        _search(asked, work, runnable, explain, output, as_json)
 
 
-def _running(machines: list[Hardware], software: ServingEngine | None) -> list[Hardware]:
-    """The machines with an engine on them; as they are without one."""
-    if software is None:
-        return machines
-    from meshwright.plan.serve.with_engine import running
+@dataclass(frozen=True)
+class _Asked:
+    """The choices to price. layout: the only one, None for all; engine: None for `mw serve`."""
 
-    return [running(machine, software) for machine in machines]
+    config: ModelConfig
+    machines: list[Hardware]
+    precisions: Sequence[Mapping[str, str]]
+    layout: Layout | None
+    engine: ServingEngine | None
+
+    @property
+    def running(self) -> list[Hardware]:
+        """The machines with the engine on them."""
+        if self.engine is None:
+            return self.machines
+        from meshwright.plan.serve.with_engine import running
+
+        return [running(machine, self.engine) for machine in self.machines]
 
 
 def _tables_of(words: Mapping[str, str], software: ServingEngine | None) -> dict[str, str]:
     """The dtype of the tables in an engine, which quantises only the projections of layers."""
     narrow = software is not None and number_type(words["weights_dtype"]).scales is not None
     return {"tables_dtype": words["compute_dtype"]} if narrow else {}
-
-
-def _engine(name: str | None, of_rate: Mapping[str, float | None], usual: str) -> ServingEngine | None:
-    """The engine's record; with a rate the `usual` one if none is named. Raises PlanError without a rate."""
-    given = [flag for flag, value in of_rate.items() if value is not None]
-    if given and not of_rate["--rate"]:
-        raise PlanError(f"{given[0]} needs --rate; add --rate 20")
-    name = name or (usual if given else None)
-    if name is None:
-        return None
-    if name not in ENGINES and name in PROGRAMS:
-        raise PlanError(f"--engine {name}: it trains; type mw plan train --software {name}")
-    if not ENGINES[name].command:
-        known = ", ".join(known for known in ENGINES.names if ENGINES[known].command)
-        raise PlanError(f"--engine {name}: its command line is not known; fits: {known}")
-    return ENGINES[name]
 
 
 def _work(
@@ -249,23 +297,6 @@ def _sample(
     return [(turn.prompt_tokens, turn.output_tokens) for chat in fitting for turn in chat.turns]
 
 
-def _one_step(
-    config: ModelConfig, phase: _Phase, batch: int | None, prompt_tokens: int | None, context: int | None
-) -> Workload:
-    """The sequences of one step, and their positions. Raises PlanError if an option is missing."""
-    if phase is _Phase.prefill and context is not None:
-        raise PlanError(
-            "--phase prefill is of whole prompts, as long as --prompt-tokens says; leave out --context"
-        )
-    missing, value = (
-        ("--context 8k", context) if phase is _Phase.generate else ("--prompt-tokens 8k", prompt_tokens)
-    )
-    if value is None:
-        raise PlanError(f"--phase {phase} needs the length of its sequences; add {missing}")
-    warn_of_long_context(config, value)
-    return Workload(batch or 1, value, phase.value)
-
-
 def _layouts(
     config: ModelConfig, machine: Hardware, precision: Mapping[str, object], only: Layout | None
 ) -> list[Layout]:
@@ -279,19 +310,16 @@ def _layouts(
     return [only.replace(**precision)]
 
 
-def _price_step(
-    config: ModelConfig,
-    machine: Hardware,
-    workload: Workload,
-    layouts: list[Layout],
-    output: Path | None,
-    as_json: bool,
-) -> None:
+def _price_step(asked: _Asked, workload: Workload, output: Path | None, as_json: bool) -> None:
+    """Print the price of one step. Exits 1 if it does not fit the memory."""
     from meshwright.api.serving import write_serve_plan
     from meshwright.plan.serve.phase import price_phase
     from meshwright.plan.serve.serving_plan import plan_of_phase
 
-    point = price_phase(config, machine, workload, layouts)
+    config, [machine, *machines], [precision, *precisions] = asked.config, asked.running, asked.precisions
+    if machines or precisions:
+        raise PlanError("--phase prices one step; name one machine and one dtype")
+    point = price_phase(config, machine, workload, _layouts(config, machine, precision, asked.layout))
     document = point.to_dict()
     if output and point.fits:
         note(f"wrote {write_serve_plan(output, plan_of_phase(point), document)}")
@@ -314,31 +342,24 @@ def _price_step(
 
 
 def _search(
-    config: ModelConfig,
-    machines: Sequence[Hardware],
-    work: Serve,
-    precisions: Sequence[Mapping[str, object]],
-    only: Layout | None,
-    runnable: bool,
-    explain: bool,
-    output: Path | None,
-    as_json: bool,
-    software: ServingEngine | None,
+    asked: _Asked, work: Serve, runnable: bool, explain: bool, output: Path | None, as_json: bool
 ) -> None:
+    """Print the frontier and the best point. Exits 1 if nothing fits or meets the targets."""
     from meshwright.api.serving import serve_document, write_serve_plan
     from meshwright.plan.serve.explain import explain_serving
     from meshwright.plan.serve.search import Infeasible, search_serving
     from meshwright.plan.serve.serving_plan import plan_of_point
 
+    config, software = asked.config, asked.engine
     try:
         with waiting("searching chips, layouts and batches"):
             result = search_serving(
                 config,
-                machines,
+                asked.running,
                 work.requests,
                 work.targets,
-                precisions=precisions,
-                layout=only,
+                precisions=asked.precisions,
+                layout=asked.layout,
                 runnable=runnable,
                 accepts=(lambda layout: has_settings_for(software, layout)) if software else None,
                 programs=software is None,

@@ -55,6 +55,9 @@ DEFAULT_CHIP = "v5p"
 _MOST_BLOCKS = 8
 
 
+_Objective = Literal["latency", "throughput"]
+
+
 @command(app)
 def shard(
     written: Annotated[
@@ -74,7 +77,7 @@ def shard(
     search: str | None = option(
         None, help="Arrays whose shardings are searched: A,B. The fastest that fits the memory."
     ),
-    objective: Literal["latency", "throughput"] = option(
+    objective: _Objective = option(
         "latency", help="Minimise the time of one run, or of each of many runs that overlap."
     ),
     svg: Path | None = option(None, help="Draw the blocks that each device holds."),
@@ -133,23 +136,7 @@ def shard(
     lhs, rhs = operands
     question = ContractionQuestion(_einsum(lhs, rhs, out), lhs, rhs, out, parsed_mesh, sizes, machine, dtype)
     limit = memory_limit or machine.chip.hbm_bytes
-    with waiting("searching strategies"):
-        ranked = strategies(question, memory_limit_bytes=limit, objective=objective)
-    best = ranked[0]
-    if svg:
-        write_whole(svg, contraction_svg(best))
-        note(f"wrote {svg}")
-    ran = _ran(best, gradients=backward) if run else {}
-    passes = _passes(algorithm_of(best), parsed_mesh, sizes, dtype, machine) if backward else {}
-    if as_json:
-        steps = {title: priced.to_dict() for title, priced in passes.items()}
-        emit(_document(ranked, objective, limit) | steps | ran)
-    else:
-        lines = contraction_lines(question, ranked, objective, limit)
-        more = pass_lines("backward", passes["backward"]) if backward else ()
-        print(*lines, *([""] if backward else []), *more, *run_lines(ran), sep="\n")
-    if not best.fits(limit):
-        raise typer.Exit(1)
+    _contraction(question, limit, objective, svg, run=run, backward=backward, as_json=as_json)
 
 
 def _refuse(given: Mapping[str, object], words: str) -> None:
@@ -283,6 +270,39 @@ def _reshard(
         print(*reshard_lines(array, target, steps, machine.spec), *run_lines(ran), sep="\n")
 
 
+def _contraction(
+    question: ContractionQuestion,
+    limit: float,
+    objective: _Objective,
+    svg: Path | None,
+    *,
+    run: bool,
+    backward: bool,
+    as_json: bool,
+) -> None:
+    """Print the strategies of a product of two arrays, ranked. Exits 1 if none fits `limit` bytes."""
+    with waiting("searching strategies"):
+        ranked = strategies(question, memory_limit_bytes=limit, objective=objective)
+    best = ranked[0]
+    if svg:
+        write_whole(svg, contraction_svg(best))
+        note(f"wrote {svg}")
+    ran = _ran(best, gradients=backward) if run else {}
+    passes = {}
+    if backward:
+        given = question.mesh, question.sizes, question.dtype, question.hardware
+        passes = _passes(algorithm_of(best), *given)
+    if as_json:
+        steps = {title: priced.to_dict() for title, priced in passes.items()}
+        emit(_document(ranked, objective, limit) | steps | ran)
+    else:
+        lines = contraction_lines(question, ranked, objective, limit)
+        more = ["", *pass_lines("backward", passes["backward"])] if backward else []
+        print(*lines, *more, *run_lines(ran), sep="\n")
+    if not best.fits(limit):
+        raise typer.Exit(1)
+
+
 def _ran(strategy: Strategy, *, gradients: bool) -> dict:
     from meshwright.audit.shard.on_devices import run_strategy  # the audit reads HLO, which planning need not
 
@@ -391,7 +411,7 @@ def default_hardware(mesh: Mesh) -> Hardware:
     return _rated(catalog.load(f"{DEFAULT_CHIP}:{'x'.join(map(str, shape))}"))
 
 
-def _document(ranked: list[Strategy], objective: str, limit: int) -> dict:
+def _document(ranked: list[Strategy], objective: str, limit: float) -> dict:
     """The keys of `mw shard` in docs/reference/json.md; best is null if no strategy fits the memory."""
     question = ranked[0].question
     return {

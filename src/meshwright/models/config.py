@@ -597,36 +597,7 @@ class ModelConfig:
     @cached_property
     def model_layers(self) -> tuple[Layer, ...]:
         """Every layer of the model, from the first to the last."""
-        rows: Counter[Stack] = Counter()
-        layers: list[Layer] = []
-        caches = states = 0
-        cache_of: dict[Window | None, int] = {}
-        for number, window in enumerate(self.windows):
-            mixer = self._mixer(number)
-            reuses = number >= self.num_layers - self.num_kv_shared
-            shares = number % self.layers_per_cache > 0 or (reuses and mixer == "attention")
-            variant = self._variant(number)
-            is_dense = self.moe is not None and self._feed_forward(number) != "experts"
-            stack = _stack(mixer, self._feed_forward(number), is_dense=is_dense, shares=shares)
-            stack += f".{variant}" if variant else ""
-            turned = (
-                self.positions == "rope"
-                and not _is_each(self.nope_every, number)
-                and number not in self.nope_layers
-            )
-            has_state = mixer in ("state", "both")
-            slope = self.state_mixer.slope(number, self.num_layers) if self.state_mixer and has_state else 1.0
-            kind = LayerKind(stack, window, turned, mixer, variant, slope)
-            caches += kind.attends and not shares
-            states += kind.has_state
-            cache, state = caches - 1 if kind.attends else -1, states - 1 if kind.has_state else -1
-            if reuses and kind.attends:
-                cache = cache_of.get(window, cache)
-            elif kind.attends:
-                cache_of[window] = cache
-            layers.append(Layer(kind, rows[stack], cache, state))
-            rows[stack] += 1
-        return tuple(layers)
+        return _model_layers(self)
 
     def _variant(self, number: int) -> int:
         return next((n for n, one in enumerate(self.variants, 1) if number in one.layers), 0)
@@ -887,6 +858,42 @@ def _check_variants(config: ModelConfig) -> None:
         raise ModelError(
             f"{config.name}: num_kv_shared = {config.num_kv_shared} must be below {config.num_layers} layers"
         )
+
+
+def _model_layers(config: ModelConfig) -> tuple[Layer, ...]:
+    """The layers with their places in the stacks, and among the caches and states."""
+    rows: Counter[Stack] = Counter()
+    layers: list[Layer] = []
+    caches = states = 0
+    cache_of: dict[Window | None, int] = {}
+    for number, window in enumerate(config.windows):
+        mixer = config._mixer(number)
+        reuses = number >= config.num_layers - config.num_kv_shared
+        shares = number % config.layers_per_cache > 0 or (reuses and mixer == "attention")
+        variant = config._variant(number)
+        is_dense = config.moe is not None and config._feed_forward(number) != "experts"
+        stack = _stack(mixer, config._feed_forward(number), is_dense=is_dense, shares=shares)
+        stack += f".{variant}" if variant else ""
+        turned = (
+            config.positions == "rope"
+            and not _is_each(config.nope_every, number)
+            and number not in config.nope_layers
+        )
+        has_state = mixer in ("state", "both")
+        slope = (
+            config.state_mixer.slope(number, config.num_layers) if config.state_mixer and has_state else 1.0
+        )
+        kind = LayerKind(stack, window, turned, mixer, variant, slope)
+        caches += kind.attends and not shares
+        states += kind.has_state
+        cache, state = caches - 1 if kind.attends else -1, states - 1 if kind.has_state else -1
+        if reuses and kind.attends:
+            cache = cache_of.get(window, cache)
+        elif kind.attends:
+            cache_of[window] = cache
+        layers.append(Layer(kind, rows[stack], cache, state))
+        rows[stack] += 1
+    return tuple(layers)
 
 
 def _has_both_parts(layer: Layer) -> bool:

@@ -186,26 +186,20 @@ def prepare_corpus(
     bpe = _tokenizer(tokenizer, texts, vocab_size)
     end_id = end_of_text_id(bpe, tokenizer)
     parts = [part_of(number) for number in range(len(sources))]
-    extra = {name: evaluation_split(name) for name in evaluations}
-    wide = survey.masked or bpe.get_vocab_size() > 1 << 16
-    dtype = np.uint32 if wide else np.uint16
-    with _replacing(directory) as partial, ExitStack() as files:
-        packers = {
-            split: files.enter_context(closing(Packer(partial / f"{split}.npy", seq_len, dtype, end_id)))
-            for split in (*parts, VALIDATION, *extra.values())
-        }
-        pieces = (
-            (piece, VALIDATION if is_validation else part_of(piece.source))
-            for piece, is_validation in division.pieces(read())
-        )
-        num_documents = _pack(pieces, bpe, end_id, packers, survey, report)
-        for name, split in extra.items():
-            texts = ((document, split) for document in read_documents(evaluations[name], bad_data, chat))
-            _pack(texts, bpe, end_id, packers, survey, report)
-        where = ", ".join(part.path for part in sources)
-        read_from = dict.fromkeys(packers, where) | {extra[name]: path for name, path in evaluations.items()}
-        num_tokens = {split: packer.finish(split, read_from[split]) for split, packer in packers.items()}
-        rows = {split: np.load(partial / f"{split}.npy", mmap_mode="r") for split in packers}
+    where = ", ".join(part.path for part in sources)
+    read_from = dict.fromkeys([*parts, VALIDATION], where)
+    read_from |= {evaluation_split(name): path for name, path in evaluations.items()}
+
+    def pieces() -> Iterator[tuple[Document, str]]:
+        for piece, is_validation in division.pieces(read()):
+            yield piece, VALIDATION if is_validation else part_of(piece.source)
+        for name, path in evaluations.items():
+            for document in read_documents(path, bad_data, chat):
+                yield document, evaluation_split(name)
+
+    with _replacing(directory) as partial:
+        packed = _pack_splits(partial, pieces(), read_from, bpe, end_id, seq_len, survey, report)
+        num_documents, num_tokens = packed
         bpe.encode_special_tokens = False  # a server reads special tokens in the text as such
         bpe.save(str(partial / "tokenizer.json"))
         corpus = Corpus(
@@ -220,18 +214,25 @@ def prepare_corpus(
             num_validation_documents=num_documents[VALIDATION],
             num_train_tokens=sum(num_tokens[part] for part in parts),
             num_validation_tokens=num_tokens[VALIDATION],
-            unigram_entropy=unigram_entropy(
-                [rows[part] for part in parts], rows[VALIDATION], bpe.get_vocab_size()
-            ),
-            sha256={split: file_sha256(partial / f"{split}.npy") for split in packers},
+            unigram_entropy=_entropy_of(partial, parts, bpe.get_vocab_size()),
+            sha256={split: file_sha256(partial / f"{split}.npy") for split in read_from},
             masked=survey.masked,
             weights=weights,
             evaluations=evaluations,
         )
-        record = asdict(corpus)
-        del record["directory"]  # a run folder may be moved
-        (partial / "corpus.json").write_text(json.dumps(record, indent=2) + "\n")
+        _write_record(corpus, partial)
     return Corpus.load(directory)
+
+
+def _entropy_of(folder: Path, parts: Sequence[str], vocab_size: int) -> float:
+    rows = {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in (*parts, VALIDATION)}
+    return unigram_entropy([rows[part] for part in parts], rows[VALIDATION], vocab_size)
+
+
+def _write_record(corpus: Corpus, folder: Path) -> None:
+    record = asdict(corpus)
+    del record["directory"]  # a run folder may be moved
+    (folder / "corpus.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _tokenizer(path: Path | None, texts: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -418,6 +419,30 @@ class Packer:
             np.lib.format.write_array_header_1_0(file, shape)
             assert file.tell() == _NPY_HEADER_BYTES, "numpy pads the header of a small shape to 128 bytes"
         return num_rows * width
+
+
+def _pack_splits(
+    folder: Path,
+    pieces: Iterator[tuple[Document, str]],
+    read_from: Mapping[str, str],
+    bpe: Tokenizer,
+    end_id: int,
+    seq_len: int,
+    survey: _Survey,
+    report: Progress,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Pack documents into a file for each split, and return each split's numbers of documents and tokens.
+
+    read_from: the source of each split, for messages.
+    """
+    dtype = np.uint32 if survey.masked or bpe.get_vocab_size() > 1 << 16 else np.uint16
+    with ExitStack() as files:
+        packers = {
+            split: files.enter_context(closing(Packer(folder / f"{split}.npy", seq_len, dtype, end_id)))
+            for split in read_from
+        }
+        num_documents = _pack(pieces, bpe, end_id, packers, survey, report)
+        return num_documents, {name: each.finish(name, read_from[name]) for name, each in packers.items()}
 
 
 def _pack(

@@ -228,17 +228,11 @@ class PagedCache:
         over = tuple(axis for axis in _axes(heads[2]) if axis not in (*split, *sequences)) or None
         of_q, of_heads = PartitionSpec(by_replica, over, None), PartitionSpec(over)
         slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
-        form = partial(_page_by_page, stands=self.stands) if platform().page_by_page else _gathered
-        is_alone = self.batch_invariant  # each query is a row of its own
-        if is_alone and form is _gathered:
-            form = _gathered_in_tiles
-        if self.with_native and not split and sinks is None and slopes is None and kernels.attends(pools):
-            form, is_alone = _natively, False  # the native kernel computes each query by itself
-        several = _in_blocks if form is _gathered else form  # queries a row
-        kernel = form  # the GPU's takes one query a row
-        if self.with_kernel:
-            by_row = partial(_decoded, self.batch_invariant)
-            kernel = _ragged if names == [_SIDE_BY_SIDE] else by_row
+        is_native = self.with_native and not split and sinks is None and slopes is None
+        is_native = is_native and kernels.attends(pools)
+        kernel, several = self._forms(names, is_native=is_native)
+        # Each query is a row of its own; the native kernel computes each by itself.
+        is_alone = self.batch_invariant and not is_native
 
         def local(
             q: Array, positions: Array, tables: Array, sinks: Any, slopes: Any, chosen: Any, *pools: Pool
@@ -286,6 +280,19 @@ class PagedCache:
             return out
         with jax.named_scope("from_attention"):
             return _exchanged(out.astype(q.dtype), PartitionSpec(heads[0], heads[2], None), sequences)
+
+    def _forms(self, names: Sequence[str], *, is_native: bool) -> tuple[Any, Any]:
+        """The forms of attention for rows of one query and of several; names: of the pools."""
+        if is_native:
+            form = _natively
+        elif platform().page_by_page:
+            form = partial(_page_by_page, stands=self.stands)
+        else:
+            form = _gathered_in_tiles if self.batch_invariant else _gathered
+        several = _in_blocks if form is _gathered else form
+        if not self.with_kernel:
+            return form, several
+        return _ragged if names == [_SIDE_BY_SIDE] else partial(_decoded, self.batch_invariant), several
 
     def _sparse(self, q: Array, tables: Array, chosen: Array, pools: Sequence[Pool], how: ScoreForm) -> Array:
         """A device's tokens over the latents at their chosen positions."""

@@ -118,9 +118,7 @@ class JaxRunner:
             keeps_windows=keeps_windows and not host_bytes,
         )
         _check_prompts(config, layout, limits, keeps_hidden=keeps_hidden)
-        if limits.has_states:
-            kept = limits.slots_per_replica if keeps_states else 0
-            limits = replace(limits, num_snapshots=kept, num_kept_drafts=num_drafts)
+        limits = limits.with_states(num_drafts, keeps_snapshots=keeps_states)
         self.embedding_size = config.d_model
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         self._by_ratio, self._keeps_logits, self._keeps_hidden = by_ratio, keeps_logits, keeps_hidden

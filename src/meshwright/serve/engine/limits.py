@@ -110,6 +110,13 @@ class Limits:
         )
         return replace(limits, has_states=num_states(config) > 0)
 
+    def with_states(self, num_kept_drafts: int, *, keeps_snapshots: bool) -> "Limits":
+        """These limits with drafts and, for a prefix cache, snapshots of the states that layers keep."""
+        if not self.has_states:
+            return self
+        kept = self.slots_per_replica if keeps_snapshots else 0
+        return replace(self, num_snapshots=kept, num_kept_drafts=num_kept_drafts)
+
     @classmethod
     def of(
         cls,

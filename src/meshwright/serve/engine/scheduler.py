@@ -112,19 +112,8 @@ class Scheduler:
 
         num_elsewhere: sequences that were handed over to another engine and still wait there.
         """
-        capacity = self.max_answers
         free = self._max_waiting + self.num_free_slots - len(self._waiting) - num_elsewhere
-        if len(sequences) > capacity:
-            raise RequestError(
-                f"{len(sequences)} answers in one request, but the server holds at most {capacity}",
-                param="n",
-            )
-        if len(sequences) > free:
-            raise RequestError(
-                f"{len(sequences)} answers asked for, but the queue has room for {free}; retry later",
-                status=429,
-                code="queue_full",
-            )
+        _check_fits(len(sequences), self.max_answers, free)
         for sequence in sequences:
             self.enqueue(sequence)
 
@@ -389,3 +378,17 @@ class Scheduler:
             return self.replicas[0]
         assert sequence.slot is not None
         return self.replicas[sequence.slot // self.limits.slots_per_replica]
+
+
+def _check_fits(num_answers: int, capacity: int, free: int) -> None:
+    """Raise RequestError for more answers than a server ever holds, or than its queue holds now."""
+    if num_answers > capacity:
+        raise RequestError(
+            f"{num_answers} answers in one request, but the server holds at most {capacity}", param="n"
+        )
+    if num_answers > free:
+        raise RequestError(
+            f"{num_answers} answers asked for, but the queue has room for {free}; retry later",
+            status=429,
+            code="queue_full",
+        )
