@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import platform
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -82,9 +83,11 @@ def hostile(url: str, seed: int, is_alone: Any, ends: Any, statuses: Any) -> Non
     os.nice(10)  # its own work is no part of the server's load
     draw, requests = random.Random(seed), list((GRAMMARS | COUNTS).values())
     host, port = url.removeprefix("http://").split(":")
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     # From an address of their own: limits of workers and connections are of an address.
     with httpx.Client(timeout=60, transport=httpx.HTTPTransport(local_address=HOSTILE)) as http:
-        while not ends.is_set():
+        while parent.is_alive() and not ends.is_set():  # a parent that is killed sets nothing
             if is_alone.is_set():
                 time.sleep(0.1)
                 continue
@@ -142,7 +145,8 @@ def _measured(soak: Soak, pid: int, minutes: float, runs: Callable[[], bool]) ->
     is_alone.set()
     for attacker in attackers:
         attacker.start()
-    threads = [threading.Thread(target=client) for client in (soak.honest, soak.honest, soak.health)]
+    clients = soak.honest, soak.honest, soak.health
+    threads = [threading.Thread(target=client, daemon=True) for client in clients]
     for thread in threads:
         thread.start()
     time.sleep(WARM_UP_SECONDS)
@@ -188,6 +192,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the server and clients
     figures = run(given.minutes)
     document = {
         "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
