@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # A number, or an array with one for each of many layouts or batches. A string, as planning imports no numpy.
-Figure: TypeAlias = "float | NDArray[Any]"
+Numeric: TypeAlias = "float | NDArray[Any]"
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _IN_WORDS = {"thousand": "k", "million": "m", "billion": "b", "trillion": "t"}
@@ -195,7 +195,7 @@ def divisors(number: int) -> list[int]:
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
-def whole(figure: Figure) -> Any:
+def whole(figure: Numeric) -> Any:
     """The nearest whole number, or an array of them.
 
     >>> whole(2.6)

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.audit.compile.compile import CompiledProgram, memory_by_cause, program_text
 from meshwright.audit.facts.groups import parse_groups
 from meshwright.layout import Layout
-from meshwright.layout.workload import Phase, Workload
+from meshwright.layout.workload import InferencePhase, Workload
 from meshwright.models import transformer
 from meshwright.models.presets import load_model
 from meshwright.nn.gradients import gathered, shards
@@ -55,7 +55,7 @@ def plan_of(layout: str) -> Plan:
     """A model of four small layers in bfloat16 on eight devices."""
     model = replace(load_model("tiny"), num_layers=4)
     phase, _, words = layout.rpartition(" ")
-    workload = Workload(16, 64, cast(Phase, phase)) if phase else Workload(32, 64)
+    workload = Workload(16, 64, cast(InferencePhase, phase)) if phase else Workload(32, 64)
     return Plan(model, "cpu:8", workload, Layout.parse(f"weights_dtype=bf16,compute_dtype=bf16,{words}"))
 
 
@@ -1299,7 +1299,7 @@ def served(
 ) -> CompiledProgram:
     """The step of an inference plan, or what `change` makes of it, compiled for virtual CPU devices."""
     jitted, arguments, mesh = workload_step(
-        plan.model, plan.layout, plan.workload, cast(Phase, plan.workload.phase)
+        plan.model, plan.layout, plan.workload, cast(InferencePhase, plan.workload.phase)
     )
     with jax.set_mesh(mesh):
         changed = jax.jit(change(jitted), donate_argnums=donated) if change else jitted

@@ -19,7 +19,7 @@ from meshwright.cost.serving_step import inference_cost
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
-from meshwright.layout.workload import Phase, Workload
+from meshwright.layout.workload import InferencePhase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.serving_plan import prefill_of
@@ -96,7 +96,7 @@ def test_the_prefill_of_a_server_is_a_chunk_on_each_replica_or_a_prompt_in_parts
 
 
 @pytest.mark.parametrize("phase", ["generate", pytest.param("prefill", marks=pytest.mark.slow)])
-def test_pages_of_16_bits_are_wider_on_cpus(phase: Phase) -> None:
+def test_pages_of_16_bits_are_wider_on_cpus(phase: InferencePhase) -> None:
     plan = Plan(TINY, "cpu:8", Workload(16, 64, phase), Layout.parse("data=2,tensor=4"))
     audit = audit_plan(plan, "cpu", use_cache=False)
     assert (audit["verdict"], audit["findings"]) == ("match", [])
@@ -248,7 +248,7 @@ def test_another_phase_is_refused() -> None:
 
 
 @pytest.mark.parametrize("phase", ["generate", pytest.param("prefill", marks=pytest.mark.slow)])
-def test_sequences_that_fill_no_page_are_audited_in_whole_ones(phase: Phase):
+def test_sequences_that_fill_no_page_are_audited_in_whole_ones(phase: InferencePhase):
     """Pages and rows of blocks have room for more than 75 positions, which the plan does not count."""
     config = replace(TINY, max_seq_len=512)
     layout = Layout.of(tensor=2, weights_dtype="f32", compute_dtype="f32")

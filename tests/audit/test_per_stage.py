@@ -13,7 +13,7 @@ from tests.nn.test_layouts import MIXTURE, TIED, TINY
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.target import Target
 from meshwright.audit.facts.matmuls import dot_flops
-from meshwright.audit.hlo.link import Call, linked
+from meshwright.audit.hlo.link import StageCall, linked
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.plan_audit import judged
 from meshwright.errors import AuditError
@@ -115,8 +115,8 @@ ENTRY %main (a: f32[2,2], b: f32[2,2]) -> f32[2,2] {
 def test_a_program_counts_as_often_as_its_own_stage_calls_it() -> None:
     """2 x 2 x 2 multiply-adds: three times on stage 0, five times on stage 1, which is given what 0 made."""
     calls = (
-        Call("call.0", 0, 0, 3, {"x": "rows", "w": "params['w']"}),
-        Call("call.1", 0, 1, 5, {"x": "call.0#0", "w": "params['w']"}),
+        StageCall("call.0", 0, 0, 3, {"x": "rows", "w": "params['w']"}),
+        StageCall("call.1", 0, 1, 5, {"x": "call.0#0", "w": "params['w']"}),
     )
     programs = [parse_hlo(_PROGRAM)]
     stages = [linked(programs, calls, ("call.1#0",), stage) for stage in (0, 1)]
@@ -124,4 +124,4 @@ def test_a_program_counts_as_often_as_its_own_stage_calls_it() -> None:
     # Both stages have a weight of that name.
     assert sorted(one.op_name for one in stages[0].main.parameters) == ["params['w']", "params['w']", "rows"]
     with pytest.raises(AuditError, match="parameter a has no name that JAX gave it"):
-        linked(programs, (Call("call.0", 0, 0, 1, {"w": "w"}),), (), 0)
+        linked(programs, (StageCall("call.0", 0, 0, 1, {"w": "w"}),), (), 0)

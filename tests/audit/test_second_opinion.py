@@ -7,7 +7,7 @@ import pytest
 from meshwright.audit import plan_audit as audit_module
 from meshwright.audit import second_opinion as module
 from meshwright.audit.compile import targets as targets_module
-from meshwright.audit.compile.compile import CompiledProgram, refusal
+from meshwright.audit.compile.compile import CompiledProgram, compile_error
 from meshwright.audit.second_opinion import MAX_AUDITED, NUM_AUDITED, second_opinion
 from meshwright.errors import AuditError, DeviceError
 from meshwright.hardware.catalog import load
@@ -92,7 +92,7 @@ def test_a_compile_that_runs_out_of_memory_tells_how_much_it_wanted(
     message = "Ran out of memory in memory space hbm. Used 21.50G of 15.75G hbm. Exceeded"
 
     def compile_plan(plan: Plan, target: object, progress: object, *, use_cache: bool) -> CompiledProgram:
-        raise refusal(str(plan.layout), f"jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: {message}", 1)
+        raise compile_error(str(plan.layout), f"jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: {message}", 1)
 
     monkeypatch.setattr(module, "compile_plan", compile_plan)
     _, opinions = second_opinion(CONFIG, HARDWARE, found)

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.audit import plan_audit as audit_module
 from meshwright.audit.compile import cache, compile, targets
-from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
+from meshwright.audit.compile.cache import content_key, fetch, libtpu_lock, store
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.target import Target
 from meshwright.audit.compile.targets import choose_target
@@ -169,7 +169,7 @@ def test_a_second_audit_waits_for_the_lock(tmp_path: Path, monkeypatch: pytest.M
         waited.append("waited")
         other.communicate("\n")
 
-    with one_at_a_time(release):
+    with libtpu_lock(release):
         assert waited == ["waited"] and other.returncode == 0
 
 
@@ -235,7 +235,7 @@ Largest program allocations in hbm:
 
 
 def test_out_of_memory_is_a_result_with_the_plans_memory_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = compile.refusal("fsdp=16", LIBTPU_REFUSES, 1)
+    error = compile.compile_error("fsdp=16", LIBTPU_REFUSES, 1)
     assert isinstance(error, OutOfMemoryError)
     assert error.num_bytes == round(21.5 * 2**30)
     assert [size for size, _ in error.buffers] == [4 * 2**30, 512 * 2**20]
@@ -254,13 +254,15 @@ def test_out_of_memory_is_a_result_with_the_plans_memory_beside_it(monkeypatch: 
         and sum(memory["planned_by_cause"].values()) == memory["planned"]
     )
     temporaries = "the total memory required for HLO temporaries (19.86G) exceeds available HBM (15.75G)."
-    found = compile.refusal("fsdp=16", f"JaxRuntimeError: {temporaries}", 1)
+    found = compile.compile_error("fsdp=16", f"JaxRuntimeError: {temporaries}", 1)
     assert isinstance(found, OutOfMemoryError) and found.num_bytes == round(19.86 * 2**30)
-    assert not isinstance(compile.refusal("fsdp=16", "ValueError: another message", 1), OutOfMemoryError)
+    assert not isinstance(
+        compile.compile_error("fsdp=16", "ValueError: another message", 1), OutOfMemoryError
+    )
 
 
 def test_a_callback_that_needs_a_device_is_named() -> None:
     log = "RuntimeError: Unknown backend: 'gpu' requested, but no platforms are present."
     assert "it calls Python on the host (a callback, such as jax.debug.print)" in str(
-        compile.refusal("data=8", log, 1)
+        compile.compile_error("data=8", log, 1)
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.audit.compile.cache import one_at_a_time
+from meshwright.audit.compile.cache import libtpu_lock
 from meshwright.audit.compile.targets import choose_target, is_installed
 from meshwright.audit.plan_audit import audit_plan
 from meshwright.layout import Layout
@@ -72,7 +72,7 @@ def test_a_gradient_stays_a_reduce_scatter_where_its_dimension_is_split() -> Non
         **os.environ,
         **choose_target("v5p:8x8x4", Layout.of(fsdp=64, tensor=4), "tpu").environment,
     }
-    with one_at_a_time(lambda: None):
+    with libtpu_lock(lambda: None):
         ran = subprocess.run(
             [sys.executable, "-c", GRADIENT], env=environment, capture_output=True, text=True, check=False
         )

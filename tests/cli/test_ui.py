@@ -25,7 +25,7 @@ from meshwright.cli.main import main
 from meshwright.cli.ui import near_of, price_of, reach_of
 from meshwright.layout.absorb import absorbed
 from meshwright.report.pages.controls import (
-    DEFAULTS,
+    DEFAULT_STATE,
     Planner,
     answer,
     command_of,
@@ -289,7 +289,7 @@ def test_the_page_fits_its_window_and_can_be_read(width: int, theme: str, browse
 
 @pytest.mark.slow
 def test_a_moved_control_shows_its_figures_at_once(browser: Any, address: str):
-    with opened(browser, address, DEFAULTS) as page:
+    with opened(browser, address, DEFAULT_STATE) as page:
         moves = [("#batch-range", str(18 + n % 8)) for n in range(10)]
         moves += [("[data-axis=microbatches]", str(2 ** (n % 4))) for n in range(1, 11)]
         took = [page.locator(control).evaluate(MOVED, value) / 1000 for control, value in moves]
@@ -366,7 +366,7 @@ def test_a_link_keeps_the_state_and_what_is_compared(browser: Any, address: str)
 
 @pytest.mark.slow
 def test_moves_suggestions_tabs_and_undo(browser: Any, address: str):
-    with opened(browser, address, DEFAULTS) as page:
+    with opened(browser, address, DEFAULT_STATE) as page:
         layout, said = page.locator("[name=layout]"), page.locator("#said")
         page.get_by_role("combobox", name="tensor").select_option("8")
         page.wait_for_function("() => document.getElementById('said').textContent.includes('became')")

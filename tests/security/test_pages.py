@@ -16,7 +16,7 @@ from tests.serve.mock import MockRunner
 
 from meshwright.cli.main import main
 from meshwright.cli.ui import price_of
-from meshwright.report.pages.controls import DEFAULTS, Planner, answer, state_of, ui_page
+from meshwright.report.pages.controls import DEFAULT_STATE, Planner, answer, state_of, ui_page
 
 MARKUP = '"><img src=x onerror="document.title=\'in\'"><script>document.title="in"</script>'
 
@@ -27,7 +27,7 @@ def address() -> Iterator[str]:
         yield found
 
 
-@pytest.mark.parametrize("control", DEFAULTS)
+@pytest.mark.parametrize("control", DEFAULT_STATE)
 def test_the_value_of_a_control_stays_text(control: str):
     state = state_of(urlencode({control: MARKUP}))
     assert "<img" not in ui_page(state)
@@ -99,7 +99,7 @@ def test_only_scripts_and_styles_of_a_report_are_used(browser: Any, tmp_path: Pa
 @pytest.mark.slow
 def test_markup_does_nothing_in_a_browser(address: str, browser: Any):
     page = browser.new_page()
-    page.goto(f"{address}?{urlencode(DEFAULTS | {'model': MARKUP, 'hardware2': MARKUP})}")
+    page.goto(f"{address}?{urlencode(DEFAULT_STATE | {'model': MARKUP, 'hardware2': MARKUP})}")
     page.wait_for_selector("#said:not(:empty)")
     assert page.locator("img").count() == 0 and page.title() != "in"
     page.close()

@@ -28,7 +28,7 @@ from meshwright.audit.compare.findings import (
     wide_findings,
 )
 from meshwright.audit.compare.flops import compare_products, wider_products
-from meshwright.audit.compare.line_up import Row, line_up, weighed
+from meshwright.audit.compare.line_up import TensorRow, line_up, weighed
 from meshwright.audit.compare.rewrites import Side
 from meshwright.audit.compile.planned_program import PlannedStep
 from meshwright.audit.compile.target import Target
@@ -160,7 +160,7 @@ def _logits_bytes(plan: Plan) -> int:
 
 
 def _differences(
-    planned: PlannedStep, program: Program, rows: Sequence[Row], prices: Prices, *, widened: bool
+    planned: PlannedStep, program: Program, rows: Sequence[TensorRow], prices: Prices, *, widened: bool
 ) -> list[Remark]:
     """The findings on collectives, products and their types, the costliest first."""
     computed, trains = list(products(program)), is_differentiated(program)
@@ -219,7 +219,7 @@ def _rounded_elements(plan: Plan, planned: PlannedStep) -> int:
 _NARROW_BYTES = 2
 
 
-def _row_dict(row: Row, prices: Prices, line: StepTimeline | None) -> dict:
+def _row_dict(row: TensorRow, prices: Prices, line: StepTimeline | None) -> dict:
     """Both sides of a row, with all and exposed seconds a step; None if unavailable."""
     planned, emitted = _planned_summary(row.planned), _emitted_summary(row.emitted)
     seconds = [prices.seconds(e) for e in row.emitted]

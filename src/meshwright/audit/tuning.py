@@ -108,7 +108,7 @@ def _halved_and_doubled(count: int) -> Iterator[int]:
 NUM_NEAR = 4
 AS_PLANNED = "as planned"
 # Verdicts of a trial against the best before it.
-FASTER, SLOWER, FITS = "faster", "slower", "fits"
+FASTER, SLOWER, _FITS = "faster", "slower", "fits"
 SAME, ALIKE = "same program", "no difference"
 DOES_NOT_FIT, REFUSED = "does not fit", "refused"
 
@@ -219,7 +219,7 @@ class _Tuner:
     def try_out(self, change: str, plan: Plan) -> None:
         trial = self._judged(change, plan)
         self.trials.append(trial)
-        if self.best is None or trial.verdict in (FASTER, FITS):
+        if self.best is None or trial.verdict in (FASTER, _FITS):
             self.best, self.best_plan = trial, plan
 
     def _judged(self, change: str, plan: Plan) -> Trial:
@@ -290,7 +290,7 @@ def _verdict(trial: Trial, best: Trial | None, gain: float | None) -> str:
     if best is None:
         return AS_PLANNED
     if not best.fits:
-        return FITS
+        return _FITS
     if trial.program == best.program:
         return SAME
     if gain is None or abs(gain) <= TIE:

@@ -31,7 +31,7 @@ class Sizes:
 
     collectives: tuple[int, ...] = CALIBRATION
     matmuls: tuple[matmul.MatmulShape, ...] = matmul.SHAPES
-    arrays: tuple[int, ...] = memory_bandwidth.SIZES
+    arrays: tuple[int, ...] = memory_bandwidth.CPU_ARRAYS
     model: ModelConfig = field(default_factory=train_step.sample_model)
     served: ModelConfig = field(default_factory=serving_steps.served_model)
 

@@ -12,7 +12,7 @@ from meshwright.bench.timing import Listener, Prepared, Timing, tell
 from meshwright.dtypes import COMPUTED, dtype_bytes
 from meshwright.points import Points
 
-SIZES = (1_048_576, 16_777_216)
+CPU_ARRAYS = (1_048_576, 16_777_216)
 # Larger than the caches of any accelerator, and small enough for the memory of all.
 ACCELERATOR_ARRAYS = (16_777_216, 134_217_728, 536_870_912)
 _PASSES = 3  # two arrays are read and one is written

@@ -31,9 +31,9 @@ HARDWARE, MODEL, CORPUS = "cpu:8", "demo", "stories"
 # A small vocabulary, since each of its tokens has to be seen often.
 VOCAB_SIZE = 1024
 # Small batches, since a model that has seen little text needs many updates.
-SEQ_LEN, NUM_SEQUENCES, LEARNING_RATE = 256, 8, 4e-3
+SEQ_LEN, NUM_SEQUENCES, _LEARNING_RATE = 256, 8, 4e-3
 # Planned time of all steps, without validation, checkpoints and compiling.
-TRAIN_SECONDS, FAST_TRAIN_SECONDS = 90, 20
+_TRAIN_SECONDS, FAST_TRAIN_SECONDS = 90, 20
 _MIN_STEPS, _MAX_STEPS = 30, 600
 # The files that a demo writes, and may remove.
 _OWN = ("machine.toml", "plan.toml", "plan.json", "config.json", "tokenizer.json", "checkpoints")
@@ -72,10 +72,10 @@ def demo(
     if find_spec("openai") is None:
         raise DeviceError("the demo asks its server with openai's client: pip install 'meshwright[demo]'")
     started = time.perf_counter()
-    job = Demo(run, FAST_TRAIN_SECONDS if fast else TRAIN_SECONDS, as_json)
+    job = Demo(run, FAST_TRAIN_SECONDS if fast else _TRAIN_SECONDS, as_json)
     _clear(run)
-    for number, (title, stage) in enumerate(STAGES, start=1):
-        note(f"\n[{number}/{len(STAGES)}] {title}")
+    for number, (title, stage) in enumerate(_STAGES, start=1):
+        note(f"\n[{number}/{len(_STAGES)}] {title}")
         began = time.perf_counter()
         stage(job)
         job.stages[stage.__name__] = time.perf_counter() - began
@@ -147,7 +147,7 @@ def plan(job: Demo) -> None:
 def train(job: Demo) -> None:
     line = mw(
         *("train", str(job.run / "plan.toml"), "--data", CORPUS, "--run", str(job.run)),
-        *("--steps", str(num_steps(job)), "--learning-rate", str(LEARNING_RATE)),
+        *("--steps", str(num_steps(job)), "--learning-rate", str(_LEARNING_RATE)),
     )
     entropy = json.loads((job.run / "data" / "corpus.json").read_text())["unigram_entropy"]
     measured, planned = line["step_seconds"], line["planned_step_seconds"]
@@ -182,7 +182,7 @@ def report(job: Demo) -> None:
     mw("report", str(job.run), "-o", str(job.run / "report.html"))
 
 
-STAGES: tuple[tuple[str, Callable[[Demo], None]], ...] = (
+_STAGES: tuple[tuple[str, Callable[[Demo], None]], ...] = (
     (f"Calibrate: what 8 virtual devices of this machine do ({HARDWARE})", calibrate),
     ("Corpus: short stories, split, tokenised and packed", corpus),
     ("Plan: every layout priced on this machine", plan),

@@ -7,7 +7,7 @@ from meshwright.errors import DeviceError
 
 
 @dataclass(frozen=True)
-class Extra:
+class _Extra:
     """One extra of the package.
 
     modules: its modules; the extra counts as installed if the first is. purpose: uses that need the extra.
@@ -40,7 +40,7 @@ class Extra:
 
 # Extras that include others come after them, so that the smallest is found for a module.
 EXTRAS = (
-    Extra(
+    _Extra(
         "run",
         (
             "jax",
@@ -56,19 +56,19 @@ EXTRAS = (
         ),
         "training, audits, measurements",
     ),
-    Extra(
+    _Extra(
         "serve",
         ("starlette", "uvicorn", "httptools", "pydantic", "httpx", "llguidance"),
         "mw serve and mw bench serve",
     ),
-    Extra("tpu", ("libtpu",), "training on TPUs, and audits by the TPU's compiler"),
-    Extra("cuda12", ("jax_cuda12_plugin",), "training on NVIDIA GPUs, and audits by the GPU's compiler"),
-    Extra("ray", ("ray",), "several replicas of a server"),
-    Extra("otel", ("opentelemetry.exporter.otlp.proto.http", "opentelemetry"), "traces of served requests"),
-    Extra("hf", ("transformers",), "comparing with Hugging Face"),
-    Extra("parquet", ("pyarrow",), "training on .parquet files"),
-    Extra("mcp", ("mcp",), "mw mcp"),
-    Extra("demo", ("openai",), "the last stage of mw demo"),
+    _Extra("tpu", ("libtpu",), "training on TPUs, and audits by the TPU's compiler"),
+    _Extra("cuda12", ("jax_cuda12_plugin",), "training on NVIDIA GPUs, and audits by the GPU's compiler"),
+    _Extra("ray", ("ray",), "several replicas of a server"),
+    _Extra("otel", ("opentelemetry.exporter.otlp.proto.http", "opentelemetry"), "traces of served requests"),
+    _Extra("hf", ("transformers",), "comparing with Hugging Face"),
+    _Extra("parquet", ("pyarrow",), "training on .parquet files"),
+    _Extra("mcp", ("mcp",), "mw mcp"),
+    _Extra("demo", ("openai",), "the last stage of mw demo"),
 )
 
 
@@ -82,7 +82,7 @@ def require(name: str) -> None:
         raise DeviceError(extra.missing(extra.modules[0]))
 
 
-def bringing(module: str) -> Extra | None:
+def bringing(module: str) -> _Extra | None:
     """The extra that has a module, `jax.numpy` as well as `jax`; None if none does."""
     top = module.partition(".")[0]
     return next((extra for extra in EXTRAS if top in extra.modules), None)

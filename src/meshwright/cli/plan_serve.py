@@ -233,13 +233,13 @@ class _Asked:
     engine: ServingEngine | None
 
     @property
-    def running(self) -> list[Hardware]:
+    def on_engine(self) -> list[Hardware]:
         """The machines with the engine on them."""
         if self.engine is None:
             return self.machines
-        from meshwright.plan.serve.with_engine import running
+        from meshwright.plan.serve.with_engine import on_engine
 
-        return [running(machine, self.engine) for machine in self.machines]
+        return [on_engine(machine, self.engine) for machine in self.machines]
 
 
 def _tables_of(words: Mapping[str, str], software: ServingEngine | None) -> dict[str, str]:
@@ -316,7 +316,7 @@ def _price_step(asked: _Asked, workload: Workload, output: Path | None, as_json:
     from meshwright.plan.serve.phase import price_phase
     from meshwright.plan.serve.serving_plan import plan_of_phase
 
-    config, [machine, *machines], [precision, *precisions] = asked.config, asked.running, asked.precisions
+    config, [machine, *machines], [precision, *precisions] = asked.config, asked.on_engine, asked.precisions
     if machines or precisions:
         raise PlanError("--phase prices one step; name one machine and one dtype")
     point = price_phase(config, machine, workload, _layouts(config, machine, precision, asked.layout))
@@ -355,7 +355,7 @@ def _search(
         with waiting("searching chips, layouts and batches"):
             result = search_serving(
                 config,
-                asked.running,
+                asked.on_engine,
                 work.requests,
                 work.targets,
                 precisions=asked.precisions,

@@ -5,10 +5,10 @@ from functools import reduce
 from math import ceil
 from typing import Any
 
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 
-def larger(first: Figure, other: Figure) -> Any:
+def larger(first: Numeric, other: Numeric) -> Any:
     """The larger of two figures.
 
     >>> larger(2.0, 3.0)
@@ -19,7 +19,7 @@ def larger(first: Figure, other: Figure) -> Any:
     return _numpy().maximum(first, other)
 
 
-def smaller(first: Figure, other: Figure) -> Any:
+def smaller(first: Numeric, other: Numeric) -> Any:
     """The smaller of two figures.
 
     >>> smaller(2.0, 3.0)
@@ -39,7 +39,7 @@ def largest(figures: Iterable[Any]) -> Any:
     return reduce(larger, figures, 0)
 
 
-def ceiling(figure: Figure) -> Any:
+def ceiling(figure: Numeric) -> Any:
     """A figure rounded up.
 
     >>> ceiling(2.1)
@@ -48,7 +48,7 @@ def ceiling(figure: Figure) -> Any:
     return ceil(figure) if isinstance(figure, float | int) else _numpy().ceil(figure)
 
 
-def mapped(function: Callable[[float], float], figure: Figure) -> Any:
+def mapped(function: Callable[[float], float], figure: Numeric) -> Any:
     """`function` of a number, or of each number of an array.
 
     >>> mapped(abs, -2.0)

@@ -14,7 +14,7 @@ from meshwright.hardware.links import Link, LinkKind, link_rates
 from meshwright.hardware.topology import Placement
 from meshwright.layout.grouped import nodes_of_token
 from meshwright.points import share_at
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 Op = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
 CollectiveBound = Literal["bandwidth", "latency"]
@@ -162,7 +162,7 @@ def seconds_of_many(
     network = placements[0].network
     if isinstance(network, SharedMemory) or network.efficiency:
 
-        def one_by_one(gathered_bytes: Figure) -> Any:
+        def one_by_one(gathered_bytes: Numeric) -> Any:
             sizes = np.broadcast_to(gathered_bytes, len(placements)).tolist()
             pairs = zip(sizes, placements, strict=True)
             return np.array([collective_seconds(op, v, axes, at, copies=copies).seconds for v, at in pairs])
@@ -183,7 +183,7 @@ def seconds_of_many(
 Lines = Any
 
 
-def along_lines(op: Op, gathered_bytes: Figure, lines: Lines, *, adds: bool) -> Any:
+def along_lines(op: Op, gathered_bytes: Numeric, lines: Lines, *, adds: bool) -> Any:
     """Seconds of the fastest way. adds: latency and bandwidth of a phase are a sum, not a maximum."""
     fastest = None
     for inner, outer in lines:

@@ -40,7 +40,7 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.programs.program import STEPS, TrainingProgram
-from meshwright.units import Figure, whole
+from meshwright.units import Numeric, whole
 
 # Arrays of the logits' size in addition to the logits, with a whole and with a split vocabulary.
 _WHOLE_LOSS, _SPLIT_LOSS = 3, 4
@@ -57,7 +57,7 @@ def eager_phases(
     graph: Graph,
     counts: SegmentRuns,
     states: tuple[Any, Any, Any],
-    alive: Figure,
+    alive: Numeric,
     layout: Layout,
     software: TrainingProgram,
 ) -> tuple[Memory, ...]:

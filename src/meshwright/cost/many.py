@@ -36,7 +36,7 @@ from meshwright.layout.rules import Rules, is_matrix
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
 from meshwright.notation.mesh import Mesh
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 
 class Member(NamedTuple):
@@ -207,7 +207,7 @@ class LayoutFamily:
             self._segments[saving, joined] = SegmentSeconds(*map(self._all, seconds))
         return self._segments[saving, joined]
 
-    def _all(self, figures: Figure) -> Any:
+    def _all(self, figures: Numeric) -> Any:
         """An array of figures, or of lists of figures; its last dimension is the members."""
         if isinstance(figures, list):
             return np.array([self._all(figure) for figure in figures])

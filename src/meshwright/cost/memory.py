@@ -46,7 +46,7 @@ from meshwright.cost.graph import (
 from meshwright.cost.pipeline.stages import SegmentRuns
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
-from meshwright.units import Figure, whole
+from meshwright.units import Numeric, whole
 
 # Layers with activations on the chip while those of other layers are on the host.
 _LAYERS_NOT_OFFLOADED = 2
@@ -90,7 +90,7 @@ def peak(
     states: tuple[Any, Any, Any],
     held: "HeldBytes",
     alive: Sequence[Alive],
-    microbatches: Figure,
+    microbatches: Numeric,
     layout: Layout,
 ) -> Memory:
     """Peak memory of one stage with `alive` microbatches; arguments may be arrays by layout."""
@@ -149,7 +149,7 @@ class HeldBytes(NamedTuple):
         totals = (each.saved * self.a_microbatch + each.left * self.left for each in alive)
         return largest(totals) + self.once
 
-    def buffers(self, gradients: Figure, microbatches: Figure, kept: Figure, apart: bool) -> Any:
+    def buffers(self, gradients: Numeric, microbatches: Numeric, kept: Numeric, apart: bool) -> Any:
         """Bytes of the largest phase beyond states, gradients and the saved activations `kept`.
 
         apart: the gradients of a microbatch are separate arrays until they are added to the sum. They do not
@@ -304,7 +304,7 @@ class _Alive:
         self.of: dict[int, Any] = {}
         self.total: Any = 0
 
-    def add(self, value: Value, num_bytes: Figure) -> None:
+    def add(self, value: Value, num_bytes: Numeric) -> None:
         self.of[id(value)] = self.of.get(id(value), 0) + num_bytes
         self.total = self.total + num_bytes
 

@@ -41,7 +41,7 @@ from meshwright.layout.grouped import Blocks
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, single_tokens, uses_ring
 from meshwright.layout.page_sizes import SIDE_BY_SIDE, TOGETHER, page_of, pages_read
 from meshwright.layout.runnable import has_static_rows
-from meshwright.layout.workload import Phase
+from meshwright.layout.workload import InferencePhase
 from meshwright.models import transformer
 from meshwright.models.config import LayerKind, ModelConfig, MoE, Window
 from meshwright.models.count import (
@@ -60,7 +60,7 @@ from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.platforms.platform import PROMPT_ROWS, ExpertBlocks, Kernel
 from meshwright.platforms.tpu import LANES
-from meshwright.units import Figure, whole
+from meshwright.units import Numeric, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -351,7 +351,7 @@ class _CachedOps(SymbolicOps):
         return pages_read(self.sizes["T"], self.sizes["S"], self._row, self._page, window)
 
     def _softmax(
-        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Figure, window: Window | None
+        self, q: Value, kept: tuple[Value, ...], summed: Value, keys: Numeric, window: Window | None
     ) -> tuple[Value, ...]:
         """The scores in memory: of one row and some pages at a time, or of all rows and a block of tables.
 
@@ -407,7 +407,7 @@ class _CachedOps(SymbolicOps):
         return arrays
 
 
-def most_of_any(held: int, devices: int, chosen: Figure) -> Any:
+def most_of_any(held: int, devices: int, chosen: Numeric) -> Any:
     """The expected number of chosen experts on the device with the most.
 
     Each of `devices` has `held` experts, each chosen with probability `chosen`:
@@ -512,7 +512,7 @@ def _static_blocks(hardware: Hardware) -> ExpertBlocks | None:
     return chip.platform.expert_blocks._replace(copied=chip.platform.expert_blocks.copied and has_loop)
 
 
-def alike_of(hardware: Hardware, phase: Phase) -> tuple[object, ...]:
+def alike_of(hardware: Hardware, phase: InferencePhase) -> tuple[object, ...]:
     """The properties of machines that determine a recorded pass in this phase (`attention_form`)."""
     chip, is_ours = hardware.chip, hardware.software.is_ours
     static_blocks = hardware.software.static_rows and _static_blocks(hardware)
@@ -537,7 +537,12 @@ def in_inference(hardware: Hardware) -> Hardware:
 
 
 def inference_cost(
-    config: ModelConfig, layout: Layout, hardware: Hardware, phase: Phase, num_sequences: int, context: int
+    config: ModelConfig,
+    layout: Layout,
+    hardware: Hardware,
+    phase: InferencePhase,
+    num_sequences: int,
+    context: int,
 ) -> tuple[StepCost, InferenceMemory]:
     """The parts of one step with caches of `context` positions, and its peak on one chip."""
     queries = context if phase == "prefill" else 1

@@ -13,7 +13,7 @@ from meshwright.layout.pipelines.depths import layers_of_depths, stage_routes
 from meshwright.layout.rules import STAGES
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import state_bytes
-from meshwright.units import Figure, whole
+from meshwright.units import Numeric, whole
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class StageState:
         weights = 3 * dtype_bytes(layout.precision.trained_dtype) + master
         return Work(stored.update_flops, stored.updated * weights + 2 * self._optimizer)
 
-    def update_transfers(self, microbatches: Figure) -> list[tuple[Transfer, Any]]:
+    def update_transfers(self, microbatches: Numeric) -> list[tuple[Transfer, Any]]:
         """(transfer, times a step) of an update: sums of norms, and each weight's collectives.
 
         Weights that other stages also read are sent to these when a step begins; their gradients are returned
@@ -143,7 +143,7 @@ class StageState:
             borrowed = sum(share.borrowed * part.updated for part, share in self._parts)
             yield self._to_stages("gradients between stages", borrowed * dtype_bytes(dtype), dtype)
 
-    def _to_stages(self, what: Cargo, num_bytes: Figure, dtype: str) -> Transfer:
+    def _to_stages(self, what: Cargo, num_bytes: Numeric, dtype: str) -> Transfer:
         sent = whole(self.layout.pipe * num_bytes)
         return Transfer(what, "permute", (STAGES,), what, sent, dtype, critical=True)
 

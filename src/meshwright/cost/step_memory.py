@@ -19,7 +19,7 @@ from meshwright.cost.state import StageState
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.programs.program import TrainingProgram
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 # Layers that a host runs ahead of the device: CUDA queues 1,024 launches, and a layer's forward pass in
 # PyTorch is some 45 kernels, copies and events.
@@ -72,7 +72,7 @@ def stage_phases(
     counts: SegmentRuns,
     states: tuple[Any, Any, Any],
     alive: Sequence[Alive],
-    microbatches: Figure,
+    microbatches: Numeric,
     layout: Layout,
     software: TrainingProgram | None,
 ) -> tuple[Memory, ...]:

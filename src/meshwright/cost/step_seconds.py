@@ -19,7 +19,7 @@ from meshwright.cost.state import StageState
 from meshwright.cost.timed_passes import TimedPass, host_seconds
 from meshwright.hardware.chip import Chip
 from meshwright.layout.rules import STAGES
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 # (schedule, stages, chunks of a stage): how layers are cut into stages.
 Cut = tuple[str, int, int]
@@ -121,7 +121,7 @@ class Update(NamedTuple):
     transfers: Sequence[tuple[Transfer, Any]]
 
     @classmethod
-    def of(cls, state: StageState, microbatches: Figure, dtypes: Dtypes, chip: Chip) -> "Update":
+    def of(cls, state: StageState, microbatches: Numeric, dtypes: Dtypes, chip: Chip) -> "Update":
         return cls(
             work_seconds(state.update_work(), "update", dtypes, chip),
             2 * host_seconds(state.host_bytes, chip),

@@ -11,7 +11,7 @@ from meshwright.cost.memory import saved_bytes
 from meshwright.cost.passes import Dtypes, SegmentPass, passes
 from meshwright.hardware.chip import Chip
 from meshwright.layout import Layout
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 
 class TimedPass:
@@ -70,7 +70,7 @@ class TimedPass:
             return self._share(transfer)
         return 1 - self._hidden / self._behind if self._behind else 0.0
 
-    def beside(self, transfer_seconds: Figure) -> "TimedPass":
+    def beside(self, transfer_seconds: Numeric) -> "TimedPass":
         """This pass during a transfer between chip and host, which takes at least as long."""
         extended = copy(self)
         extended.seconds = larger(self.seconds, transfer_seconds)
@@ -128,6 +128,6 @@ def timed_passes(
     return by_segment
 
 
-def host_seconds(num_bytes: Figure, chip: Chip) -> Any:
+def host_seconds(num_bytes: Numeric, chip: Chip) -> Any:
     """Seconds of a transfer between chip and host, one way."""
     return 0.0 * num_bytes if chip.platform.host_memory else num_bytes / chip.host_link_bytes_per_second

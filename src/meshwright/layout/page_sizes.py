@@ -11,7 +11,7 @@ from meshwright.errors import PlanError
 from meshwright.layout.layout import Layout
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import Window
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 # Positions of a page.
 DEFAULT_PAGE = 64
@@ -60,7 +60,7 @@ def first_page(position: int, page: int, window: Window | None) -> int:
     return 0 if window is None else max(window.first(position), 0) // page
 
 
-def num_state_entries(num_slots: Figure, num_snapshots: Figure = 0, num_drafts: int = 0) -> Any:
+def num_state_entries(num_slots: Numeric, num_snapshots: Numeric = 0, num_drafts: int = 0) -> Any:
     """Entries of a replica's states, in this order: slots, padding rows, snapshots, drafts of each slot.
 
     A slot's own entry holds the state after its last token. A step that verifies drafts keeps the state after

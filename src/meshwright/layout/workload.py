@@ -5,12 +5,12 @@ from typing import Literal, get_args
 
 from meshwright.errors import PlanError, nearest
 
-Phase = Literal["prefill", "generate"]  # of inference
+InferencePhase = Literal["prefill", "generate"]  # of inference
 # A search looks at the divisors of a batch, which are found by trial.
 _MOST = 2**32
 # Default number of prompt tokens in a server's step.
 DEFAULT_CHUNK = 512
-PHASES = ("train", *get_args(Phase))
+PHASES = ("train", *get_args(InferencePhase))
 
 
 @dataclass(frozen=True)

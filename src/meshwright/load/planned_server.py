@@ -26,7 +26,7 @@ from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.policy import DISAGGREGATED, Mode, mode_of
 from meshwright.units import format_number_of, format_seconds
 
-MODES = (*get_args(Mode), DISAGGREGATED)
+_MODES = (*get_args(Mode), DISAGGREGATED)
 ALL_MODES = "all"
 # Maximum number of servers to try.
 _MOST_REPLICAS = 4096
@@ -54,8 +54,8 @@ def simulate_load(
     plan = load_plan(path)
     if plan.workload.phase == "train":
         raise PlanError(f"{path} trains; mw plan serve -o {path} writes a plan that serves")
-    if servers.mode not in MODES:
-        raise PlanError(f"--mode {servers.mode!r} is unknown; {nearest(servers.mode, [*MODES, ALL_MODES])}")
+    if servers.mode not in _MODES:
+        raise PlanError(f"--mode {servers.mode!r} is unknown; {nearest(servers.mode, [*_MODES, ALL_MODES])}")
     if servers.mode == DISAGGREGATED and not servers.prefix_cache:
         raise PlanError(f"--mode {DISAGGREGATED} hands over cached pages; leave out --no-prefix-cache")
     if not servers.replicas and targets == LatencyTargets():
@@ -87,7 +87,7 @@ def simulated_modes(
     path: Path, servers: SimulatedServers, load: Load, targets: LatencyTargets, report: Progress
 ) -> dict[str, dict[str, Any]]:
     """The documents of `simulate_load` by mode."""
-    return {mode: simulate_load(path, replace(servers, mode=mode), load, targets, report) for mode in MODES}
+    return {mode: simulate_load(path, replace(servers, mode=mode), load, targets, report) for mode in _MODES}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from meshwright.plan.serve.boot import boot_of
 from meshwright.plan.serve.launch_line import has_settings_for, launch_line
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.ranges import serving_ranges
-from meshwright.plan.serve.with_engine import running
+from meshwright.plan.serve.with_engine import on_engine
 from meshwright.units import format_number_of, format_seconds
 
 # Requests of a simulation: the arrivals of this many seconds, within these bounds.
@@ -244,7 +244,7 @@ def _servers(
     layout: Layout | None,
 ) -> Iterator[EngineServer]:
     for plain in machines:
-        machine = running(plain, engine)
+        machine = on_engine(plain, engine)
         for precision in precisions:
             layouts = (
                 [layout.replace(**precision)]

@@ -12,7 +12,7 @@ from meshwright.models.hf import field_of, read_fitting
 from meshwright.models.recognised import is_harmless, is_missing, recognised, refusal, rules_of
 from meshwright.models.towers import count_towers
 
-Verdict = Literal["read", "default", "ignored", "refused", "unknown", "missing"]
+_Verdict = Literal["read", "default", "ignored", "refused", "unknown", "missing"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ExplainedKey:
 
     key: str
     value: Any
-    verdict: Verdict
+    verdict: _Verdict
     meaning: str
 
 

@@ -529,7 +529,7 @@ _PROJECTORS: Mapping[str, Callable[[TowerTable], int]] = {
 
 
 @dataclass(frozen=True)
-class Count:
+class TowerCount:
     """The parameters of a file's towers, by the name of their table.
 
     assumed: tables of unknown kinds, counted as plain towers. uncounted: tables that give no sizes.
@@ -545,7 +545,7 @@ class Count:
         return sum(self.by_table.values())
 
 
-def count_towers(config: Mapping[str, Any], text_width: int) -> Count:
+def count_towers(config: Mapping[str, Any], text_width: int) -> TowerCount:
     """The parameters of the towers of a config.json, whose text model is text_width wide."""
     outer = config.get("thinker_config")
     outer = outer if isinstance(outer, Mapping) else config
@@ -563,7 +563,7 @@ def count_towers(config: Mapping[str, Any], text_width: int) -> Count:
             uncounted.append(name)
         else:
             assumed += [] if tower else [name]
-    return Count(by_table, tuple(assumed), tuple(uncounted))
+    return TowerCount(by_table, tuple(assumed), tuple(uncounted))
 
 
 def _tables(outer: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

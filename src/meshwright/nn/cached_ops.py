@@ -60,7 +60,7 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction, Einsum, Reshard
 from meshwright.platforms import platform_of
 
-Params = dict[str, Any]
+_Params = dict[str, Any]
 
 # Matrices with other uses than products of rows: looked up, absorbed, of a router, or by blocks.
 _READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up", *BLOCK_GATES}
@@ -544,7 +544,7 @@ def layered(
     *,
     with_panels: bool = False,
     cuts: dict[str, Any] | None = None,
-) -> Params:
+) -> _Params:
     """The parameters of `nn/params.py` with an array a layer, as InferenceOps reads them.
 
     with_panels: store every eligible weight in panels, for the products of kernels.py, which must be
@@ -595,7 +595,7 @@ def _forget(stacks: Mapping[str, dict], plain: dict, path: str) -> None:
 
 def abstract_layered(
     config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, *, with_panels: bool = False
-) -> Params:
+) -> _Params:
     """The types of `layered`, to compile for."""
 
     def leaf(path: str, param: Param, row: int | None) -> Any:
@@ -609,7 +609,7 @@ def abstract_layered(
     return _with_joined(_build(config, leaf, lambda path: None), mesh, concatenated)
 
 
-def _with_joined(params: Params, mesh: jax.sharding.Mesh, concatenate: Callable) -> Params:
+def _with_joined(params: _Params, mesh: jax.sharding.Mesh, concatenate: Callable) -> _Params:
     """The parameters with weights of one input joined, on platforms that join unsplit weights."""
     if not platform_of(mesh).joins_weights:
         return params
@@ -705,9 +705,9 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
     return kernels.has_whole_steps(prod(summed), jax_dtype(dtype))
 
 
-def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> Params:
+def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> _Params:
     """{"embed": ..., "layers": [{"wq": ...}, ...], ...} with leaf(path, param, row) at every array."""
-    tree: Params = {}
+    tree: _Params = {}
     sizes = dimensions(config)
     for path, param in parameters(config).items():
         group, _, name = path.rpartition("/")

@@ -11,27 +11,27 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import OF_STACKS, Param, dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.mesh import Degrees
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 # Types of a state in 8 bits, whose blocks have float32 scales (nn/moments.py).
 PACKED_DTYPES = tuple(name for name in types_for("optimizer state") if number_type(name).scales)
 # Maximum numbers of a row in 8 bits that share a scale.
-BLOCK = 128
+_BLOCK = 128
 # Elementwise operations of AdamW for an element: clipping (a square for the norm, the quotient and the
 # choice) 3; decay, rate and weight 4; m 3; v 4; both over 1 - b^t 2; square root; + eps; quotient.
 ADAMW_OPERATIONS = 19
 
 
-def num_scale_blocks(numbers: Figure) -> Any:
+def num_scale_blocks(numbers: Numeric) -> Any:
     """Blocks of a device's share of a row in 8 bits.
 
     >>> num_scale_blocks(128), num_scale_blocks(192)
     (1, 2)
     """
-    return -(-numbers // BLOCK)
+    return -(-numbers // _BLOCK)
 
 
-def state_bytes(dtype: str, elements: Figure, blocks: Figure) -> Any:
+def state_bytes(dtype: str, elements: Numeric, blocks: Numeric) -> Any:
     """Bytes of an optimizer's state, with the scales of its blocks."""
     scales = blocks * dtype_bytes("f32") if dtype in PACKED_DTYPES else 0
     return elements * dtype_bytes(dtype) + scales

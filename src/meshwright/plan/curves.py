@@ -35,7 +35,7 @@ from meshwright.units import divisors
 # Values of curves by name, over the same x.
 Values = dict[str, Sequence[float | None]]
 Unit = Literal["seconds", "bytes", "bytes/s", "number", "count", "share", "tokens/s", "ratio"]
-OPS: dict[str, Op] = {
+_OPS: dict[str, Op] = {
     "AllGather": "all_gather",
     "ReduceScatter": "reduce_scatter",
     "AllReduce": "all_reduce",
@@ -132,7 +132,7 @@ def bandwidth_plot(hardware: Hardware, low: float = 1024, high: float = 2**30) -
     def rate(size: float, op: Op = "all_gather") -> float:
         return size / collective_seconds(op, size, axis, placement).seconds
 
-    curves: Values = {name: [rate(size, op) for size in sizes] for name, op in OPS.items()}
+    curves: Values = {name: [rate(size, op) for size in sizes] for name, op in _OPS.items()}
     half = _least(lambda size: 2 * rate(size) >= rate(sizes[-1]), sizes[0], sizes[-1])
     return Plot(
         "bandwidth",
@@ -167,7 +167,7 @@ def ring_latency(chip: str, num_bytes: int, most: int = 1024) -> Plot:
         raise HardwareError(f"{chip} has links between fewer than two sizes of machine; fits: v5p, h100")
     sizes = tuple(float(machine.num_chips) for machine in machines)
     curves: Values = {
-        name: [_over_all(op, num_bytes, machine) for machine in machines] for name, op in OPS.items()
+        name: [_over_all(op, num_bytes, machine) for machine in machines] for name, op in _OPS.items()
     }
     return Plot(
         "latency",

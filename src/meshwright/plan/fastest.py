@@ -21,7 +21,7 @@ import numpy as np
 
 from meshwright.cost.many import Saving
 from meshwright.plan.space import Considered, StageGroup
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 # Entries with bounds up to this factor above the least go to the next step together, since arrays are priced
 # at once.
@@ -203,7 +203,7 @@ class Fastest:
     def _push_single(self, choice: Considered, bound: float, *, is_timed: bool) -> None:
         heappush(self._heap, (bound, next(self._serial), _Single(choice, is_timed)))
 
-    def _weights(self, num_sequences: Figure) -> Any:
+    def _weights(self, num_sequences: Numeric) -> Any:
         """Steps of `num_sequences` sequences that do the work of one asked step, at least 1."""
         return np.maximum(1.0, self._asked / num_sequences) if self._asked else 1.0
 

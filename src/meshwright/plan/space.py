@@ -30,7 +30,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.plan.batch_size import nearest_multiple
 from meshwright.plan.given import Condition
 from meshwright.programs.launcher import Launcher
-from meshwright.units import Figure, divisors
+from meshwright.units import Numeric, divisors
 
 # Enough tokens to fill a chip's matrix units: a larger pass saves little time and needs more memory.
 _MAX_PASS_TOKENS = 131_072
@@ -346,7 +346,7 @@ class StageGroup:
     unsharded_seconds: lower bounds of their steps (`Unsharded`).
     """
 
-    def __init__(self, space: Space, family: LayoutFamily, pipe: int, unsharded_seconds: Figure) -> None:
+    def __init__(self, space: Space, family: LayoutFamily, pipe: int, unsharded_seconds: Numeric) -> None:
         self.space, self.family, self.pipe = space, family, pipe
         self._slowdown = family.chip.step.slowdown
         rows = family.rows[pipe]

@@ -40,7 +40,7 @@ _MOST_SPLITS = 4
 
 
 @dataclass(frozen=True)
-class Phase:
+class PoolPhase:
     """A part of a step on one pool. what: roll out, score, move weights, ..."""
 
     pool: str
@@ -63,7 +63,7 @@ class RLStep:
     workload: Workload
     rollouts: Rollouts
     move: WeightsMove
-    phases: tuple[Phase, ...]
+    phases: tuple[PoolPhase, ...]
     seconds: float
     idle_share: float
     staleness: int
@@ -145,7 +145,7 @@ def _in_turn(
     phases, now = [], 0.0
     for what, seconds in parts:
         if seconds:
-            phases.append(Phase(pool, what, now, seconds))
+            phases.append(PoolPhase(pool, what, now, seconds))
             now += seconds
     needed = {
         "train": float(trainer.needed_bytes),
@@ -266,11 +266,11 @@ def _at_once(pools: _Pools, trained: tuple[Candidate, Workload]) -> RLStep:
     busy = {"train": pools.scoring + training, "roll out": rollouts.seconds}
     seconds = pools.seconds(busy["train"])
     phases = (
-        Phase("roll out", "roll out", 0.0, rollouts.seconds),
-        Phase("train", "score", 0.0, pools.scoring),
-        Phase("train", "train", pools.scoring, training),
-        Phase("roll out", "messages", rollouts.seconds, pools.messages),
-        Phase("both", "move weights", seconds - moving, moving),
+        PoolPhase("roll out", "roll out", 0.0, rollouts.seconds),
+        PoolPhase("train", "score", 0.0, pools.scoring),
+        PoolPhase("train", "train", pools.scoring, training),
+        PoolPhase("roll out", "messages", rollouts.seconds, pools.messages),
+        PoolPhase("both", "move weights", seconds - moving, moving),
     )
     chips = {"train": pools.trains.num_chips, "roll out": pools.rolls.num_chips}
     waiting = chips["roll out"] * rollouts.idle_share * rollouts.seconds

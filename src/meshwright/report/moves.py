@@ -6,7 +6,7 @@ from typing import Any
 from meshwright.report.table import Table
 from meshwright.units import format_bytes, format_seconds
 
-COLUMNS = ("parameter", "before|code", "after|code", "steps", "time|number", "sent|number")
+_COLUMNS = ("parameter", "before|code", "after|code", "steps", "time|number", "sent|number")
 _STAYS = "stays"
 
 
@@ -28,7 +28,7 @@ def moves_table(title: str, moves: Sequence[Mapping[str, Any]]) -> Table:
         name = moved["parameter"].rpartition("/")[2]
         cells = (name, moved["before"], moved["after"], collectives)
         rows.append((*cells, *(figures if collectives != _STAYS else ("", ""))))
-    return Table.of(title, COLUMNS, rows)
+    return Table.of(title, _COLUMNS, rows)
 
 
 def move_words(move: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ from meshwright.train.profiling import ProgramTexts
 from meshwright.train.step import CompiledStep, TrainState
 
 # By depth.
-State = tuple[TrainState, ...]
+_State = tuple[TrainState, ...]
 
 
 def training_step(config: ModelConfig, layout: Layout, *arguments: Any, **options: Any) -> Any:
@@ -193,7 +193,7 @@ class StagedStep:
 
     # State
 
-    def init(self, seed: int) -> State:
+    def init(self, seed: int) -> _State:
         """The first state, with fresh parameters or the weights of `start_from`, read on the host."""
         loaded, start_from = {}, self.first.start_from
         if start_from is not None:
@@ -220,18 +220,18 @@ class StagedStep:
         """The state of the whole model, as it is saved: in the host's memory."""
         return jax.tree.map(_on_the_host, self.first.abstract_state())
 
-    def saved(self, state: State) -> TrainState:
+    def saved(self, state: _State) -> TrainState:
         """The state of the whole model, in the host's memory."""
         abstract = self.abstract_state()
         whole = _whole(by_name(abstract), [by_name(part) for part in state])
         return like(abstract, {name: jax.device_put(array, _host()) for name, array in whole.items()})
 
-    def placed(self, saved: TrainState) -> State:
+    def placed(self, saved: TrainState) -> _State:
         """The state of every depth, from a state of `saved`."""
         depths = zip(self.chunks, self.abstract_depths(), strict=True)
         return tuple(_placed(chunk, saved, abstract) for chunk, abstract in depths)
 
-    def abstract_depths(self) -> State:
+    def abstract_depths(self) -> _State:
         """The state of every depth as ShapeDtypeStructs."""
         depths = range(len(self.chunks))
         return tuple(self._owner(depth).abstract_state(self._abstract_params(depth)) for depth in depths)
@@ -248,11 +248,11 @@ class StagedStep:
 
     # The step
 
-    def step(self, state: State, tokens: np.ndarray) -> tuple[State, dict[str, Array]]:
+    def step(self, state: _State, tokens: np.ndarray) -> tuple[_State, dict[str, Array]]:
         """(next state, metrics) as by CompiledStep, with metrics on the first stage; donates the state."""
         return self.step_on(OnDevices(), state, self._rows(tokens))
 
-    def evaluate(self, state: State, tokens: np.ndarray) -> Array:
+    def evaluate(self, state: _State, tokens: np.ndarray) -> Array:
         """Mean nats per token of tokens[B, T+1]."""
         on = OnDevices()
         losses = self.dispatch.loss(self._read(on, _params(state)), self._rows(tokens), on)
@@ -274,8 +274,8 @@ class StagedStep:
         return self.of_readers(lambda stage: stage.put(tokens))
 
     def step_on(
-        self, on: Executor, state: State, rows: Sequence[Array | None]
-    ) -> tuple[State, dict[str, Array]]:
+        self, on: Executor, state: _State, rows: Sequence[Array | None]
+    ) -> tuple[_State, dict[str, Array]]:
         """A step by an executor. rows: the batch's rows, on each stage that reads them."""
         losses, gradients = self.losses_and_gradients(on, _params(state), rows)
         first = self.first.mesh
@@ -289,7 +289,7 @@ class StagedStep:
         metrics = on.run(first, self._metrics, *figures)
         return self._after(on, state, gradients, norm), metrics
 
-    def _after(self, on: Executor, state: State, gradients: Sequence[Any], norm: Array) -> State:
+    def _after(self, on: Executor, state: _State, gradients: Sequence[Any], norm: Array) -> _State:
         """The state after an update. norm: of all gradients, on the first stage."""
         first = self.first.mesh
         meshes = [self._owner(depth).mesh for depth in range(len(state))]
@@ -413,7 +413,7 @@ def _put(chunk: Chunk, name: str, whole: object, abstract: jax.ShapeDtypeStruct)
     return jax.device_put(np.asarray(chunk.part(name, whole)), abstract.sharding)
 
 
-def _params(state: State) -> list[Any]:
+def _params(state: _State) -> list[Any]:
     return [of_depth.params for of_depth in state]
 
 

@@ -17,7 +17,7 @@ from math import exp, log2
 
 from meshwright.validate.published import PublishedRow
 
-REACH = 0.5
+_REACH = 0.5
 # The share of a run's log error that a run just like it has.
 TRUST = 0.7
 
@@ -48,7 +48,7 @@ class Traits:
         """1 for the same run, towards 0 for runs that have little in common."""
         apart = sum((a - b) ** 2 for a, b in zip(self.numbers, other.numbers, strict=True))
         differ = sum(a != b for a, b in zip(self.words, other.words, strict=True))
-        return exp(-apart / (2 * REACH**2) - differ)
+        return exp(-apart / (2 * _REACH**2) - differ)
 
 
 def expected_error(anchors: Sequence[tuple[Traits, float]], wanted: Traits, trust: float = TRUST) -> float:

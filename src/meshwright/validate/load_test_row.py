@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 FIGURES = ("tpot_seconds", "ttft_seconds", "e2e_seconds")
-MODES = ("together", "apart")
+ROW_MODES = ("together", "apart")
 # InferenceX draws lengths from 0.8 to 1 times these (prompt, answer).
 _DRAWN = ((1024, 1024), (8192, 1024), (1024, 8192))
 SHORTEST_DRAWN = 0.8

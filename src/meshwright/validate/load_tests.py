@@ -31,7 +31,7 @@ from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
-from meshwright.plan.serve.with_engine import running
+from meshwright.plan.serve.with_engine import on_engine
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, Spread, serving_spread
 from meshwright.validate.load_test_row import FIGURES, MAX_BATCH, SHORTEST_DRAWN, LoadTestRow, WorkerDegrees
 from meshwright.validate.load_test_settings import (
@@ -380,7 +380,7 @@ def _machine(row: LoadTestRow, engine: ServingEngine, chips: int) -> Hardware:
     name, network = row.hardware.partition(":")[0], catalog.load(row.hardware).chip.network
     domain = network.domain_size if isinstance(network, Switch) else chips
     size = f"1x{chips}" if chips <= domain else f"{-(-chips // domain)}x{domain}"
-    return running(catalog.load(f"{name}:{size}"), engine)
+    return on_engine(catalog.load(f"{name}:{size}"), engine)
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from meshwright.errors import PlanError
 from meshwright.files import read_text
-from meshwright.validate.load_test_row import MAX_BATCH, MODES, LoadTestRow
+from meshwright.validate.load_test_row import MAX_BATCH, ROW_MODES, LoadTestRow
 
 STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_bytes_per_chip"
 METRICS = (STEP, THROUGHPUT, MEMORY)
@@ -270,8 +270,8 @@ def _records(lines: list[str], num_cells: int, delimiter: str) -> Iterator[tuple
 def _load_test_row(cells: dict[str, str], where: str) -> LoadTestRow:
     values = {f.name: _cell(where, f.name, cells[f.name], f.type) for f in fields(LoadTestRow)}
     row = LoadTestRow(**values)
-    if row.mode not in MODES:
-        raise PlanError(f"{where}: mode = {row.mode!r} is unknown; fits: {', '.join(MODES)}")
+    if row.mode not in ROW_MODES:
+        raise PlanError(f"{where}: mode = {row.mode!r} is unknown; fits: {', '.join(ROW_MODES)}")
     return row
 
 

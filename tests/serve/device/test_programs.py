@@ -12,7 +12,7 @@ from tests.nn.test_layouts import GPT, LATENT, MIXTURE, SHARED, TIED, TINY
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.layout_checks import num_replicas
-from meshwright.layout.workload import Phase, Workload
+from meshwright.layout.workload import InferencePhase, Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.cached_ops import layered
 from meshwright.nn.params import init_params
@@ -36,7 +36,7 @@ def _layout(text: str) -> Layout:
 
 def _run(
     layout: Layout,
-    phase: Phase,
+    phase: InferencePhase,
     pools: Any,
     tokens: np.ndarray,
     positions: np.ndarray,

@@ -8,7 +8,7 @@ XLA does so for shared and routed experts, whose results are added to each other
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from meshwright.audit.compare.line_up import Row
+from meshwright.audit.compare.line_up import TensorRow
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.read import Program
@@ -22,7 +22,7 @@ _SUMS = frozenset((
 _PRODUCTS = ("dot", "custom-call", "reduce")
 
 
-def join_added(rows: Iterable[Row], program: Program) -> list[Row]:
+def join_added(rows: Iterable[TensorRow], program: Program) -> list[TensorRow]:
     """Mark a missing all-reduce as equivalent if its product is a term of another all-reduce.
 
     The other must be over the same axes, have the same size, and run the same number of times.

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from meshwright.audit.compare.flops import ProductDifference
-from meshwright.audit.compare.line_up import DIFFERENT, Row, extra_seconds, summed_whole
+from meshwright.audit.compare.line_up import DIFFERENT, TensorRow, extra_seconds, summed_whole
 from meshwright.audit.compile.planned_program import PlannedStep, PlannedUpdate
 from meshwright.audit.facts.buffers import layer_saved_bytes
 from meshwright.audit.facts.compiled_schedule import StepTimeline
@@ -37,7 +37,7 @@ WIDE_SHARE = 0.01
 EXPOSED_SHARE = 0.05
 
 
-def findings(rows: Iterable[Row], prices: Prices) -> list[Remark]:
+def findings(rows: Iterable[TensorRow], prices: Prices) -> list[Remark]:
     """A finding for each row that differs."""
     return [_of_row(row, prices) for row in rows if row.status in DIFFERENT]
 
@@ -85,7 +85,9 @@ def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Pri
     ]
 
 
-def exposure_findings(rows: Iterable[Row], line: StepTimeline | None, step_seconds: float) -> list[Remark]:
+def exposure_findings(
+    rows: Iterable[TensorRow], line: StepTimeline | None, step_seconds: float
+) -> list[Remark]:
     """A finding for each row with much longer waits in the schedule than planned."""
     if line is None:
         return []
@@ -108,7 +110,7 @@ def exposure_findings(rows: Iterable[Row], line: StepTimeline | None, step_secon
     ]
 
 
-def _of_row(row: Row, prices: Prices) -> Remark:
+def _of_row(row: TensorRow, prices: Prices) -> Remark:
     what, change = summed_whole(row) or (f"{row.tensor}: {row.note}", "")
     return Remark(
         kind="collective",

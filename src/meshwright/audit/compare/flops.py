@@ -13,7 +13,7 @@ from meshwright.audit.hlo.read import Program
 from meshwright.dtypes import dtype_bytes
 
 # (tensor, pass) of a product; a pass is forward, recompute or backward.
-Key = tuple[str, str]
+_Key = tuple[str, str]
 
 # A product of one tensor in one pass may differ by TOLERANCE of all planned FLOPs. An attention kernel
 # computes whole blocks of scores, so it may differ by ATTENTION_TOLERANCE of its own FLOPs. Without a kernel
@@ -50,7 +50,7 @@ class ProductDifference:
 
 
 def compare_products(
-    planned: Mapping[Key, float], products: Iterable[Product], *, differentiated: bool, edge: float = 0.0
+    planned: Mapping[_Key, float], products: Iterable[Product], *, differentiated: bool, edge: float = 0.0
 ) -> list[ProductDifference]:
     """The products whose FLOPs differ from the plan's, the largest difference first.
 
@@ -60,9 +60,9 @@ def compare_products(
     """
     total = sum(planned.values())
     wanted = _by_pass(planned.items())
-    compiled: dict[Key, float] = defaultdict(float)
-    where: dict[Key, str] = {}
-    by_kernels: set[Key] = set()
+    compiled: dict[_Key, float] = defaultdict(float)
+    where: dict[_Key, str] = {}
+    by_kernels: set[_Key] = set()
     for product in products:
         key = _key(product, wanted, differentiated)
         compiled[key] += product.flops
@@ -79,12 +79,14 @@ def compare_products(
     return sorted(differing, key=lambda difference: -abs(difference.extra_flops))
 
 
-def _of_attention(key: Key, wanted: Mapping[Key, float], extra: float, by_kernels: Collection[Key]) -> float:
+def _of_attention(
+    key: _Key, wanted: Mapping[_Key, float], extra: float, by_kernels: Collection[_Key]
+) -> float:
     """Planned FLOPs of attention, to which its own tolerance applies; 0 for other products."""
     return wanted.get(key, 0.0) if key in by_kernels or (key[0] == "attention" and extra < 0) else 0.0
 
 
-def _without_merged(differences: Mapping[Key, float]) -> dict[Key, float]:
+def _without_merged(differences: Mapping[_Key, float]) -> dict[_Key, float]:
     """Drop differences that cancel because XLA for GPU merges products.
 
     A merged product has the name of one tensor, which then has too many FLOPs, and the others of the same
@@ -137,14 +139,14 @@ def wider_products(
     ]
 
 
-def _by_pass(flops: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    total: dict[Key, float] = defaultdict(float)
+def _by_pass(flops: Iterable[tuple[_Key, float]]) -> dict[_Key, float]:
+    total: dict[_Key, float] = defaultdict(float)
     for (tensor, direction), count in flops:
         total[tensor, pass_of(direction)] += count
     return dict(total)
 
 
-def _key(product: Product, wanted: Mapping[Key, float], differentiated: bool) -> Key:
+def _key(product: Product, wanted: Mapping[_Key, float], differentiated: bool) -> _Key:
     names = split_op_name(product.op_name)
     for name in names:
         direction = pass_of(phase_of(name, differentiated))

@@ -16,7 +16,7 @@ from meshwright.audit.compare.rewrites import (
     RuleCase,
     Side,
     emitted_bytes,
-    is_number,
+    is_single_number,
     meets,
     planned_bytes,
     reduces_wrongly,
@@ -39,7 +39,7 @@ DIFFERENT = ("unplanned", "missing", "differs")
 
 
 @dataclass(frozen=True)
-class Row:
+class TensorRow:
     """Planned and emitted collectives of one tensor in one pass.
 
     status: match, equivalent, unplanned, missing, differs or negligible. note: the reason, in words.
@@ -58,7 +58,7 @@ _NO_SIDE = Side()
 
 def line_up(
     planned: Iterable[PricedCollective], emitted: Iterable[Emitted], side: Side = _NO_SIDE
-) -> list[Row]:
+) -> list[TensorRow]:
     """One row for each tensor and pass of either side."""
     planned = tuple(planned)
     planned_by_key: dict[tuple[str, str], list[PricedCollective]] = defaultdict(list)
@@ -84,7 +84,7 @@ def line_up(
     return _join_merged(rows)
 
 
-def _join_merged(rows: list[Row]) -> list[Row]:
+def _join_merged(rows: list[TensorRow]) -> list[TensorRow]:
     """Mark rows as equivalent whose tensors the compiler sends together under one name.
 
     A row with too many emitted bytes is joined with missing rows of the same pass if the sum of their plans
@@ -117,7 +117,7 @@ def _join_merged(rows: list[Row]) -> list[Row]:
 _MOST_TOGETHER = 3
 
 
-def _may_travel_with(other: Row, row: Row, emitted: Counter) -> bool:
+def _may_travel_with(other: TensorRow, row: TensorRow, emitted: Counter) -> bool:
     same = other.status == "missing" and other.direction == row.direction
     return same and planned_bytes(other.planned).keys() <= emitted.keys()
 
@@ -194,7 +194,7 @@ def _rows_of(
     planned: list[PricedCollective],
     emitted: list[Emitted],
     side: Side,
-) -> list[Row]:
+) -> list[TensorRow]:
     """One row for the gathers and one for the sums of a tensor in one pass."""
     rows = []
     for reduces in (False, True):
@@ -207,9 +207,9 @@ def _rows_of(
 
 def _judge(
     tensor: str, phase: str, planned: tuple[PricedCollective, ...], emitted: tuple[Emitted, ...], side: Side
-) -> Row:
-    def row(status: str, note: str = "") -> Row:
-        return Row(tensor, phase, planned, emitted, status, note)
+) -> TensorRow:
+    def row(status: str, note: str = "") -> TensorRow:
+        return TensorRow(tensor, phase, planned, emitted, status, note)
 
     note = why_equivalent(RuleCase(planned, emitted, side))
     if note is not None:
@@ -239,7 +239,7 @@ def _unplanned_note(emitted: tuple[Emitted, ...]) -> str:
     return f"{where}: {first.note}" if first.note else where
 
 
-def summed_whole(row: Row) -> tuple[str, str] | None:
+def summed_whole(row: TensorRow) -> tuple[str, str] | None:
     """(what, change) if an all-reduce replaces an all-gather or a reduce-scatter; otherwise None.
 
     what: the difference in words. change: advice; "" if there is none.
@@ -293,7 +293,7 @@ NEGLIGIBLE_SHARE = 1e-3
 NEGLIGIBLE_SECONDS = 5e-4
 
 
-def weighed(rows: Sequence[Row], prices: Prices, step_seconds: float) -> list[Row]:
+def weighed(rows: Sequence[TensorRow], prices: Prices, step_seconds: float) -> list[TensorRow]:
     """The rows, with status `negligible` for differences that cost little.
 
     Never negligible are gathers over fewer axes than planned, sums over other axes, and planned collectives
@@ -309,7 +309,7 @@ def weighed(rows: Sequence[Row], prices: Prices, step_seconds: float) -> list[Ro
     return [_negligible(row, small[i]) if i in small else row for i, row in enumerate(rows)]
 
 
-def extra_seconds(row: Row, prices: Prices) -> float | None:
+def extra_seconds(row: TensorRow, prices: Prices) -> float | None:
     """Seconds a step beyond the planned, hidden or not.
 
     None if the groups of an emitted collective follow no mesh axes.
@@ -320,18 +320,18 @@ def extra_seconds(row: Row, prices: Prices) -> float | None:
     return sum(s for s in known if s is not None) - sum(p.step_seconds for p in row.planned)
 
 
-def _spare_axes(rows: Iterable[Row]) -> set[str]:
+def _spare_axes(rows: Iterable[TensorRow]) -> set[str]:
     """The axes over which rows sum single numbers more often than planned."""
     spare: set[str] = set()
     for row in rows:
         sums = [e for e in row.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
-        planned = [p for p in row.planned if is_number(p)]
+        planned = [p for p in row.planned if is_single_number(p)]
         if sum(e.runs for e in sums) > sum(p.count for p in planned):
             spare |= _axes(sums)
     return spare
 
 
-def _small(row: Row, prices: Prices, spare: set[str]) -> float:
+def _small(row: TensorRow, prices: Prices, spare: set[str]) -> float:
     """The seconds of a difference that may be negligible; infinite if it may not.
 
     spare: axes over which other rows have unplanned sums of single numbers.
@@ -340,7 +340,7 @@ def _small(row: Row, prices: Prices, spare: set[str]) -> float:
     if seconds is None:
         return float("inf")
     planned, emitted = _axes(row.planned), _axes(row.emitted)
-    if all(map(is_number, row.planned)):  # also if nothing is planned
+    if all(map(is_single_number, row.planned)):  # also if nothing is planned
         if not planned <= emitted | spare:
             return float("inf")
         return abs(seconds) if row.emitted else 0.0
@@ -379,7 +379,7 @@ def _axes(side: Iterable) -> set[str]:
     return {axis for one in side for axis in one.axes}
 
 
-def _negligible(row: Row, seconds: float) -> Row:
+def _negligible(row: TensorRow, seconds: float) -> TensorRow:
     what = summed_whole(row)
     return replace(
         row, status="negligible", note=f"{seconds * 1e6:.1f} us a step: {what[0] if what else row.note}"

@@ -35,7 +35,7 @@ TOLERANCE = 0.005
 # Primitives of a look-up in JAX: rows are taken, rows of other shards are masked; and its transpose.
 _LOOKUPS = ("gather", "select_n", "scatter-add", "scatter")
 
-Key = tuple[str, frozenset[str]]
+_Key = tuple[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -85,31 +85,31 @@ class RuleCase(NamedTuple):
     side: Side
 
 
-Rewritten = tuple[Counter[Key], str]
-Rule = Callable[[Counter[Key], RuleCase], Rewritten | None]
+Rewritten = tuple[Counter[_Key], str]
+_Rule = Callable[[Counter[_Key], RuleCase], Rewritten | None]
 
 
-def planned_bytes(planned: Iterable[PlannedCollective]) -> Counter[Key]:
+def planned_bytes(planned: Iterable[PlannedCollective]) -> Counter[_Key]:
     """Bytes a step by operation and axes."""
-    total: Counter[Key] = Counter()
+    total: Counter[_Key] = Counter()
     for p in planned:
         total[p.op, frozenset(p.axes)] += round(p.step_bytes)
     return total
 
 
-def emitted_bytes(emitted: Iterable[Emitted]) -> Counter[Key]:
+def emitted_bytes(emitted: Iterable[Emitted]) -> Counter[_Key]:
     """Bytes a step by operation and axes, in the sent type.
 
     Collectives that return the slices of a sum to their owners do not count.
     """
-    total: Counter[Key] = Counter()
+    total: Counter[_Key] = Counter()
     for e in emitted:
         if not e.collective.follows_sum:
             total[e.op, frozenset(e.axes)] += e.gathered_per_step
     return total
 
 
-def meets(emitted: Counter[Key], expected: Counter[Key]) -> bool:
+def meets(emitted: Counter[_Key], expected: Counter[_Key]) -> bool:
     """Whether bytes agree on every axis within TOLERANCE."""
     return all(
         abs(emitted[key] - expected[key]) <= TOLERANCE * max(emitted[key], expected[key])
@@ -132,7 +132,7 @@ def why_equivalent(case: RuleCase) -> str | None:
     return None if notes is None or not _joins_all(case) else "; ".join(filter(None, notes))
 
 
-def _notes(expected: Counter[Key], q: RuleCase, rules: Sequence[Rule]) -> list[str] | None:
+def _notes(expected: Counter[_Key], q: RuleCase, rules: Sequence[_Rule]) -> list[str] | None:
     """Notes of the rules that lead from the expected bytes to the emitted ones.
 
     None if no subset of `rules` does. Each rule is tried, in order, with and without the rules before it.
@@ -152,7 +152,7 @@ def reduces_wrongly(planned: Iterable[PlannedCollective], emitted: Iterable[Emit
     return others and any(p.what == "gradients" for p in planned)
 
 
-def tied(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def tied(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """The bytes of one of two planned uses, on the axes with fewer emitted bytes.
 
     The use with more runs is kept. A sum in steps (`across_slices`) counts by its first step, which moves all
@@ -182,7 +182,7 @@ _TIED = {
 }
 
 
-def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def kept_gathers(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """The gathers of one microbatch, once for each loop of the program that holds them.
 
     A weight in several stacks of layers may be kept in some of them only: XLA hoists gathers out of loops,
@@ -196,7 +196,7 @@ def kept_gathers(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     for uses in _uses(q):
         words = " and ".join(map(str, sorted(set(uses.values()) - {1})))
         for times in range(1, q.side.num_loops + 1):
-            left = Counter[Key]()
+            left = Counter[_Key]()
             for p in q.planned:
                 left[p.op, frozenset(p.axes)] += round(p.step_bytes * min(1.0, times / uses[p.count]))
             share = {key: left[key] / size for key, size in planned.items() if size}
@@ -220,7 +220,7 @@ def _uses(q: RuleCase) -> Iterator[dict[float, int]]:
             yield dict(zip(counts, uses, strict=True))
 
 
-def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def _joined(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """One collective instead of several over parts of its axes, with the largest V of these."""
     rewritten = expected.copy()
     for (op, axes), size in emitted_bytes(q.emitted).items():
@@ -234,7 +234,7 @@ def joined(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     return None if rewritten == expected else (rewritten, "one collective over these axes, not one per axis")
 
 
-def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def one_by_one(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """Consecutive sums over parts of the axes instead of one sum, each of the same bytes.
 
     Applies to a single number, on CPUs also to a vector. XLA:CPU sums the gradient of a norm or a bias over
@@ -242,7 +242,7 @@ def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     gradients' type; the first sum is in the planned type.
     """
     rewritten, actual = expected.copy(), emitted_bytes(q.emitted)
-    is_split = is_number if q.side.has_reduce_scatter else _is_vector
+    is_split = is_single_number if q.side.has_reduce_scatter else _is_vector
     for p in filter(is_split, q.planned):
         key, size = (p.op, frozenset(p.axes)), round(p.step_bytes)
         parts = _partitions(key[1], p.op, actual) if key not in actual else []
@@ -252,7 +252,7 @@ def one_by_one(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
             narrow = 1.0 if len(rounded) == len(parts[0]) else _narrowing(p, q)
             for part in parts[0]:
                 rewritten[p.op, part] += round(size * narrow) if part in rounded else size
-    what = "a scalar" if any(map(is_number, q.planned)) else "a vector"
+    what = "a scalar" if any(map(is_single_number, q.planned)) else "a vector"
     return None if rewritten == expected else (rewritten, f"{what}, all-reduced over one axis after another")
 
 
@@ -266,7 +266,7 @@ def _narrowing(p: PlannedCollective, q: RuleCase) -> float:
     return dtype_bytes(q.side.gradients_dtype) / dtype_bytes(p.dtype)
 
 
-def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tuple[frozenset[str], ...]]:
+def _partitions(axes: frozenset[str], op: str, among: Counter[_Key]) -> list[tuple[frozenset[str], ...]]:
     """Two or three sets of axes with `op` that together make up `axes`."""
     parts = [over for name, over in among if name == op and over < axes]
     return [
@@ -277,7 +277,7 @@ def _partitions(axes: frozenset[str], op: str, among: Counter[Key]) -> list[tupl
     ]
 
 
-def scattered_sums(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def scattered_sums(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """The scatter over X without the sum over Y, if an all-reduce over both keeps X.
 
     V of the scatter is the all-reduce's. More axes than planned may be kept, since a planned all-reduce may
@@ -306,7 +306,7 @@ def scattered_sums(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     )
 
 
-def _scattered_by(e: Emitted, expected: Counter[Key]) -> list[frozenset[str]]:
+def _scattered_by(e: Emitted, expected: Counter[_Key]) -> list[frozenset[str]]:
     """The planned scatters that an all-reduce does within the axes that it keeps, largest first."""
     planned = [axes for op, axes in expected if op == "reduce_scatter" and axes <= frozenset(e.kept)]
     if frozenset(e.kept) in planned:
@@ -318,14 +318,14 @@ def _scattered_by(e: Emitted, expected: Counter[Key]) -> list[frozenset[str]]:
     return scatters
 
 
-def _without_rounding(rewritten: Counter[Key], before: Counter[Key]) -> Counter[Key]:
+def _without_rounding(rewritten: Counter[_Key], before: Counter[_Key]) -> Counter[_Key]:
     """Drop keys whose rest is smaller than rounding."""
     return Counter({
         key: size for key, size in rewritten.items() if abs(size) > TOLERANCE * max(before[key], 1)
     })  # fmt: skip
 
 
-def lookups(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def lookups(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """The planned bytes in float32, if rows of a table are sent."""
     wide = [e for e in q.emitted if e.widened and e.dtype == "f32" and _is_lookup(e)]
     narrow = {p.dtype for p in q.planned}
@@ -338,7 +338,7 @@ def lookups(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     )
 
 
-def narrowed(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def narrowed(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """The bytes in the gradients' type.
 
     Applies if the plan sums the gradients of small weights in float32.
@@ -360,14 +360,14 @@ def _is_lookup(e: Emitted) -> bool:
     return primitive_of(e.collective.operand_op_name) in _LOOKUPS
 
 
-def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def sums_apart(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """A sum of one number per weight instead of one for all weights.
 
     Each is over every axis that splits its weight. XLA for GPU sends all in one all-reduce, and may add
     weights' numbers before it.
     """
     singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
-    if len(singles) < len(q.emitted) or not all(is_number(p) for p in q.planned):
+    if len(singles) < len(q.emitted) or not all(is_single_number(p) for p in q.planned):
         return None
     times = sum(p.count for p in q.planned)
     wanted = {axis: times * q.side.split_weights.get(axis, 0) for p in q.planned for axis in p.axes}
@@ -383,17 +383,17 @@ def sums_apart(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     return emitted_bytes(singles), "one scalar per weight, sent together"
 
 
-def is_number(p: PlannedCollective) -> bool:
+def is_single_number(p: PlannedCollective) -> bool:
     """Whether it sums a single number: a loss, or a norm."""
     return p.op == "all_reduce" and p.gathered_bytes <= SINGLE_NUMBER
 
 
 def _is_vector(p: PlannedCollective) -> bool:
     """Whether it sums a single number, or the gradient of a norm or a bias."""
-    return is_number(p) or (p.op == "all_reduce" and ("norm" in p.tensor or p.tensor.endswith("bias")))
+    return is_single_number(p) or (p.op == "all_reduce" and ("norm" in p.tensor or p.tensor.endswith("bias")))
 
 
-def rings(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def rings(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """Permutes of blocks in n - 1 steps instead of a gather, a scatter or both.
 
     The bytes of the permutes are V (n - 1).
@@ -417,7 +417,7 @@ def _size(q: RuleCase, axes: Iterable[str]) -> int:
     return mesh.size(tuple(axes))
 
 
-def padded(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def padded(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """The planned bytes, if the emitted collectives also send padding.
 
     Padding does not count. Permutes return at most one slice of each device to its owner.
@@ -436,7 +436,7 @@ def padded(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
     return expected, f"padded by {padding / whole:.1%} to whole tiles{then}"
 
 
-def across_slices(expected: Counter[Key], q: RuleCase) -> Rewritten | None:
+def across_slices(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """A sum within each slice, then across slices.
 
     The second step moves V again after an all-reduce, and one part of V after a scatter.
@@ -477,7 +477,7 @@ def _axes_of(emitted: Iterable[Emitted]) -> Axes:
     return tuple(dict.fromkeys(axis for e in emitted for axis in e.axes))
 
 
-RULES: tuple[Rule, ...] = (
-    scattered_sums, one_by_one, tied, kept_gathers, joined, lookups, narrowed, sums_apart, rings, padded,
+RULES: tuple[_Rule, ...] = (
+    scattered_sums, one_by_one, tied, kept_gathers, _joined, lookups, narrowed, sums_apart, rings, padded,
     across_slices,
 )  # fmt: skip

@@ -89,7 +89,7 @@ def store(key: str, files: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def one_at_a_time(waiting: Callable[[], None]) -> Iterator[None]:
+def libtpu_lock(waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of libtpu, which one process may use. Calls `waiting` once if it has to wait."""
     path = Path(tempfile.gettempdir()) / f"meshwright-libtpu-{os.getuid()}.lock"
     with path.open("a") as file:

@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.audit.compile.cache import content_key, fetch, one_at_a_time, store
+from meshwright.audit.compile.cache import content_key, fetch, libtpu_lock, store
 from meshwright.audit.compile.child import error_line
-from meshwright.audit.compile.planned_program import traced_step, training_step
+from meshwright.audit.compile.planned_program import planned_training_step, traced_step
 from meshwright.audit.compile.target import Target
 from meshwright.audit.compile.targets import target_mesh
-from meshwright.audit.hlo.link import Call, Sent
+from meshwright.audit.hlo.link import Sent, StageCall
 from meshwright.errors import AuditError, OutOfMemoryError
 from meshwright.hardware.description import host_memory_bytes
 from meshwright.nn.start.devices import flags_with_devices
@@ -46,7 +46,7 @@ _PROGRAM, _FIGURES, _TARGET, _PLAN, _LOG = "program.hlo", "figures.json", "targe
 _LINE = re.compile(r"^[WE]\d{4} \S+ +\d+ (\w*(?:spmd|shard|remat|collective)\w*)\.cc:\d+\] (.*)")
 REPLICATED = re.compile(r"nvoluntary full rematerialization")
 _UNSAID = re.compile(r" parameter\((\d+)\)(?!, sharding=)")
-OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
+LOGGED_OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StagePrograms:
     stages, with their number.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[StageCall, ...]
     results: tuple[tuple[str, ...], ...]
     memory_bytes: tuple[dict[str, int], ...]
     sent: tuple[tuple[Sent, int], ...]
@@ -85,7 +85,7 @@ class StagePrograms:
     def read(cls, document: dict) -> "StagePrograms":
         """The programs that `figures.json` lists."""
         return cls(
-            tuple(Call(*one) for one in document["calls"]),
+            tuple(StageCall(*one) for one in document["calls"]),
             tuple(map(tuple, document["results"])),
             tuple(document["memory_bytes"]),
             tuple((Sent(*one), count) for one, count in document["sent"]),
@@ -104,7 +104,7 @@ def compile_plan(
     if use_cache and (stored := fetch(key)):
         progress(f"read the program of {plan.layout} that {target.title} made before")
         return _read(stored, cached=True)
-    lock = one_at_a_time(lambda: progress("waiting for another audit: libtpu runs one at a time"))
+    lock = libtpu_lock(lambda: progress("waiting for another audit: libtpu runs one at a time"))
     with (
         tempfile.TemporaryDirectory(prefix="meshwright-audit-") as name,
         lock if target.compiler.exclusive else nullcontext(),
@@ -146,7 +146,7 @@ def _run(folder: Path, plan: Plan, target: Target) -> None:
         raise AuditError(f"{plan.layout}: compiling took over {excess}")
     if process.returncode:
         log = (folder / _LOG).read_text(errors="replace")
-        raise refusal(str(plan.layout), log, process.returncode)
+        raise compile_error(str(plan.layout), log, process.returncode)
 
 
 def _watch(process: subprocess.Popen) -> str:
@@ -183,7 +183,7 @@ _LARGEST = re.compile(r"^\s*Size: ([\d.]+)([KMGT])\s*$(.*?)(?=^\s*=====|\Z)", re
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def refusal(layout: str, log: str, code: int) -> AuditError:
+def compile_error(layout: str, log: str, code: int) -> AuditError:
     """The error of a compile that failed; an OutOfMemoryError if the program is too large for a chip."""
     line = error_line(log, code)
     message = f"{layout} does not compile: {callback_words(line) or line}"
@@ -245,7 +245,7 @@ def _compiled_stages(plan: Plan, target: Target) -> tuple[str, dict]:
     """(the texts of the stages' programs, the figures)."""
     from meshwright.audit.compile.stage_compile import Compiling
 
-    step = training_step(plan, target_mesh(target, plan.layout))
+    step = planned_training_step(plan, target_mesh(target, plan.layout))
     seconds = 0.0
 
     def compiled(traced: object) -> "jax.stages.Compiled":
@@ -348,7 +348,7 @@ def warning_lines(log: str) -> list[str]:
 
 
 def _is_of_program(file: str, what: str) -> bool:
-    return bool(REPLICATED.search(what) or OPERATION.search(what)) or "remat" in file
+    return bool(REPLICATED.search(what) or LOGGED_OPERATION.search(what)) or "remat" in file
 
 
 @contextmanager

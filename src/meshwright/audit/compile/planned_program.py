@@ -20,7 +20,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import BLOCK
 from meshwright.layout.pipelines.depths import stage_routes
-from meshwright.layout.workload import Phase
+from meshwright.layout.workload import InferencePhase
 from meshwright.models.parameters import STACK_LETTERS, Param, dimensions, parameters
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import PACKED_DTYPES, WeightShard
@@ -120,7 +120,7 @@ def planned_step(
             work, reduced = state.update_work(), state.stored.updated
             update = PlannedUpdate(work.flops, reduced, work.hbm_bytes)
     else:
-        phase, layout = cast(Phase, workload.phase), layout.replace(microbatches=1)
+        phase, layout = cast(InferencePhase, workload.phase), layout.replace(microbatches=1)
         is_wide = stand_in and number_type(layout.precision.cache_dtype).bits == 16
         stored = layout.replace(kv_dtype=stand_in.cache_dtype) if stand_in and is_wide else layout
         asked = workload.num_sequences, workload.seq_len
@@ -221,7 +221,7 @@ def product_flops(graph: Graph, layout: Layout, stage: int | None = None) -> dic
     return dict(by_name)
 
 
-def training_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
+def planned_training_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
     """The training step of `plan` for `mesh` or the available devices, in one program or several."""
     from meshwright.train.optimizers import OptimizerConfig
     from meshwright.train.stage_step import training_step
@@ -244,13 +244,13 @@ def traced_step(plan: Plan, mesh: "jax.sharding.Mesh | None") -> Any:
 
     workload = plan.workload
     if workload.phase == "train":
-        step = training_step(plan, mesh)
+        step = planned_training_step(plan, mesh)
         jitted, mesh = step.jitted, step.mesh
         arguments = step.abstract_state(), step.abstract_tokens()
     else:
         from meshwright.serve.device.programs import workload_step
 
-        phase = cast(Phase, workload.phase)
+        phase = cast(InferencePhase, workload.phase)
         jitted, arguments, mesh = workload_step(plan.model, plan.layout, workload, phase, mesh=mesh)
     with jax.set_mesh(mesh):
         return jitted.trace(*arguments)

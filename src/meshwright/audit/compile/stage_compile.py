@@ -15,11 +15,11 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import keystr
 
-from meshwright.audit.hlo.link import Call, Sent, is_given, result_name
+from meshwright.audit.hlo.link import Sent, StageCall, is_given, result_name
 from meshwright.platforms import platform_of
 
 # Bytes of a program on a device, by cause, as `memory_by_cause` returns them.
-Memory = Callable[[Any], Mapping[str, int] | None]
+_Memory = Callable[[Any], Mapping[str, int] | None]
 
 
 class Array(jax.ShapeDtypeStruct):
@@ -45,13 +45,13 @@ class Compiling:
         self,
         meshes: list[Mesh],
         compile_program: Callable[[Any], Any],
-        memory: Memory,
+        memory: _Memory,
         code_bytes: Callable[[Any], int | None],
     ) -> None:
         self._stages = {mesh: stage for stage, mesh in enumerate(meshes)}
         self._compile, self._memory, self._code_bytes = compile_program, memory, code_bytes
         self.compiled: dict[tuple[int, Any, str], Any] = {}
-        self.calls: dict[tuple[int, Any, str], Call] = {}
+        self.calls: dict[tuple[int, Any, str], StageCall] = {}
         self.alive: Counter[int] = Counter()
         self.peak: Counter[int] = Counter()
         self.given: Counter[int] = Counter()
@@ -64,7 +64,7 @@ class Compiling:
             with jax.set_mesh(mesh):
                 self.compiled[key] = self._compile(program.trace(*arguments))
             number = len(self.calls)
-            self.calls[key] = Call(f"call.{number}", number, stage, 0, dict(_named(program, arguments)))
+            self.calls[key] = StageCall(f"call.{number}", number, stage, 0, dict(_named(program, arguments)))
         compiled, call = self.compiled[key], self.calls[key]
         self.calls[key] = call._replace(runs=call.runs + 1)
         if figures := self._memory(compiled):

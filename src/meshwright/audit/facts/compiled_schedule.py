@@ -21,7 +21,7 @@ from math import isclose
 
 from meshwright.audit.facts.communication import is_done, is_start, piece_of
 from meshwright.audit.facts.emitted import Emitted
-from meshwright.audit.facts.instruction_work import Crossing, InstructionSeconds, multiplies
+from meshwright.audit.facts.instruction_work import HostCopySeconds, InstructionSeconds, multiplies
 from meshwright.audit.facts.opcodes import op_of, received
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import scope_of
@@ -254,7 +254,7 @@ class _Walk:
         second = self.run(place, first, weight * (trips - 1))
         return second.later((trips - 2) * (second.compute - first.compute))
 
-    def _crosses(self, value: TracedValue, crossing: Crossing, clocks: _Clocks) -> _Clocks:
+    def _crosses(self, value: TracedValue, crossing: HostCopySeconds, clocks: _Clocks) -> _Clocks:
         """The clocks after a copy between the device's memory and the host's, or its start."""
         link = "to_host" if crossing.to_host else "from_host"
         arrives = max(clocks.compute, vars(clocks)[link]) + crossing.seconds

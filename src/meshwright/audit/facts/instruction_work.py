@@ -319,7 +319,7 @@ def host_copy(program: Program, value: TracedValue) -> HostCopy | None:
     return HostCopy(result.num_bytes, to_host)
 
 
-class Crossing(NamedTuple):
+class HostCopySeconds(NamedTuple):
     """Seconds of a copy to the host's memory or from it."""
 
     seconds: float
@@ -356,10 +356,10 @@ class InstructionSeconds:
             return int(cycles[1]) / self.clock if cycles and int(cycles[1]) < _NO_CYCLES else 0.0
         return self._roofline(value)
 
-    def crossing(self, value: TracedValue) -> Crossing | None:
+    def crossing(self, value: TracedValue) -> HostCopySeconds | None:
         """The copy that an instruction makes to the host's memory or from it; None for other instructions."""
         copy = host_copy(self.program, value)
-        return copy and Crossing(copy.num_bytes / self.chip.host_link_bytes_per_second, copy.to_host)
+        return copy and HostCopySeconds(copy.num_bytes / self.chip.host_link_bytes_per_second, copy.to_host)
 
     def _roofline(self, value: TracedValue) -> float:
         instruction, computation = value.instruction, value.place.computation

@@ -74,7 +74,7 @@ def _attribute(instruction: Instruction, name: str) -> str:
     return value[1] if value else ""
 
 
-OPS: dict[str, Op] = {
+_OF_OPCODES: dict[str, Op] = {
     "all-gather": "all_gather",
     "reduce-scatter": "reduce_scatter",
     "all-reduce": "all_reduce",
@@ -91,7 +91,7 @@ def op_of(instruction: Instruction) -> Op | None:
     opcode = instruction.opcode.removesuffix("-start")
     if opcode == "ragged-all-to-all":
         return "all_to_all" if rows_said(instruction.op_name) else None
-    return OPS.get(opcode)
+    return _OF_OPCODES.get(opcode)
 
 
 def rows_said(op_name: str) -> tuple[Op, int] | None:

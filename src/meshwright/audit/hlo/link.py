@@ -19,7 +19,7 @@ _NAME = re.compile(r"[\w.\-<>]+")
 _RESULT = "#"
 
 
-class Call(NamedTuple):
+class StageCall(NamedTuple):
     """A program of the loop, with its runs and the operands of its first run.
 
     program: its number. runs: of its stage in a step. given: for each parameter, by JAX's name, the
@@ -52,7 +52,9 @@ def is_given(source: str) -> bool:
     return _RESULT not in source
 
 
-def linked(programs: Sequence[Program], calls: Iterable[Call], results: Iterable[str], stage: int) -> Program:
+def linked(
+    programs: Sequence[Program], calls: Iterable[StageCall], results: Iterable[str], stage: int
+) -> Program:
     """The program of one stage. results: of the stage's step, named as in `Call.given`.
 
     Raises AuditError if a call does not name one of its parameters.

@@ -23,11 +23,11 @@ PassName = Literal["forward", "backward", "remat", "update"]
 # The scope of operations on complete gradients, which are summed over microbatches.
 GRADIENTS = "gradients"
 # The scope of a pipeline's forward pass outside of differentiated code: embedding, hops.
-FORWARD = "forward"
+_FORWARD = "forward"
 
 # Both scopes, also inside a transformation: vmap(forward).
 _OF_BACKWARD = re.compile(rf"[/(]({GRADIENTS}|{BACKWARD})[/)]")
-_OF_FORWARD = re.compile(rf"[/(]{FORWARD}[/)]")
+_OF_FORWARD = re.compile(rf"[/(]{_FORWARD}[/)]")
 
 # How many of some blocks are met: numbers of them, and of all.
 OF_BLOCKS = re.compile(at_most_blocks(0, 0).replace("0", r"(\d+)"))

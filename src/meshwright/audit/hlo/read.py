@@ -118,7 +118,7 @@ class ArrayShape:
         return self.memory_space == _HOST_MEMORY
 
 
-Shapes: TypeAlias = "ArrayShape | tuple[Shapes, ...]"
+_Shapes: TypeAlias = "ArrayShape | tuple[_Shapes, ...]"
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Instruction:
     """
 
     name: str
-    shape: Shapes
+    shape: _Shapes
     opcode: str
     operands: tuple[str, ...]
     attributes: Mapping[str, str]
@@ -235,14 +235,14 @@ def dtype_bits(dtype: str) -> int:
     return int(digits[1])
 
 
-def leaves(shape: Shapes) -> tuple[ArrayShape, ...]:
+def leaves(shape: _Shapes) -> tuple[ArrayShape, ...]:
     """The arrays of a possibly nested tuple, in order."""
     if isinstance(shape, ArrayShape):
         return (shape,)
     return tuple(leaf for part in shape for leaf in leaves(part))
 
 
-def arrays(shape: Shapes, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], ArrayShape]]:
+def arrays(shape: _Shapes, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], ArrayShape]]:
     """The arrays of a possibly nested tuple, each with its path."""
     if isinstance(shape, ArrayShape):
         yield path, shape
@@ -390,7 +390,7 @@ def _instruction(line: str, frames: StackFrames) -> Instruction:
     )
 
 
-def _shape(text: str, start: int) -> tuple[Shapes, int]:
+def _shape(text: str, start: int) -> tuple[_Shapes, int]:
     """The shape that begins at `start`, and its end."""
     if text[start] != "(":
         array = _ARRAY.match(text, start)
@@ -398,7 +398,7 @@ def _shape(text: str, start: int) -> tuple[Shapes, int]:
             raise AuditError(f"HLO shape not understood: {text[start : start + 80]!r}")
         dims = tuple(int(d.strip().lstrip("<=")) for d in array[2].split(",") if d.strip())
         return ArrayShape(array[1], dims, array[3]), array.end()
-    parts: list[Shapes] = []
+    parts: list[_Shapes] = []
     start += 1
     while text[start] != ")":
         if text[start] in ", ":

@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Check:
+class TwinCheck:
     """One comparison: its name, the largest difference, its tolerance, and the tensor that differs most."""
 
     what: str

@@ -17,7 +17,7 @@ from jax._src import literals
 from jax.experimental import pallas
 
 from meshwright.audit.numerics import reference, reference_update
-from meshwright.audit.numerics.checks import Check
+from meshwright.audit.numerics.checks import TwinCheck
 from meshwright.audit.numerics.rotations import rotation_check
 from meshwright.audit.numerics.twin import CUDNN, INTERPRETED
 from meshwright.hardware.catalog import load
@@ -197,7 +197,7 @@ def _training(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     for number, batch in enumerate(batches):
         expected_loss, expected = differentiated(expected_after, fixed, batch)
         steps.append(_arrays(expected))
-        norm, rate = reference_update.norm(steps[-1]), reference_update.rate(optimizer, number)
+        norm, rate = reference_update.gradient_norm(steps[-1]), reference_update.rate(optimizer, number)
         expected_reported.append({"loss": float(expected_loss), "grad_norm": norm, "learning_rate": rate})
         expected_after = reference_update.updated(config, optimizer, expected_after, steps)
     expected_loud, _ = differentiated(*_parts(config, loud), batches[0])
@@ -209,11 +209,11 @@ def _training(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     worst = report["worst"]
     report["updates"] = [{"tensor": path, "difference": value} for path, value in updates.items()]
     report["checks"] = [
-        Check("loss", report["loss"]["difference"], TOLERANCE),
-        Check("gradients", worst["difference"], _of_gradients(config), worst["tensor"]),
+        TwinCheck("loss", report["loss"]["difference"], TOLERANCE),
+        TwinCheck("gradients", worst["difference"], _of_gradients(config), worst["tensor"]),
         _worst("weights after three updates", updates, tolerance),
         _worst("metrics of three steps", _of_metrics(reported, expected_reported), tolerance),
-        Check("loss of large logits", _relative(of_loud["loss"], float(expected_loud)), _OF_PEAKS),
+        TwinCheck("loss of large logits", _relative(of_loud["loss"], float(expected_loud)), _OF_PEAKS),
     ]
     return report
 
@@ -235,17 +235,17 @@ def _of_metrics(
     }
 
 
-def _narrow_training(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Check]:
+def _narrow_training(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[TwinCheck]:
     """Loss and gradients in the plan's narrow types, which agree roughly."""
     report = _loss_and_gradients(plan, weights, by_spread=True)
     worst = report["worst"]
     return [
-        Check("loss in narrow types", report["loss"]["difference"], _NARROW / 10),
-        Check("gradients in narrow types", worst["difference"], _NARROW, worst["tensor"]),
+        TwinCheck("loss in narrow types", report["loss"]["difference"], _NARROW / 10),
+        TwinCheck("gradients in narrow types", worst["difference"], _NARROW, worst["tensor"]),
     ]
 
 
-def _with_kernels(plan: Plan) -> list[Check]:
+def _with_kernels(plan: Plan) -> list[TwinCheck]:
     """The checks of a plan whose attention is by its chips' kernel."""
     platform, weights = load(plan.hardware).chip.platform, _weights(plan.model)
     name = "the chips' attention kernel"
@@ -257,8 +257,8 @@ def _with_kernels(plan: Plan) -> list[Check]:
         report = _loss_and_gradients(plan, weights)
     worst = report["worst"]
     return [
-        Check(f"loss, {name}", report["loss"]["difference"], TOLERANCE),
-        Check(f"gradients, {name}", worst["difference"], _of_gradients(plan.model), worst["tensor"]),
+        TwinCheck(f"loss, {name}", report["loss"]["difference"], TOLERANCE),
+        TwinCheck(f"gradients, {name}", worst["difference"], _of_gradients(plan.model), worst["tensor"]),
     ]
 
 
@@ -415,7 +415,7 @@ def _inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _narrow_inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Check]:
+def _narrow_inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[TwinCheck]:
     """Log-probabilities in the plan's narrow types: the errors' root mean square over the spread."""
     errors, spreads = [], []
     for _, errors_of_tokens in _errors_by_prompt(plan, weights):
@@ -423,7 +423,7 @@ def _narrow_inference(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[Che
             errors.append(error)
             spreads.append(expected - expected.mean())
     size, spread = (np.sqrt(np.mean(np.concatenate(rows) ** 2)) for rows in (errors, spreads))
-    return [Check("tokens in narrow types", _finite(float(size / spread)), _NARROW)]
+    return [TwinCheck("tokens in narrow types", _finite(float(size / spread)), _NARROW)]
 
 
 def _scores_by_prompt(plan: Plan, weights: Mapping[str, np.ndarray]) -> list[tuple[list[int], list[Any]]]:
@@ -529,9 +529,9 @@ def _size(x: np.ndarray, by_spread: bool) -> float:
     return float(np.sqrt(np.mean(x**2)) if by_spread else np.abs(x).max())
 
 
-def _worst(what: str, differences: Mapping[str, float | None], tolerance: float) -> Check:
+def _worst(what: str, differences: Mapping[str, float | None], tolerance: float) -> TwinCheck:
     name = max(differences, key=lambda name: _or_infinite(differences[name]))
-    return Check(what, differences[name], tolerance, name)
+    return TwinCheck(what, differences[name], tolerance, name)
 
 
 def _relative(value: float, expected: float) -> float | None:

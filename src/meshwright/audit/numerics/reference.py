@@ -30,7 +30,7 @@ Weights = Mapping[str, Any]
 # (gates[B, T, E]) -> gates: which of the chosen experts have capacity left.
 Capacity = Callable[[Array], Array]
 # (a router's logits[B, T, E], gates) -> gates of the experts that compute.
-Route = Callable[[Array, Array], Array]
+_Route = Callable[[Array, Array], Array]
 
 
 class Extras(NamedTuple):
@@ -106,7 +106,7 @@ def _embedded(config: ModelConfig, w: Weights, tokens: Array) -> Array:
     return _norm(config, w, "embed_norm", x) if config.embedding_norm else x
 
 
-def _last_hidden(config: ModelConfig, w: Weights, tokens: Array, route: Route) -> Array:
+def _last_hidden(config: ModelConfig, w: Weights, tokens: Array, route: _Route) -> Array:
     """x[B, T, D] after the final norm."""
     x = _embedded(config, w, tokens)
     if config.positions == "learned":
@@ -128,7 +128,7 @@ def _logits_of(config: ModelConfig, w: Weights, hidden: Array) -> Array:
 
 
 def _layer(
-    config: ModelConfig, w: Weights, x: Array, layer: Layer, earlier: Any, route: Route
+    config: ModelConfig, w: Weights, x: Array, layer: Layer, earlier: Any, route: _Route
 ) -> tuple[Array, Any]:
     """x[B, T, D] after a layer, and the keys and values that later layers may read."""
     scale, source, h, made = config.residual_scale or 1.0, x, x, earlier
@@ -421,7 +421,7 @@ def _alibi(num_heads: int) -> list[float]:
 # Experts
 
 
-def _experts(config: ModelConfig, w: Weights, h: Array, route: Route) -> Array:
+def _experts(config: ModelConfig, w: Weights, h: Array, route: _Route) -> Array:
     """Every expert of every token, weighed by its gate, which is 0 except for its k; and the shared ones."""
     moe = config.moe
     assert moe is not None
@@ -498,7 +498,7 @@ def _router_losses(moe: MoE, scores: Array, gates: Array) -> tuple[Array, Array]
     return balance, jnp.mean(jax.nn.logsumexp(scores, -1) ** 2)
 
 
-def _within(capacity: Capacity | None) -> Route:
+def _within(capacity: Capacity | None) -> _Route:
     return lambda scores, gates: capacity(gates) if capacity else gates
 
 

@@ -20,7 +20,7 @@ from meshwright.train.optimizers.constants import OptimizerConfig
 Array = np.ndarray
 Weights = Mapping[str, Any]
 # (path, gradients of a weight until now, the weight) -> u
-Direction = Callable[[ModelConfig, OptimizerConfig, str, Sequence[Array], Array], Array]
+_Direction = Callable[[ModelConfig, OptimizerConfig, str, Sequence[Array], Array], Array]
 
 
 def updated(
@@ -38,13 +38,13 @@ def updated(
     return {**w, **after}
 
 
-def norm(gradients: Weights) -> float:
+def gradient_norm(gradients: Weights) -> float:
     """|g|: the root of the sum of all gradients' squares."""
     return float(np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradients.values())))
 
 
 def _clipped(gradients: Weights, most: float) -> dict[str, Array]:
-    size = norm(gradients)
+    size = gradient_norm(gradients)
     return {path: g * np.float32(min(1.0, most / size)) for path, g in gradients.items()}
 
 
@@ -130,7 +130,7 @@ def _nearer(x: Array) -> Array:
     return 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
 
 
-_DIRECTIONS: Mapping[str, Direction] = {
+_DIRECTIONS: Mapping[str, _Direction] = {
     "adamw": _adamw,
     "lion": _lion,
     "adafactor": _adafactor,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.audit.numerics import reference
-from meshwright.audit.numerics.checks import Check
+from meshwright.audit.numerics.checks import TwinCheck
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.transformer import Places
@@ -26,7 +26,7 @@ _POSITIONS = (0, 1, 63, 257, 1_001, 4_097, 33_001, 131_071)
 _TOLERANCE = 0.03
 
 
-def rotation_check(config: ModelConfig) -> list[Check]:
+def rotation_check(config: ModelConfig) -> list[TwinCheck]:
     """The check of rotary positions in each kind of layer; empty if no layer has any."""
     kinds = {(one.kind.window is None, one.kind.turned): one for one in config.layers if one.kind.attends}
     layers = [one for one in kinds.values() if one.kind.turned]
@@ -42,7 +42,7 @@ def rotation_check(config: ModelConfig) -> list[Check]:
                 turned = _turned(ops, x, positions, KindInLoop((layer.kind,)))
                 expected = np.asarray(reference.rope(config, x.astype(jnp.float32), layer, positions))
                 worst = max(worst, float(np.abs(turned - expected).max() / np.abs(expected).max()))
-    return [Check("rotations of far positions", worst if np.isfinite(worst) else None, _TOLERANCE)]
+    return [TwinCheck("rotations of far positions", worst if np.isfinite(worst) else None, _TOLERANCE)]
 
 
 def _turned(ops: JaxOps, x: Any, positions: np.ndarray, kind: KindInLoop) -> np.ndarray:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from math import prod
 
-from meshwright.audit.compile.compile import OPERATION, REPLICATED
+from meshwright.audit.compile.compile import LOGGED_OPERATION, REPLICATED
 from meshwright.audit.facts.groups import tiles_of
 from meshwright.audit.hlo.op_names import primitive_of, scope_of
 from meshwright.audit.hlo.read import dtype_bits
@@ -30,7 +30,7 @@ def replicates(remarks: Iterable[Remark]) -> bool:
 
 
 def _replicated(line: str) -> Remark:
-    operation, shardings = OPERATION.search(line), _RESHARDED.search(line)
+    operation, shardings = LOGGED_OPERATION.search(line), _RESHARDED.search(line)
     before, after = shardings.groups() if shardings else ("one sharding", "another")
     size = _whole_bytes(operation[2], operation[3], before) if operation else None
     tensor, where = _named(line)
@@ -49,7 +49,7 @@ def _replicated(line: str) -> Remark:
 
 def _other(line: str) -> Remark:
     tensor, where = _named(line)
-    operation = OPERATION.search(line)
+    operation = LOGGED_OPERATION.search(line)
     text = _DEVICES.sub("{...}", line)
     instruction = operation[1] if operation else ""
     return Remark("other", tensor, text, where, "", None, instruction=instruction)

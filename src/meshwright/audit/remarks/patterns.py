@@ -621,7 +621,7 @@ def wide_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
-def resharded(emitted: Emitted, context: ProgramContext) -> Fault | None:
+def resharded_activations(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Activations that change their sharding in a loop over layers."""
     c = emitted.collective
     moves = emitted.op in ("all_gather", "all_to_all", "permute") and not c.follows_sum
@@ -769,7 +769,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     batch_gathered,
     along_the_contraction,
     wide_sum,
-    resharded,
+    resharded_activations,
     summed_each_turn,
     whole_sum,
     exposed,

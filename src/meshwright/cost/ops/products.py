@@ -20,7 +20,7 @@ from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction
 from meshwright.notation.operation import bias_reshard
-from meshwright.units import Figure, whole
+from meshwright.units import Numeric, whole
 
 # A kernel that quantises reads two bytes of an element and writes one; one more byte finds the scales.
 CAST_BYTES = 4
@@ -165,7 +165,7 @@ class ProductOps(Recorder):
         )
         return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
 
-    def _of_weight(self, work: Work, w: Value, rows_moved: Figure, blocks: Blocks) -> Work:
+    def _of_weight(self, work: Work, w: Value, rows_moved: Numeric, blocks: Blocks) -> Work:
         """The gradient of experts' weights: products of some blocks of rows, the last of them masked.
 
         The gradient is a float32 sum: filled with zeros, read and written for each product, and cast at the

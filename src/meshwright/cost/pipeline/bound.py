@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from meshwright.layout.pipelines import SCHEDULES
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 
 def least_makespan(
     name: str,
     stages: int,
-    microbatches: Figure,
+    microbatches: Numeric,
     chunks: int,
     depths: tuple[Any, Any, Any],
-    hop_seconds: Figure,
+    hop_seconds: Numeric,
 ) -> Any:
     """Lower bound of the seconds of a step of the schedule.
 
@@ -56,7 +56,7 @@ def least_makespan(
     return np.maximum(np.maximum(by_stage.max(axis=0), shared), round_trips[0])
 
 
-def _before(seconds: Figure) -> Any:
+def _before(seconds: Numeric) -> Any:
     """For each depth, the sum over earlier depths."""
     return np.cumsum(seconds, axis=0) - seconds
 

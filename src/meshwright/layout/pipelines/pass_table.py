@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 # The place of every depth, in the order of a microbatch's visits.
 StageRoute = tuple[Place, ...]
-Row = tuple[TablePass, ...]
+_Row = tuple[TablePass, ...]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PassTable:
     name: str
     num_microbatches: int
     routes: tuple[StageRoute, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[_Row, ...]
 
     @property
     def num_stages(self) -> int:

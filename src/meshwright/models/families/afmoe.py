@@ -7,7 +7,7 @@ from meshwright.models.families.common import (
     LLAMA_TENSORS,
     experts,
     linear,
-    norm,
+    norms,
 )
 from meshwright.models.families.family import (
     Family,
@@ -53,9 +53,9 @@ FAMILY = Family(
         Rope(),
     ),
     tensors=LLAMA_TENSORS
-    | norm("attention_post_norm", f"{LAYER}.post_attention_layernorm")
-    | norm("mlp_norm", f"{LAYER}.pre_mlp_layernorm")
-    | norm("mlp_post_norm", f"{LAYER}.post_mlp_layernorm")
+    | norms("attention_post_norm", f"{LAYER}.post_attention_layernorm")
+    | norms("mlp_norm", f"{LAYER}.pre_mlp_layernorm")
+    | norms("mlp_post_norm", f"{LAYER}.post_mlp_layernorm")
     | linear("wg", f"{LAYER}.self_attn.gate_proj", "NH", "D")
     | experts()
     | {

@@ -5,7 +5,7 @@ from meshwright.models.families.common import (
     LLAMA_KEYS,
     LLAMA_TENSORS,
     activation,
-    norm,
+    norms,
 )
 from meshwright.models.families.family import Family, Release, Tensor, fixed, ignored, preset
 from meshwright.models.families.rope import Rope
@@ -23,8 +23,8 @@ FAMILY = Family(
     sets={"gated": False, "qk_norm": True},
     groups=(Rope(theta=12_000_000.0),),
     tensors=LLAMA_TENSORS
-    | norm("attention_norm", f"{LAYER}.attention_layernorm")
-    | norm("mlp_norm", f"{LAYER}.feedforward_layernorm")
+    | norms("attention_norm", f"{LAYER}.attention_layernorm")
+    | norms("mlp_norm", f"{LAYER}.feedforward_layernorm")
     | {
         "w_slope_up": Tensor(f"{LAYER}.mlp.act_fn.alpha_p", ("",)),
         "w_slope_down": Tensor(f"{LAYER}.mlp.act_fn.alpha_n", ("",)),

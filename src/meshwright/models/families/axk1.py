@@ -7,7 +7,7 @@ from meshwright.models.families.common import (
     MTP,
     SIZES,
     experts,
-    norm,
+    norms,
 )
 from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
 from meshwright.models.families.layers import ExpertLayers
@@ -31,7 +31,10 @@ FAMILY = Family(
     | ignored("as its class computes it", "topk_method"),
     sets={"moe.score": "sigmoid", "moe.choice_bias": True, "moe.post_norm": True},
     groups=(ExpertLayers(), Rope()),
-    tensors=LLAMA_TENSORS | LATENT_TENSORS | experts() | norm("mlp_post_norm", f"{LAYER}.post_mlp_layernorm"),
+    tensors=LLAMA_TENSORS
+    | LATENT_TENSORS
+    | experts()
+    | norms("mlp_post_norm", f"{LAYER}.post_mlp_layernorm"),
     more_layers=True,
     releases=(
         Release(

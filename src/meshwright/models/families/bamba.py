@@ -6,7 +6,7 @@ from meshwright.models.families.common import (
     LLAMA_TENSORS,
     PROJECTIONS,
     feed_forward,
-    norm,
+    norms,
 )
 from meshwright.models.families.family import Family, Key, Release, ignored, preset
 from meshwright.models.families.rope import Rope
@@ -14,8 +14,8 @@ from meshwright.models.families.state_layers import MAMBA_KEYS, StateLayers, mam
 
 BAMBA_TENSORS = (
     LLAMA_TENSORS
-    | norm("mlp_norm", f"{LAYER}.pre_ff_layernorm")
-    | norm("final_norm", "model.final_layernorm")
+    | norms("mlp_norm", f"{LAYER}.pre_ff_layernorm")
+    | norms("final_norm", "model.final_layernorm")
     | feed_forward("w", f"{LAYER}.feed_forward", "F", PROJECTIONS)
     | mamba_tensors(f"{LAYER}.mamba")
 )

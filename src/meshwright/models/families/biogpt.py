@@ -1,4 +1,4 @@
-from meshwright.models.families.common import LLAMA_KEYS, activation, linear, norm
+from meshwright.models.families.common import LLAMA_KEYS, activation, linear, norms
 from meshwright.models.families.family import Family, Key, Release, Tensor, ignored, preset
 
 _LAYER = "biogpt.layers.{}"
@@ -32,15 +32,15 @@ FAMILY = Family(
     tensors={
         "embed": Tensor("biogpt.embed_tokens.weight", ("V", "D")),
         "positions": Tensor("biogpt.embed_positions.weight", ("W", "D")),
-        **norm("attention_norm", f"{_LAYER}.self_attn_layer_norm"),
+        **norms("attention_norm", f"{_LAYER}.self_attn_layer_norm"),
         **linear("wq", f"{_LAYER}.self_attn.q_proj", "NH", "D"),
         **linear("wk", f"{_LAYER}.self_attn.k_proj", "KH", "D"),
         **linear("wv", f"{_LAYER}.self_attn.v_proj", "KH", "D"),
         **linear("wo", f"{_LAYER}.self_attn.out_proj", "D", "NH"),
-        **norm("mlp_norm", f"{_LAYER}.final_layer_norm"),
+        **norms("mlp_norm", f"{_LAYER}.final_layer_norm"),
         **linear("w_in", f"{_LAYER}.fc1", "F", "D"),
         **linear("w_out", f"{_LAYER}.fc2", "D", "F"),
-        **norm("final_norm", "biogpt.layer_norm"),
+        **norms("final_norm", "biogpt.layer_norm"),
         "unembed": Tensor("output_projection.weight", ("V", "D")),
     },
     releases=(

@@ -5,7 +5,7 @@ from meshwright.models.families.common import (
     LLAMA_KEYS,
     LLAMA_TENSORS,
     activation,
-    norm,
+    norms,
 )
 from meshwright.models.families.family import Family, Release, preset
 from meshwright.models.families.rope import Rope
@@ -18,8 +18,8 @@ FAMILY = Family(
     sets={"inner_norms": True},
     groups=(Rope(theta=500_000.0),),
     tensors=LLAMA_TENSORS
-    | norm("attention_inner_norm", f"{LAYER}.self_attn.attn_sub_norm", "NH")
-    | norm("mlp_inner_norm", f"{LAYER}.mlp.ffn_sub_norm", "F"),
+    | norms("attention_inner_norm", f"{LAYER}.self_attn.attn_sub_norm", "NH")
+    | norms("mlp_inner_norm", f"{LAYER}.mlp.ffn_sub_norm", "F"),
     releases=(
         Release(
             "Ma et al. 2025, https://arxiv.org/abs/2504.12285; config.json of microsoft/bitnet-b1.58-2B-4T",

@@ -1,4 +1,4 @@
-from meshwright.models.families.common import HEAD, QKV, fused, linear, norm
+from meshwright.models.families.common import HEAD, QKV, fused, linear, norms
 from meshwright.models.families.family import Family, Key, Release, Tensor, fixed, ignored, needed, preset
 from meshwright.models.families.gpt2 import GPT_SETS
 
@@ -34,15 +34,15 @@ FAMILY = Family(
     groups=(),
     prefix="transformer.",
     tensors={"embed": Tensor("transformer.word_embeddings.weight", ("V", "D"))}
-    | norm("embed_norm", "transformer.word_embeddings_layernorm")
-    | norm("attention_norm", f"{_H}.input_layernorm")
+    | norms("embed_norm", "transformer.word_embeddings_layernorm")
+    | norms("attention_norm", f"{_H}.input_layernorm")
     # A head's query, key and value follow each other.
     | fused(("wq", "wk", "wv"), f"{_H}.self_attention.query_key_value", QKV, arranged="within")
     | linear("wo", f"{_H}.self_attention.dense", "D", "NH")
-    | norm("mlp_norm", f"{_H}.post_attention_layernorm")
+    | norms("mlp_norm", f"{_H}.post_attention_layernorm")
     | linear("w_in", f"{_H}.mlp.dense_h_to_4h", "F", "D")
     | linear("w_out", f"{_H}.mlp.dense_4h_to_h", "D", "F")
-    | norm("final_norm", "transformer.ln_f")
+    | norms("final_norm", "transformer.ln_f")
     | HEAD,
     releases=(
         Release(

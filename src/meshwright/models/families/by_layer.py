@@ -7,14 +7,14 @@ from typing import Any
 from meshwright.models.config import Extra, ModelConfig, Variant
 from meshwright.models.families.family import Part
 
-Reader = Callable[[Mapping[str, Any], Mapping[str, Any], str], dict[str, Any]]
+_Reader = Callable[[Mapping[str, Any], Mapping[str, Any], str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class ByLayer:
     """Keys that one function reads together into the fields of layers. Files with them are not written."""
 
-    reader: Reader
+    reader: _Reader
     keys: Mapping[str, tuple[str, ...]]
 
     @property

@@ -229,7 +229,7 @@ def linear(parameter: str, module: str, out: str, into: str, pairs: str = "") ->
     }
 
 
-def norm(parameter: str, module: str, letter: str = "D") -> dict[str, Tensor]:
+def norms(parameter: str, module: str, letter: str = "D") -> dict[str, Tensor]:
     """weight and bias of a norm."""
     return {
         parameter: Tensor(f"{module}.weight", (letter,)),
@@ -269,20 +269,20 @@ EMBEDDING = {"embed": Tensor("model.embed_tokens.weight", ("V", "D"))}
 HEAD = {"unembed": Tensor("lm_head.weight", ("V", "D"))}
 LLAMA_TENSORS = (
     EMBEDDING
-    | norm("attention_norm", f"{LAYER}.input_layernorm")
+    | norms("attention_norm", f"{LAYER}.input_layernorm")
     | linear("wq", f"{LAYER}.self_attn.q_proj", "NH", "D")
     | linear("wk", f"{LAYER}.self_attn.k_proj", "KH", "D")
     | linear("wv", f"{LAYER}.self_attn.v_proj", "KH", "D")
     | linear("wo", f"{LAYER}.self_attn.o_proj", "D", "NH")
-    | norm("q_norm", f"{LAYER}.self_attn.q_norm", "H")
-    | norm("k_norm", f"{LAYER}.self_attn.k_norm", "H")
-    | norm("mlp_norm", f"{LAYER}.post_attention_layernorm")
+    | norms("q_norm", f"{LAYER}.self_attn.q_norm", "H")
+    | norms("k_norm", f"{LAYER}.self_attn.k_norm", "H")
+    | norms("mlp_norm", f"{LAYER}.post_attention_layernorm")
     | feed_forward("w", f"{LAYER}.mlp", "F", PROJECTIONS)
-    | norm("final_norm", "model.norm")
+    | norms("final_norm", "model.norm")
     | HEAD
 )
 # Without the norms before attention and feed-forward.
-POST_NORMS_ONLY = norm("attention_post_norm", f"{LAYER}.post_attention_layernorm") | norm(
+POST_NORMS_ONLY = norms("attention_post_norm", f"{LAYER}.post_attention_layernorm") | norms(
     "mlp_post_norm", f"{LAYER}.post_feedforward_layernorm"
 )
 # Of queries and keys, over all heads or for each head with its own scale.
@@ -292,9 +292,9 @@ WIDE_QK_NORMS = {
 }
 # Gemma 2 and 3 call another norm what LLaMA calls post_attention_layernorm.
 POST_NORMS = (
-    norm("attention_post_norm", f"{LAYER}.post_attention_layernorm")
-    | norm("mlp_norm", f"{LAYER}.pre_feedforward_layernorm")
-    | norm("mlp_post_norm", f"{LAYER}.post_feedforward_layernorm")
+    norms("attention_post_norm", f"{LAYER}.post_attention_layernorm")
+    | norms("mlp_norm", f"{LAYER}.pre_feedforward_layernorm")
+    | norms("mlp_post_norm", f"{LAYER}.post_feedforward_layernorm")
 )
 
 

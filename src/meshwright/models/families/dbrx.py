@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import HEAD, LLAMA_TENSORS, fused, linear, norm
+from meshwright.models.families.common import HEAD, LLAMA_TENSORS, fused, linear, norms
 from meshwright.models.families.family import (
     Family,
     Key,
@@ -61,15 +61,15 @@ FAMILY = Family(
     tensors=LLAMA_TENSORS
     | {
         "embed": Tensor("transformer.wte.weight", ("V", "D")),
-        **norm("attention_norm", f"{_BLOCK}.norm_attn_norm.norm_1"),
+        **norms("attention_norm", f"{_BLOCK}.norm_attn_norm.norm_1"),
         **fused(("wq", "wk", "wv"), f"{_BLOCK}.norm_attn_norm.attn.Wqkv", ("NH", "KH", "KH")),
         **linear("wo", f"{_BLOCK}.norm_attn_norm.attn.out_proj", "D", "NH"),
-        **norm("mlp_norm", f"{_BLOCK}.norm_attn_norm.norm_2"),
+        **norms("mlp_norm", f"{_BLOCK}.norm_attn_norm.norm_2"),
         "router": Tensor(f"{_BLOCK}.ffn.router.layer.weight", ("E", "D")),
         "expert_gate": Tensor(f"{_BLOCK}.ffn.experts.mlp.w1", ("EM", "D")),
         "expert_in": Tensor(f"{_BLOCK}.ffn.experts.mlp.v1", ("EM", "D")),
         "expert_out": Tensor(f"{_BLOCK}.ffn.experts.mlp.w2", ("EM", "D")),
-        **norm("final_norm", "transformer.norm_f"),
+        **norms("final_norm", "transformer.norm_f"),
         **HEAD,
     },
     releases=(

@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import ACTIVATION, HEAD, fused, linear, norm
+from meshwright.models.families.common import ACTIVATION, HEAD, fused, linear, norms
 from meshwright.models.families.family import (
     Family,
     Key,
@@ -18,7 +18,7 @@ from meshwright.models.families.family import (
 from meshwright.models.families.rope import Rope
 
 _H = "transformer.h.{}"
-_TWO_NORMS = norm("attention_norm", f"{_H}.ln_attn") | norm("mlp_norm", f"{_H}.ln_mlp")
+_TWO_NORMS = norms("attention_norm", f"{_H}.ln_attn") | norms("mlp_norm", f"{_H}.ln_mlp")
 
 
 class _Heads:
@@ -77,15 +77,15 @@ FAMILY = Family(
     prefix="transformer.",
     tensors={
         "embed": Tensor("transformer.word_embeddings.weight", ("V", "D")),
-        **norm("attention_norm", f"{_H}.input_layernorm"),
+        **norms("attention_norm", f"{_H}.input_layernorm"),
         **fused(
             ("wq", "wk", "wv"), f"{_H}.self_attention.query_key_value", ("KGH", "KH", "KH"), "D", "within"
         ),
         **linear("wo", f"{_H}.self_attention.dense", "D", "NH"),
-        **norm("mlp_norm", f"{_H}.post_attention_layernorm"),
+        **norms("mlp_norm", f"{_H}.post_attention_layernorm"),
         **linear("w_in", f"{_H}.mlp.dense_h_to_4h", "F", "D"),
         **linear("w_out", f"{_H}.mlp.dense_4h_to_h", "D", "F"),
-        **norm("final_norm", "transformer.ln_f"),
+        **norms("final_norm", "transformer.ln_f"),
         **HEAD,
     },
     variants=lambda model: {} if model.shared_norm or not model.parallel else _TWO_NORMS,

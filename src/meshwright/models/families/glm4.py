@@ -1,4 +1,4 @@
-from meshwright.models.families.common import LAYER, norm
+from meshwright.models.families.common import LAYER, norms
 from meshwright.models.families.family import Family, Release, preset
 from meshwright.models.families.glm import GLM_KEYS, GLM_TENSORS
 from meshwright.models.families.rope import Rope
@@ -13,8 +13,8 @@ FAMILY = Family(
     sets={"post_norms": True},
     groups=(Rope(share=0.5),),
     tensors=GLM_TENSORS
-    | norm("attention_post_norm", f"{LAYER}.post_self_attn_layernorm")
-    | norm("mlp_post_norm", f"{LAYER}.post_mlp_layernorm"),
+    | norms("attention_post_norm", f"{LAYER}.post_self_attn_layernorm")
+    | norms("mlp_post_norm", f"{LAYER}.post_mlp_layernorm"),
     releases=(
         Release(
             "config.json of zai-org/GLM-4-9B-0414, GLM-4-32B-0414",

@@ -1,4 +1,4 @@
-from meshwright.models.families.common import ACTIVATION, HEAD, norm
+from meshwright.models.families.common import ACTIVATION, HEAD, norms
 from meshwright.models.families.family import Family, Key, Release, Tensor, fixed, ignored, needed, preset
 
 GPT_SETS = {
@@ -61,12 +61,12 @@ FAMILY = Family(
             for index, (name, part) in enumerate(zip(("wq", "wk", "wv"), _QKV, strict=True))
             for suffix, kind, into in (("", "weight", ("D",)), ("_bias", "bias", ()))
         },
-        **norm("attention_norm", f"{_H}.ln_1"),
+        **norms("attention_norm", f"{_H}.ln_1"),
         **_conv1d("wo", f"{_H}.attn.c_proj", "NH", "D"),
-        **norm("mlp_norm", f"{_H}.ln_2"),
+        **norms("mlp_norm", f"{_H}.ln_2"),
         **_conv1d("w_in", f"{_H}.mlp.c_fc", "D", "F"),
         **_conv1d("w_out", f"{_H}.mlp.c_proj", "F", "D"),
-        **norm("final_norm", "transformer.ln_f"),
+        **norms("final_norm", "transformer.ln_f"),
         **HEAD,
     },
     releases=(

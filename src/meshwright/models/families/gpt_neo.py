@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import ACTIVATION, HEAD, linear, norm
+from meshwright.models.families.common import ACTIVATION, HEAD, linear, norms
 from meshwright.models.families.family import Family, Key, Part, Release, Tensor, ignored, needed, preset
 
 _H = "transformer.h.{}"
@@ -70,15 +70,15 @@ FAMILY = Family(
     tensors={
         "embed": Tensor("transformer.wte.weight", ("V", "D")),
         "positions": Tensor("transformer.wpe.weight", ("W", "D")),
-        **norm("attention_norm", f"{_H}.ln_1"),
+        **norms("attention_norm", f"{_H}.ln_1"),
         **linear("wq", f"{_H}.attn.attention.q_proj", "NH", "D"),
         **linear("wk", f"{_H}.attn.attention.k_proj", "KH", "D"),
         **linear("wv", f"{_H}.attn.attention.v_proj", "KH", "D"),
         **linear("wo", f"{_H}.attn.attention.out_proj", "D", "NH"),
-        **norm("mlp_norm", f"{_H}.ln_2"),
+        **norms("mlp_norm", f"{_H}.ln_2"),
         **linear("w_in", f"{_H}.mlp.c_fc", "F", "D"),
         **linear("w_out", f"{_H}.mlp.c_proj", "D", "F"),
-        **norm("final_norm", "transformer.ln_f"),
+        **norms("final_norm", "transformer.ln_f"),
         **HEAD,
     },
     releases=(

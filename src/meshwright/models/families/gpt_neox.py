@@ -1,4 +1,4 @@
-from meshwright.models.families.common import LAYER_NORM_EPS, LLAMA_KEYS, activation, fused, linear, norm
+from meshwright.models.families.common import LAYER_NORM_EPS, LLAMA_KEYS, activation, fused, linear, norms
 from meshwright.models.families.family import Family, Key, Release, Tensor, ignored, preset
 from meshwright.models.families.rope import Rope
 
@@ -26,13 +26,13 @@ FAMILY = Family(
     groups=(Rope(share=0.25, share_key="rotary_pct"),),
     tensors={
         "embed": Tensor("gpt_neox.embed_in.weight", ("V", "D")),
-        **norm("attention_norm", f"{_LAYER}.input_layernorm"),
+        **norms("attention_norm", f"{_LAYER}.input_layernorm"),
         **fused(("wq", "wk", "wv"), f"{_LAYER}.attention.query_key_value", ("NH", "KH", "KH"), "D", "within"),
         **linear("wo", f"{_LAYER}.attention.dense", "D", "NH"),
-        **norm("mlp_norm", f"{_LAYER}.post_attention_layernorm"),
+        **norms("mlp_norm", f"{_LAYER}.post_attention_layernorm"),
         **linear("w_in", f"{_LAYER}.mlp.dense_h_to_4h", "F", "D"),
         **linear("w_out", f"{_LAYER}.mlp.dense_4h_to_h", "D", "F"),
-        **norm("final_norm", "gpt_neox.final_layer_norm"),
+        **norms("final_norm", "gpt_neox.final_layer_norm"),
         "unembed": Tensor("embed_out.weight", ("V", "D")),
     },
     releases=(

@@ -1,4 +1,4 @@
-from meshwright.models.families.common import ACTIVATION, in_pairs, linear, norm
+from meshwright.models.families.common import ACTIVATION, in_pairs, linear, norms
 from meshwright.models.families.family import Family, Key, Release, Rule, Tensor, ignored, needed, preset
 
 _H = "transformer.h.{}"
@@ -33,11 +33,11 @@ GPTJ_SETS = {
 }
 GPTJ_TENSORS = {
     "embed": Tensor("transformer.wte.weight", ("V", "D")),
-    **norm("attention_norm", f"{_H}.ln_1"),
+    **norms("attention_norm", f"{_H}.ln_1"),
     **linear("wo", f"{_H}.attn.out_proj", "D", "NH"),
     **linear("w_in", f"{_H}.mlp.fc_in", "F", "D"),
     **linear("w_out", f"{_H}.mlp.fc_out", "D", "F"),
-    **norm("final_norm", "transformer.ln_f"),
+    **norms("final_norm", "transformer.ln_f"),
     **linear("unembed", "lm_head", "V", "D"),
 }
 _HEADS = {

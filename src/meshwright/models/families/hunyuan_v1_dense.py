@@ -1,4 +1,11 @@
-from meshwright.models.families.common import ATTENTION_BIAS, EPS_1E_5, LAYER, LLAMA_KEYS, LLAMA_TENSORS, norm
+from meshwright.models.families.common import (
+    ATTENTION_BIAS,
+    EPS_1E_5,
+    LAYER,
+    LLAMA_KEYS,
+    LLAMA_TENSORS,
+    norms,
+)
 from meshwright.models.families.family import Family, Key, Release, Rule, fixed, ignored, published
 from meshwright.models.families.rope import Rope
 
@@ -16,8 +23,8 @@ HUNYUAN_KEYS: dict[str, Rule] = (
 HUNYUAN_SETS = {"qk_norm": True, "qk_norm_last": True}
 HUNYUAN_TENSORS = (
     LLAMA_TENSORS
-    | norm("q_norm", f"{LAYER}.self_attn.query_layernorm", "H")
-    | norm("k_norm", f"{LAYER}.self_attn.key_layernorm", "H")
+    | norms("q_norm", f"{LAYER}.self_attn.query_layernorm", "H")
+    | norms("k_norm", f"{LAYER}.self_attn.key_layernorm", "H")
 )
 
 FAMILY = Family(

@@ -5,7 +5,7 @@ from meshwright.models.families.common import (
     LLAMA_KEYS,
     LLAMA_TENSORS,
     MULTIPLIERS,
-    norm,
+    norms,
 )
 from meshwright.models.families.family import Family, Form, Key
 from meshwright.models.families.rope import Rope
@@ -28,6 +28,6 @@ FAMILY = Family(
     },
     groups=(Rope(),),
     tensors=LLAMA_TENSORS
-    | norm("attention_post_norm", f"{LAYER}.post_norm1")
-    | norm("mlp_post_norm", f"{LAYER}.post_norm2"),
+    | norms("attention_post_norm", f"{LAYER}.post_norm1")
+    | norms("mlp_post_norm", f"{LAYER}.post_norm2"),
 )

@@ -1,4 +1,4 @@
-from meshwright.models.families.common import LAYER, LLAMA_KEYS, LLAMA_TENSORS, ROUTER, experts, norm
+from meshwright.models.families.common import LAYER, LLAMA_KEYS, LLAMA_TENSORS, ROUTER, experts, norms
 from meshwright.models.families.family import Family, Key, Release, Tensor, ignored, mixture, needed, preset
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
@@ -28,8 +28,8 @@ FAMILY = Family(
     },
     groups=(LocalLayers(window=513, global_every=5, unturned=True), Rope()),
     tensors=LLAMA_TENSORS
-    | norm("attention_post_norm", f"{LAYER}.post_attn_norm")
-    | norm("mlp_post_norm", f"{LAYER}.post_ffn_norm")
+    | norms("attention_post_norm", f"{LAYER}.post_attn_norm")
+    | norms("mlp_post_norm", f"{LAYER}.post_ffn_norm")
     | experts()
     | {"router_choice_bias": Tensor(f"{LAYER}.moe.router.expert_bias", ("E",))},
     releases=(

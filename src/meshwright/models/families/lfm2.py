@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import EMBEDDING, LAYER, SIZES, feed_forward, fused, linear, norm
+from meshwright.models.families.common import EMBEDDING, LAYER, SIZES, feed_forward, fused, linear, norms
 from meshwright.models.families.family import (
     Family,
     Key,
@@ -52,22 +52,22 @@ _CONV = f"{LAYER}.conv"
 _INTO = ("state_b", "state_c", "state_x")
 LFM2_TENSORS = (
     EMBEDDING
-    | norm("attention_norm", f"{LAYER}.operator_norm")
+    | norms("attention_norm", f"{LAYER}.operator_norm")
     | linear("wq", f"{LAYER}.self_attn.q_proj", "NH", "D")
     | linear("wk", f"{LAYER}.self_attn.k_proj", "KH", "D")
     | linear("wv", f"{LAYER}.self_attn.v_proj", "KH", "D")
     | linear("wo", f"{LAYER}.self_attn.out_proj", "D", "NH")
-    | norm("q_norm", f"{LAYER}.self_attn.q_layernorm", "H")
-    | norm("k_norm", f"{LAYER}.self_attn.k_layernorm", "H")
+    | norms("q_norm", f"{LAYER}.self_attn.q_layernorm", "H")
+    | norms("k_norm", f"{LAYER}.self_attn.k_layernorm", "H")
     | fused(_INTO, f"{_CONV}.in_proj", ("i", "i", "i"))
     | {
         "conv_x": Tensor(f"{_CONV}.conv.weight", ("i", "", "c")),
         "conv_x_bias": Tensor(f"{_CONV}.conv.bias", ("i",)),
     }
     | linear("state_out", f"{_CONV}.out_proj", "D", "i")
-    | norm("mlp_norm", f"{LAYER}.ffn_norm")
+    | norms("mlp_norm", f"{LAYER}.ffn_norm")
     | feed_forward("w", f"{LAYER}.feed_forward", "F", ("w1", "w3", "w2"))
-    | norm("final_norm", "model.embedding_norm")
+    | norms("final_norm", "model.embedding_norm")
     | {"unembed": Tensor("lm_head.weight", ("V", "D"))}
 )
 LFM2_LAYERS = StateLayers(state="conv", numbers="full_attn_idxs")

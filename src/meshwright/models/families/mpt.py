@@ -1,4 +1,4 @@
-from meshwright.models.families.common import HEAD, QKV, fused, linear, norm
+from meshwright.models.families.common import HEAD, QKV, fused, linear, norms
 from meshwright.models.families.family import (
     Family,
     Fixed,
@@ -44,13 +44,13 @@ FAMILY = Family(
     groups=(),
     prefix="transformer.",
     tensors={"embed": Tensor("transformer.wte.weight", ("V", "D"))}
-    | norm("attention_norm", f"{_LAYER}.norm_1")
+    | norms("attention_norm", f"{_LAYER}.norm_1")
     | fused(("wq", "wk", "wv"), f"{_LAYER}.attn.Wqkv", QKV)
     | linear("wo", f"{_LAYER}.attn.out_proj", "D", "NH")
-    | norm("mlp_norm", f"{_LAYER}.norm_2")
+    | norms("mlp_norm", f"{_LAYER}.norm_2")
     | linear("w_in", f"{_LAYER}.ffn.up_proj", "F", "D")
     | linear("w_out", f"{_LAYER}.ffn.down_proj", "D", "F")
-    | norm("final_norm", "transformer.norm_f")
+    | norms("final_norm", "transformer.norm_f")
     | HEAD,
     releases=(
         Release(

@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import ACTIVATION, HEAD, LLAMA_KEYS, linear, norm
+from meshwright.models.families.common import ACTIVATION, HEAD, LLAMA_KEYS, linear, norms
 from meshwright.models.families.family import (
     Family,
     Key,
@@ -58,15 +58,15 @@ FAMILY = Family(
     tensors={
         "embed": Tensor("model.decoder.embed_tokens.weight", ("V", "D")),
         "positions": Tensor("model.decoder.embed_positions.weight", ("W", "D")),
-        **norm("attention_norm", f"{_LAYER}.self_attn_layer_norm"),
+        **norms("attention_norm", f"{_LAYER}.self_attn_layer_norm"),
         **linear("wq", f"{_LAYER}.self_attn.q_proj", "NH", "D"),
         **linear("wk", f"{_LAYER}.self_attn.k_proj", "KH", "D"),
         **linear("wv", f"{_LAYER}.self_attn.v_proj", "KH", "D"),
         **linear("wo", f"{_LAYER}.self_attn.out_proj", "D", "NH"),
-        **norm("mlp_norm", f"{_LAYER}.final_layer_norm"),
+        **norms("mlp_norm", f"{_LAYER}.final_layer_norm"),
         **linear("w_in", f"{_LAYER}.fc1", "F", "D"),
         **linear("w_out", f"{_LAYER}.fc2", "D", "F"),
-        **norm("final_norm", "model.decoder.final_layer_norm"),
+        **norms("final_norm", "model.decoder.final_layer_norm"),
         **HEAD,
     },
     releases=(

@@ -6,7 +6,7 @@ from meshwright.models.families.common import (
     activation,
     fused,
     linear,
-    norm,
+    norms,
 )
 from meshwright.models.families.family import Family, Key, Release, ignored, preset
 from meshwright.models.families.rope import Rope
@@ -36,11 +36,11 @@ FAMILY = Family(
     tensors=LLAMA_TENSORS
     | fused(("wq", "wk", "wv"), f"{LAYER}.self_attn.query_key_value", ("NH", "KH", "KH"), "D", "within")
     | linear("wo", f"{LAYER}.self_attn.dense", "D", "NH")
-    | norm("q_norm", f"{LAYER}.self_attn.q_layernorm", "H")
-    | norm("k_norm", f"{LAYER}.self_attn.k_layernorm", "H")
+    | norms("q_norm", f"{LAYER}.self_attn.q_layernorm", "H")
+    | norms("k_norm", f"{LAYER}.self_attn.k_layernorm", "H")
     | linear("w_in", f"{LAYER}.mlp.dense_h_to_4h", "F", "D")
     | linear("w_out", f"{LAYER}.mlp.dense_4h_to_h", "D", "F")
-    | norm("final_norm", "model.final_layernorm"),
+    | norms("final_norm", "model.final_layernorm"),
     releases=(
         Release(
             "config.json of adept/persimmon-8b-base",

@@ -5,7 +5,7 @@ from meshwright.models.families.common import (
     LLAMA_TENSORS,
     activation,
     linear,
-    norm,
+    norms,
 )
 from meshwright.models.families.family import Family, Release, fixed, ignored, preset
 from meshwright.models.families.rope import Rope
@@ -35,7 +35,7 @@ FAMILY = Family(
     | linear("wo", f"{LAYER}.self_attn.dense", "D", "NH")
     | linear("w_in", f"{LAYER}.mlp.fc1", "F", "D")
     | linear("w_out", f"{LAYER}.mlp.fc2", "D", "F")
-    | norm("final_norm", "model.final_layernorm")
+    | norms("final_norm", "model.final_layernorm")
     | linear("unembed", "lm_head", "V", "D"),
     releases=(
         Release(

@@ -11,7 +11,7 @@ from meshwright.models.families.common import (
     PROJECTIONS,
     feed_forward,
     linear,
-    norm,
+    norms,
 )
 from meshwright.models.families.family import (
     Family,
@@ -95,7 +95,7 @@ FAMILY = Family(
     sets={"norm_offset": True, "attention_out_bias": True, "mlp_bias": True},
     groups=(_Blocks(), Rope(share=0.5)),
     tensors=EMBEDDING
-    | norm("attention_norm", f"{LAYER}.temporal_pre_norm")
+    | norms("attention_norm", f"{LAYER}.temporal_pre_norm")
     | linear("wq", f"{_BLOCK}.q_proj", "NH", "D")
     | linear("wk", f"{_BLOCK}.k_proj", "KH", "D")
     | linear("wv", f"{_BLOCK}.v_proj", "KH", "D")
@@ -112,9 +112,9 @@ FAMILY = Family(
         "decay_gate_bias": Tensor(f"{_UNIT}.recurrent_gate_bias", ("g", "o")),
         "decay_rate": Tensor(f"{_UNIT}.recurrent_param", ("gu",)),
     }
-    | norm("mlp_norm", f"{LAYER}.channel_pre_norm")
+    | norms("mlp_norm", f"{LAYER}.channel_pre_norm")
     | feed_forward("w", f"{LAYER}.mlp_block", "F", PROJECTIONS)
-    | norm("final_norm", "model.final_norm")
+    | norms("final_norm", "model.final_norm")
     | HEAD,
     releases=(
         Release(

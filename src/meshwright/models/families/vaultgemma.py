@@ -1,4 +1,4 @@
-from meshwright.models.families.common import LAYER, LLAMA_TENSORS, norm
+from meshwright.models.families.common import LAYER, LLAMA_TENSORS, norms
 from meshwright.models.families.family import Family
 from meshwright.models.families.gemma_keys import GEMMA_2_KEYS, GEMMA_SETS
 from meshwright.models.families.layers import LocalLayers
@@ -11,5 +11,5 @@ FAMILY = Family(
     keys=GEMMA_2_KEYS,
     sets=GEMMA_SETS,
     groups=(LocalLayers(window=4096, global_every=2), Rope()),
-    tensors=LLAMA_TENSORS | norm("mlp_norm", f"{LAYER}.pre_feedforward_layernorm"),
+    tensors=LLAMA_TENSORS | norms("mlp_norm", f"{LAYER}.pre_feedforward_layernorm"),
 )

@@ -32,7 +32,7 @@ from meshwright.nn.start.device_mesh import partition_spec, platform
 _MAX_PARTIAL_QUERIES = 8
 _CAPABILITIES = (10.0, 9.0, 8.0)
 
-Kernel = Callable[..., Array]
+_Kernel = Callable[..., Array]
 
 
 def flash_kernels(
@@ -43,7 +43,7 @@ def flash_kernels(
     how: ScoreForm,
     *,
     has_documents: bool = False,
-) -> list[Kernel] | None:
+) -> list[_Kernel] | None:
     """The platform's kernel for out[B, T, N, O] of q[B, T, N, H], k[B, T, K, H] and v[B, T, K, O], by window.
 
     Kernels also take sinks[N], and the document of each query and key, both i32[B, T]: None for a model

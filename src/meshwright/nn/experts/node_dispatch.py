@@ -70,7 +70,7 @@ def crossings_of(gates: Array, layout: Layout, moe: MoE, kept: str) -> Crossings
     return Crossings(crossing, checkpoint_name(jnp.max(num_passes), kept), tokens)
 
 
-class Route(NamedTuple):
+class _Route(NamedTuple):
     """The tokens of one pass.
 
     tokens: i32[1, p R]. sent, received: i32[1, p], how many go to each node, and how many come from it.
@@ -84,7 +84,7 @@ class Route(NamedTuple):
 
 def gates_at_nodes(
     gates: Array, crossings: Crossings, number: Array | int, layout: Layout
-) -> tuple[Array, Route]:
+) -> tuple[Array, _Route]:
     """[1, p R, E/p] of gates[1, n, E] for the tokens that arrive at a node in a pass, and their route."""
     crossing, spec = crossings.crossing, spec_of(gates)
     rows = PartitionSpec(spec.partitions[0], None)
@@ -107,7 +107,7 @@ def gates_at_nodes(
     tokens, sent = find(crossings.tokens, number)
     came = _exchanged(with_gradient(by_node, (spec, rows), spec, 1)(gates, tokens), None, layout)
     received = each_device(of_tokens_that_came, (spec,), rows)(lax.stop_gradient(came))
-    return came, Route(crossing, tokens, sent, received)
+    return came, _Route(crossing, tokens, sent, received)
 
 
 def _num_in_pieces(is_sent: Array, crossing: Crossing) -> Array:
@@ -115,17 +115,17 @@ def _num_in_pieces(is_sent: Array, crossing: Crossing) -> Array:
     return jnp.sum(jnp.reshape(is_sent, (1, crossing.num_nodes, -1)), axis=2, dtype=jnp.int32)
 
 
-def rows_at_nodes(rows: Array, route: Route, layout: Layout) -> Array:
+def rows_at_nodes(rows: Array, route: _Route, layout: Layout) -> Array:
     """[1, p R, D]: the tokens that arrive at a node, from rows[1, p R, D] that each device sends."""
     return _exchanged(rows, route, layout)
 
 
-def rows_from_nodes(rows: Array, route: Route, layout: Layout) -> Array:
+def rows_from_nodes(rows: Array, route: _Route, layout: Layout) -> Array:
     """The way back of `rows_at_nodes`."""
     return _exchanged(rows, route._replace(sent=route.received, received=route.sent), layout)
 
 
-def sums_of_nodes(rows: Array, route: Route) -> Array:
+def sums_of_nodes(rows: Array, route: _Route) -> Array:
     """[1, n, D]: each token's sum over the results of all nodes."""
 
     def local(rows: Array, tokens: Array) -> Array:
@@ -135,7 +135,7 @@ def sums_of_nodes(rows: Array, route: Route) -> Array:
     return with_gradient(local, (spec_of(rows), spec_of(route.tokens)), spec_of(rows), 1)(rows, route.tokens)
 
 
-def _exchanged(rows: Array, route: Route | None, layout: Layout) -> Array:
+def _exchanged(rows: Array, route: _Route | None, layout: Layout) -> Array:
     """rows[1, p R, D], R for each node, exchanged. Without a route, padding travels too."""
     nodes, num_peers = row_routing(layout).nodes, _num_peers(layout)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.errors import PlanError
 from meshwright.layout.page_sizes import num_state_entries
-from meshwright.units import Figure
+from meshwright.units import Numeric
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Requests:
         """Positions of a request that take memory."""
         return self.mean_context if self.paged else self.context
 
-    def num_state_entries(self, num_sequences: Figure, num_replicas: int, *, is_ours: bool) -> Any:
+    def num_state_entries(self, num_sequences: Numeric, num_replicas: int, *, is_ours: bool) -> Any:
         """States of layers with a state that a server keeps on all replicas; arrays of sequences give arrays.
 
         States after each draft are kept until it is verified. `mw serve` (is_ours) has as many snapshots of

@@ -16,7 +16,7 @@ def with_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
     return replace(hardware, chip=replace(chip, inference=inference, network=network))
 
 
-def running(hardware: Hardware, engine: ServingEngine) -> Hardware:
+def on_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
     """`hardware` with the engine's efficiency and kernels; ours is left as it is."""
     if engine.name == "meshwright":
         return hardware

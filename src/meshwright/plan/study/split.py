@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from meshwright.plan.candidate import Candidate
 
 LINK_BOUNDS = ("ici", "dcn")
-OF_WEIGHTS = ("weights", "gradients", "updated weights")
+_OF_WEIGHTS = ("weights", "gradients", "updated weights")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def split_step(candidate: Candidate) -> StepSplit:
     links = sum(by_bound.pop(bound, 0.0) for bound in LINK_BOUNDS)
     compute, memory, bubble = (by_bound.pop(bound, 0.0) for bound in ("compute", "hbm", "bubble"))
     collectives = candidate.cost.collectives
-    exposed = sum(planned.exposed_seconds for planned in collectives if planned.what in OF_WEIGHTS)
+    exposed = sum(planned.exposed_seconds for planned in collectives if planned.what in _OF_WEIGHTS)
     hidden = sum(planned.hidden_seconds for planned in collectives)
     rest = sum(by_bound.values())
     return StepSplit(compute, memory, links - exposed, exposed, bubble, rest, hidden)

@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 from markupsafe import Markup
 
 from meshwright.report.draw.figure import Panel
-from meshwright.report.draw.marks import Place, disc, kept_apart, label, line, text_width
+from meshwright.report.draw.marks import PixelPlace, disc, kept_apart, label, line, text_width
 
 _FEWEST_TICKS = 3
 _DOT, _SMALL_DOT, _MANY = 3.2, 2, 40  # radius in pixels; of the dots of a curve with many points
@@ -97,7 +97,7 @@ class Chart:
         """Places from the bottom up."""
         return Scale(*self.y_axis.ends, self.height - self.bottom, self.top, self.y_axis.logarithmic)
 
-    def place(self, x: float, y: float) -> Place:
+    def place(self, x: float, y: float) -> PixelPlace:
         """The pixels of a point."""
         return self.x.place(x), self.y.place(y)
 
@@ -172,7 +172,7 @@ def draw_curves(chart: Chart, curves: Sequence[Curve], *, named: bool = True) ->
     Between hollow points a line is dotted. Of two marks in one place only the first is drawn.
     """
     drawn = sorted((c for c in curves if c.points), key=lambda c: not c.band)
-    parts, marks = [], dict[Place, Markup]()
+    parts, marks = [], dict[PixelPlace, Markup]()
     for curve in drawn:
         for point, other in pairwise(curve.points) if curve.joined else ():
             dashes = curve.dashes or ("1.5 3" if point.hollow or other.hollow else "")

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from meshwright.report.palette import COLOURS
 
-Place = tuple[float, float]
+PixelPlace = tuple[float, float]
 FONT = "Inter, system-ui, sans-serif"
 SIZE = 12  # pixels of all words but headings
 _GLYPH, _BOLD = 0.57, 1.1  # mean width of a character over its size; bold over regular
@@ -52,7 +52,7 @@ def subscripted(written: str) -> Markup:
 
 
 def line(
-    points: Sequence[Place], colour: str, *, width: float = 1, dashes: str = "", title: str = ""
+    points: Sequence[PixelPlace], colour: str, *, width: float = 1, dashes: str = "", title: str = ""
 ) -> Markup:
     """A line through the points. dashes: SVG's stroke-dasharray."""
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
@@ -61,7 +61,7 @@ def line(
     return _mark("path", mark.format(path, _paint("none", colour), width, dashed), title)
 
 
-def arrow(start: Place, end: Place) -> Markup:
+def arrow(start: PixelPlace, end: PixelPlace) -> Markup:
     """A level line with a head at its end."""
     (x, y), back = end, -6 if end[0] > start[0] else 6
     return line([start, end], "muted", width=1.4) + line(

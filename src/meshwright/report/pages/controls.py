@@ -39,7 +39,7 @@ from meshwright.report.templating import render
 from meshwright.units import format_bytes, format_count, format_seconds
 
 # The state of a page whose address gives none.
-DEFAULTS = {
+DEFAULT_STATE = {
     "tab": "train",
     "model": "llama-3-8b",
     "hardware": "v5e:8x8",
@@ -144,8 +144,8 @@ class ComparedLayout:
 
 def state_of(query: str) -> dict[str, str]:
     """The value of each control in a page's query, or its default."""
-    given = {key: value[:400] for key, value in parse_qsl(query) if key in DEFAULTS}
-    state = DEFAULTS | given
+    given = {key: value[:400] for key, value in parse_qsl(query) if key in DEFAULT_STATE}
+    state = DEFAULT_STATE | given
     return state if state["tab"] in TABS else {**state, "tab": "train"}
 
 
@@ -154,7 +154,7 @@ def ui_page(state: Mapping[str, str]) -> str:
     return render(
         "ui.html.jinja",
         state=state,
-        defaults=DEFAULTS,
+        defaults=DEFAULT_STATE,
         models=list(PRESETS),
         machines=catalog.names(),
         axes=_AXES,
@@ -170,7 +170,7 @@ def ui_page(state: Mapping[str, str]) -> str:
 @cache
 def page_policy() -> str:
     """The Content-Security-Policy of the page."""
-    return content_security_policy(ui_page(DEFAULTS))
+    return content_security_policy(ui_page(DEFAULT_STATE))
 
 
 def answer(planner: Planner, state: Mapping[str, str], moved: str = "") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from meshwright.report.draw.figure import PHONE, TABLET, WIDE, Figure, Panel, at
 from meshwright.report.palette import CURVES
 from meshwright.report.run_documents import JsonDocument
 from meshwright.report.templating import render
-from meshwright.report.terminal.charts import plot
+from meshwright.report.terminal.charts import text_plot
 from meshwright.units import format_bytes, format_seconds
 
 _WIDTH, _HEIGHT = 84, 20  # characters of a plot
@@ -73,7 +73,7 @@ def terminal_plot(document: JsonDocument, op: str) -> str:
     marks = [(point["bytes"], point["predicted_seconds"], "·") for point in points]
     for letter, group in zip(ascii_uppercase, by_axes.values(), strict=False):
         marks += [(point["bytes"], point["seconds"], letter) for point in group]
-    rows = plot(marks, _WIDTH, _HEIGHT, (min(sizes), max(sizes)), (min(seconds), max(seconds)))
+    rows = text_plot(marks, _WIDTH, _HEIGHT, (min(sizes), max(sizes)), (min(seconds), max(seconds)))
     labels = [format_seconds(max(seconds)), *[""] * (_HEIGHT - 2), format_seconds(min(seconds))]
     lines = [f"{label:>10} |{row}" for label, row in zip(labels, rows, strict=True)]
     ends = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}, gathered"

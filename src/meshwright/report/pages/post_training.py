@@ -11,7 +11,7 @@ from meshwright.report.table import Table
 from meshwright.report.templating import render
 from meshwright.units import format_bytes, format_seconds
 
-COLUMNS = (
+_COLUMNS = (
     "form", "step|number", "idle|number", "price|number", "trainer|layout", "generator|layout",
     "servers|number", "sequences|number", "training|number", "rollouts|number",
 )  # fmt: skip
@@ -66,7 +66,7 @@ def forms_table(document: dict[str, Any]) -> Table:
                 *(format_bytes(form["bytes_per_chip"][phase]) for phase in ("train", "roll out")),
             )
         )
-    return Table.of("Forms of a step", COLUMNS, rows, "training, rollouts: memory that a chip needs in each")
+    return Table.of("Forms of a step", _COLUMNS, rows, "training, rollouts: memory that a chip needs in each")
 
 
 def crossover_table(document: dict[str, Any]) -> Table:

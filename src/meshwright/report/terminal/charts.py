@@ -8,7 +8,7 @@ from meshwright.units import format_seconds
 _BAR, _BINS = 60, 16  # characters of the longest bar; bars of a histogram
 
 
-def plot(
+def text_plot(
     points: Iterable[tuple[float, float, str]],
     width: int,
     height: int,

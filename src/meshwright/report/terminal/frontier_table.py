@@ -7,7 +7,7 @@ from rich.table import Table as RichTable
 from meshwright.report.run_documents import JsonDocument
 from meshwright.report.serving_points import TERMINAL, point_cells, point_layout
 from meshwright.report.table import Row, Table
-from meshwright.report.terminal.charts import plot
+from meshwright.report.terminal.charts import text_plot
 from meshwright.report.terminal.tables import rich_table
 from meshwright.units import format_bytes, format_number_of, format_seconds
 
@@ -70,7 +70,7 @@ def frontier_plot(document: JsonDocument) -> str:
     width, height = 90, 16
     named = ", ".join(f"{letter} {kind}" for kind, letter in kinds.items())
     axis, end = f"{left:.3g} ms per token", f"{right:.3g} ms (log scale)"
-    rows = plot(points, width, height, (left, right), (0, top), log_y=False)
+    rows = text_plot(points, width, height, (left, right), (0, top), log_y=False)
     lines = [f"{top:>9,.0f} |" if n == 0 else " " * 10 + "|" for n in range(height)]
     return "\n".join(
         [

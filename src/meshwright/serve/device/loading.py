@@ -29,8 +29,8 @@ from meshwright.serve.model_folder import check_model_folder
 from meshwright.serve.text.tokenizer import Tokenizer, load_tokenizer
 
 PLAN = "plan.toml"
-Params = dict[str, Any]
-LoadParams = Callable[[Layout, Mesh], Params]
+_Params = dict[str, Any]
+LoadParams = Callable[[Layout, Mesh], _Params]
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ def draft_head_of(folder: ModelFolder) -> ModelFolder:
     )
 
 
-def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
+def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> _Params:
     check_fits(layout, config)
     trained, stored = _as_trained(run, config, layout)
     return dict(merged(trained, restore_params(run / CHECKPOINTS, abstract_params(trained, stored, mesh))))
 
 
-def _restore_head(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> Params:
+def _restore_head(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> _Params:
     check_fits(layout, config)
     trained, stored = _as_trained(run, config, layout)
     of_head = abstract_params(trained, stored, mesh, only=parameters(trained.head))

@@ -28,7 +28,7 @@ from meshwright.layout.layout_checks import cached_array, check_fits, num_replic
 from meshwright.layout.moves.attention import single_tokens, token_sharding
 from meshwright.layout.page_sizes import first_page, page_of
 from meshwright.layout.runnable import check_runs
-from meshwright.layout.workload import Phase, Workload
+from meshwright.layout.workload import InferencePhase, Workload
 from meshwright.models import transformer
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import widest_window
@@ -443,7 +443,7 @@ def workload_step(
     config: ModelConfig,
     layout: Layout,
     workload: Workload,
-    phase: Phase,
+    phase: InferencePhase,
     *,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Any, tuple[Any, ...], jax.sharding.Mesh]:

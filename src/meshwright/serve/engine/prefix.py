@@ -13,7 +13,7 @@ from meshwright.layout.page_sizes import first_page
 from meshwright.models.config import Window
 from meshwright.serve.engine.pages import NO_PAGE, Move, PagePool, Pages
 
-Key = Hashable
+_Key = Hashable
 
 
 @dataclass(eq=False)
@@ -24,14 +24,14 @@ class _Node:
     in the cache or in host memory; NO_PAGE for none.
     """
 
-    key: Key
+    key: _Key
     page: int
     parent: Optional["_Node"]
     window_page: int = NO_PAGE
     snapshot: int = NO_PAGE
     host_page: int = NO_PAGE
     host_snapshot: int = NO_PAGE
-    children: dict[Key, "_Node"] = field(default_factory=dict)
+    children: dict[_Key, "_Node"] = field(default_factory=dict)
 
 
 class PrefixTree:
@@ -333,7 +333,7 @@ class PrefixTree:
             node = child
         return nodes
 
-    def _key(self, tokens: Sequence[int], number: int) -> Key:
+    def _key(self, tokens: Sequence[int], number: int) -> _Key:
         part = tokens[number * self._page_size : (number + 1) * self._page_size]
         return part if isinstance(part, range) else tuple(part)
 

@@ -28,7 +28,7 @@ from meshwright.serve.http.asking import Asking
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.embeddings import EmbeddingsRequest
 from meshwright.serve.http.error_bodies import on_failure, on_http_exception, on_request_error
-from meshwright.serve.http.forms import ChatForm, CompletionForm, Echo, Form, Head
+from meshwright.serve.http.forms import AnswerForm, ChatForm, CompletionForm, Echo, Head
 from meshwright.serve.http.log import RequestLog
 from meshwright.serve.http.logprobs import TokenNames
 from meshwright.serve.http.page import page
@@ -219,7 +219,7 @@ class _Api:
         return _json(await written)
 
     async def _answer(
-        self, request: Request, read: Read[Asked], prompts: Sequence[tuple[int, ...]], form: Form
+        self, request: Request, read: Read[Asked], prompts: Sequence[tuple[int, ...]], form: AnswerForm
     ) -> Response:
         asked = read.asked
         requests = await self.asking.requests(read, prompts, client_of(request.scope))

@@ -14,7 +14,7 @@ from meshwright.serve.engine.limits import check_length
 from meshwright.serve.engine.request import Request
 from meshwright.serve.engine.sequence import Lifetime
 from meshwright.serve.http.forms import Json
-from meshwright.serve.http.protocol import MAX_COUNT, Prompt, RequestObject, Truncation, prompts_of
+from meshwright.serve.http.protocol import MAX_COUNT, PromptField, RequestObject, Truncation, prompts_of
 from meshwright.serve.text.generation import timed_out
 
 MAX_INPUTS = 2048  # of one request, as in OpenAI's API
@@ -24,7 +24,7 @@ class EmbeddingsRequest(RequestObject):
     """The second half is vLLM's."""
 
     model: str
-    input: Prompt
+    input: PromptField
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, lt=MAX_COUNT)
 

@@ -60,7 +60,7 @@ class Head:
         }
 
 
-class Form(Protocol):
+class AnswerForm(Protocol):
     """How an endpoint writes its answers. ends_with_done: `[DONE]` ends a stream of them."""
 
     ends_with_done: ClassVar[bool]

@@ -66,13 +66,13 @@ def _described(expected: str) -> WrapValidator:
 MAX_COUNT = 2**63
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
-Prompt = Annotated[
+PromptField = Annotated[
     str | Tokens | Annotated[list[str] | list[Tokens], Field(min_length=1)],
     _described("a string, a list of strings, a list of token ids or a list of lists of token ids, not empty"),
 ]
 
 
-def prompts_of(prompt: Prompt) -> list[str | list[int]]:
+def prompts_of(prompt: PromptField) -> list[str | list[int]]:
     """The prompts, each a text or a list of tokens."""
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return [prompt]  # pyright: ignore[reportReturnType]
@@ -335,7 +335,7 @@ def _json_object(text: str, param: str) -> dict[str, Any]:
 
 
 class CompletionRequest(_Generation):
-    prompt: Prompt
+    prompt: PromptField
     max_tokens: int | None = Field(16, ge=0, lt=MAX_COUNT)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=NUM_TOP)

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from meshwright.errors import RequestError
 from meshwright.serve.engine.request import EngineError
 from meshwright.serve.http.error_bodies import error_object
-from meshwright.serve.http.forms import Choice, Form, Json
+from meshwright.serve.http.forms import AnswerForm, Choice, Json
 from meshwright.serve.http.long_json import json_pieces
 from meshwright.serve.http.protocol import StreamOptions
 from meshwright.serve.text.generation import Generation
@@ -31,7 +31,7 @@ def usage(num_prompt_tokens: int, generation: Generation) -> dict[str, int]:
     }
 
 
-async def whole_body(generation: Generation, form: Form, num_prompt_tokens: int) -> list[bytes]:
+async def whole_body(generation: Generation, form: AnswerForm, num_prompt_tokens: int) -> list[bytes]:
     """The body of an answer that is not streamed, in pieces."""
     choices = [Choice() for _ in range(generation.num_answers)]
     async for delta in generation:
@@ -58,7 +58,7 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         generation: Generation,
-        form: Form,
+        form: AnswerForm,
         num_prompt_tokens: int,
         options: StreamOptions,
         stalled_seconds: float,
