@@ -17,7 +17,6 @@ from meshwright.models.mixers.mixer import (
     CHUNK,
     Cache,
     Kind,
-    PieceFlops,
     State,
     StateMixer,
     StateOps,
@@ -79,10 +78,6 @@ class LinearUnit(StateMixer):
     def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """Zero: decays differ from channel to channel, so that no part is a product."""
         return 0.0
-
-    def piece_flops(self, d_model: int, chunk: float = CHUNK) -> PieceFlops:
-        """Zero: scans of pieces have no products."""
-        return PieceFlops(0.0, 0.0, 0.0)
 
     def step_flops(self, d_model: int) -> float:
         """2 for each channel: the decayed state plus the input."""

@@ -159,7 +159,10 @@ class StateMixer:
         """FLOPs to hand states on between pieces of positions on different devices (context parallelism).
 
         A scan of each piece sums its contribution to the state and its decay, 2 s (p + 1) for each head.
+        Scans that write the state of every position have no products.
         """
+        if self.written_every == 1:
+            return PieceFlops(0.0, 0.0, 0.0)
         sizes = self.sizes(d_model)
         s, p = sizes["s"], sizes["p"]
         forward = 2 * self.total_heads(d_model) * s * (p + 1)

@@ -15,7 +15,6 @@ from meshwright.models.mixers.mixer import (
     CHUNK,
     Cache,
     Kind,
-    PieceFlops,
     State,
     StateMixer,
     StateOps,
@@ -94,10 +93,6 @@ class Selective(StateMixer):
     def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """The product for the gradient of C."""
         return self.chunk_flops(d_model, chunk)
-
-    def piece_flops(self, d_model: int, chunk: float = CHUNK) -> PieceFlops:
-        """Zero: scans of pieces have no products."""
-        return PieceFlops(0.0, 0.0, 0.0)
 
     def step_flops(self, d_model: int) -> float:
         """7 operations for each channel and element: decay, its exponential, input and sum."""
