@@ -115,7 +115,7 @@ def record(row: InferenceRow) -> Recorded:
     """The pieces of a row's passes on its chip's ratings."""
     case = reproduce_inference(row)
     layout, _ = case.choice
-    batch = case.room(layout) if row.metric != "ttft_s" else row.batch
+    batch = case.capacity(layout) if row.metric != "ttft_s" else row.batch
     waves = -(-row.batch // batch)
     context = row.prompt_len + max(1, row.output_len // 2)
     weights = {

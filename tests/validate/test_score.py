@@ -566,7 +566,7 @@ def test_a_batch_called_max_is_as_many_as_the_engine_takes(tmp_path):
     assert isinstance(row, InferenceRow) and row.batch == MAX_BATCH
     case = reproduce_inference(row)
     layout = case.layouts[0]
-    assert 1 < case.room(layout) < MAX_BATCH
+    assert 1 < case.capacity(layout) < MAX_BATCH
     small = reproduce_inference(replace(row, batch=1))
     assert case.choice[1] > small.choice[1]
 

@@ -278,7 +278,7 @@ def _direct(
     if op != "all_reduce" or not network.direct_seconds:
         return ()
     if any(part.link in OUTER_LINKS for part in parts):
-        return parts, parts  # `_num_ways` are expected; these are never faster than a ring
+        return parts, parts  # to have `_num_ways` of them; a ring is never slower
     size, [part] = prod(link.size for link in links), parts
     rate, latency = 1 / links[0].one_way_bytes_per_second, network.direct_seconds
     direct = part._replace(seconds_per_byte=rate, passes=1)
@@ -323,7 +323,7 @@ def _under(protocol: Protocol, way: tuple[_Part, ...], network: Switch) -> tuple
 def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Copies) -> tuple[_Part, ...]:
     """The phases of a collective: inside slices or domains, and between them.
 
-    A permute's phases run at once: a block takes the links of one of them.
+    The phases of a permute run at once, since a block takes the links of one phase.
     """
     inner = tuple(link for link in links if not link.is_outer)
     outer = tuple(link for link in links if link.is_outer)
@@ -372,7 +372,7 @@ def _share(network: Torus | Switch, kind: LinkKind, op: Op, num_bytes: float) ->
 
 
 def _geometry(op: Op, links: tuple[Link, ...]) -> tuple[float, int, float]:
-    """(bandwidth seconds per byte of the phase, hops, seconds of the hops)."""
+    """(seconds per byte of the phase at full bandwidth, hops, seconds of the hops)."""
     if op == "permute":
         return _shift(links)
     per_byte = _all_to_all_per_byte(links) if op == "all_to_all" else _all_gather_per_byte(links)
@@ -388,8 +388,8 @@ def _all_gather_per_byte(links: tuple[Link, ...]) -> float:
         switch        t = V (n - 1)/n / w
 
     w: one-way bytes/s of a chip, divided by the stride, since the chips between use the same links. n:
-    devices in all. The ring's (n - 1)/n is left out, as in the source; one ring among the links is enough to
-    leave it out. Several axes add their bandwidths.
+    devices in all. A ring's (n - 1)/n is left out, as in the source, also if only one of the links is a ring.
+    Several axes add their bandwidths.
     """
     inbound = sum(link.one_way_bytes_per_second / link.stride * (2 if _closes(link) else 1) for link in links)
     size = prod(link.size for link in links)
@@ -413,7 +413,7 @@ def _all_to_all_per_byte(links: tuple[Link, ...]) -> float:
         line          t = V (a/n) floor(a/2) ceil(a/2)/a^2 / w    all pairs across the middle link
         switch        t = V (a - 1)/a / n / w             each device's sent bytes
 
-    On one ring (a = n) this is V / (4 W), a quarter of an all-gather, and half of one if the ring is one-way.
+    On one ring (a = n) this is V / (4 W), a quarter of an all-gather's time; on a one-way ring it is half.
     w: one-way bytes/s, divided by the stride.
     """
     size = prod(link.size for link in links)
@@ -449,8 +449,8 @@ def _shift(links: tuple[Link, ...]) -> tuple[float, int, float]:
         switch   t = max(block / w, t_hop)
 
     load: blocks over the busiest link if every group of devices shifts at once. Messages take one dimension
-    of a torus after another; devices are in the order of these dimensions too. The last device of a stretch
-    sends to the stretch's start in the next stretch; the last of all does so in every dimension.
+    of a torus after another, and devices are numbered in the order of these dimensions. The last device of a
+    stretch sends to the first of the next stretch; the last device of all sends to the first of all.
     """
     w, hop_seconds = links[0].one_way_bytes_per_second, links[0].hop_seconds
     if links[0].kind != "ici":

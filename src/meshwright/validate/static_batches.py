@@ -5,8 +5,8 @@
     request_latency_s   prefill and output_len generate steps
     tokens_per_s        the batch's new tokens over that time; of all chips or per chip, by the unit
 
-A batch that does not fit the cache runs in several waves. The columns do not tell how a cache is split
-further than its heads; the fastest layout that fits is used.
+A batch that does not fit the cache runs in several waves. The rows do not say how a cache is split except
+over heads, so the fastest layout that fits is taken.
 """
 
 from dataclasses import dataclass
@@ -50,8 +50,10 @@ class ServedCase:
     def _figure(self, layout: Layout, hardware: Hardware) -> float:
         row, is_max = self.row, self.row.batch == MAX_BATCH
         if row.metric == "ttft_s":
-            return self._prefill(layout, hardware, min(row.batch, self.room(layout)) if is_max else row.batch)
-        batch = self.room(layout)
+            return self._prefill(
+                layout, hardware, min(row.batch, self.capacity(layout)) if is_max else row.batch
+            )
+        batch = self.capacity(layout)
         step = self._generate(layout, hardware, batch)
         if row.metric == "tpot_s":
             return step
@@ -61,7 +63,7 @@ class ServedCase:
         return row.in_unit(seconds, batch)
 
     @cache  # noqa: B019
-    def room(self, layout: Layout) -> int:
+    def capacity(self, layout: Layout) -> int:
         """Sequences of the batch that fit at once; all if none fits by the planner's count.
 
         For "max", as many as the memory and the engine take.
@@ -143,7 +145,7 @@ def _experts(config: ModelConfig, data: int, tensor: int) -> list[int]:
 
 
 def dtype_of_source(text: str) -> tuple[str, str | None]:
-    """(type in memory, type of products if not bf16) of a source's dtype: `int4 (group 32)`.
+    """(type in memory, type of products; None for bf16) of a dtype as sources write it: `int4 (group 32)`.
 
     With integers only weights are quantised; with fp8 also products.
     """
@@ -155,7 +157,7 @@ def dtype_of_source(text: str) -> tuple[str, str | None]:
 
 
 def engine_of(row: InferenceRow) -> str | None:
-    """The name of the engine's record: tensorrt-llm-0 of `TensorRT-LLM v0.6.1`, without a version else."""
+    """The name of the engine's record, with `-0` for versions 0 if it has such a record: tensorrt-llm-0."""
     if not row.engine:
         return None
     name, _, version = row.engine.lower().partition(" ")

@@ -1,8 +1,7 @@
-"""Compiles the training step of a plan in a process of its own and brings back the program.
+"""Compile the training step of a plan in another process, and read the program that it writes.
 
-A fresh process, because the number of virtual devices is fixed when JAX starts, and because a
-compiler may take more time or memory than there is; the arrays are abstract, so nothing of the
-model's size is allocated.
+The number of virtual devices is fixed when JAX starts, and a compiler may take more time or memory than the
+host has; both need a process. Arrays are abstract, so no array of the model's size is allocated.
 """
 
 import json
@@ -45,7 +44,7 @@ _PROGRAM, _FIGURES, _TARGET, _PLAN, _LOG = "program.hlo", "figures.json", "targe
 # Warnings and errors as XLA logs them, of the files that shard a program and fit it into memory.
 _LINE = re.compile(r"^[WE]\d{4} \S+ +\d+ (\w*(?:spmd|shard|remat|collective)\w*)\.cc:\d+\] (.*)")
 REPLICATED = re.compile(r"nvoluntary full rematerialization")
-_UNSAID = re.compile(r" parameter\((\d+)\)(?!, sharding=)")
+_UNSHARDED = re.compile(r" parameter\((\d+)\)(?!, sharding=)")
 LOGGED_OPERATION = re.compile(r"%([\w.\-]+) = (\w+)\[([\d,]*)\]")
 
 
@@ -71,7 +70,7 @@ class CompiledProgram:
 class StagePrograms:
     """The programs of a pipeline's stages, each a part of the text, as a loop calls them.
 
-    calls: in the order of their first runs. results: the new state of each stage, as in `Call.given`.
+    calls: in the order of their first runs. results: the new state of each stage, as in `StageCall.given`.
     memory_bytes: the peak of each stage in a step; `arguments` exist when it begins. sent: arrays between
     stages, with their number.
     """
@@ -176,7 +175,7 @@ def _resident_bytes(pid: int) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-# libtpu's words: for the whole program, or for its temporaries if they exceed the memory.
+# Memory in libtpu's errors: of the whole program, or of its temporaries if they exceed a chip's.
 _USED = re.compile(r"(?:Used |required for HLO temporaries \()([\d.]+)([KMGT])")
 # For each of the largest buffers: "Size: 4.00G", then its operator, shape and instruction, each on a line.
 _LARGEST = re.compile(r"^\s*Size: ([\d.]+)([KMGT])\s*$(.*?)(?=^\s*=====|\Z)", re.M | re.S)
@@ -331,7 +330,7 @@ def with_shardings(text: str, shardings: Sequence[str]) -> str:
     """
     begin = text.index("ENTRY ")
     end = text.find("\n}", begin) % (len(text) + 1)
-    entry = _UNSAID.sub(
+    entry = _UNSHARDED.sub(
         lambda match: f"{match[0]}, sharding={shardings[int(match[1])]}" if shardings else match[0],
         text[begin:end],
     )

@@ -55,7 +55,7 @@ def is_given(source: str) -> bool:
 def linked(
     programs: Sequence[Program], calls: Iterable[StageCall], results: Iterable[str], stage: int
 ) -> Program:
-    """The program of one stage. results: of the stage's step, named as in `Call.given`.
+    """The program of one stage. results: of the stage's step, named as in `StageCall.given`.
 
     Raises AuditError if a call does not name one of its parameters.
     """

@@ -13,24 +13,24 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 
-# Each length is this many times the one before, from the shortest that is priced to a whole context.
+# Steps are priced for contexts of _SHORTEST positions, _APART times this number, and so on up to the longest.
 _APART = 4
 _SHORTEST = 64
 # A CPU's block of prompt tokens; shorter parts of prompts are padded to it.
 _SHORTEST_PROMPT = 16
-# Positions of a context that attention takes no time for, and still is one that generates.
+# A context of this many positions is a step of generation in which attention takes nearly no time.
 _NEXT_TO_NONE = 2
 
 
 class StepSeconds:
     """Seconds of steps of one layout on one machine, from passes priced for some batches and lengths.
 
-    most_tokens: that a step computes. A step of n sequences that generate and q prompt tokens takes
+    most_tokens: maximum tokens of a step. A step of n generating sequences and q prompt tokens takes
 
         prefill(q) + (generate(n) - products(n)) + (products(n + q) - products(q))
 
-    where products(n) is a generate step over contexts of two positions: weights are read once, and each part
-    has its own attention. Between the priced ones figures are as good as linear.
+    products(n) is a generate step over contexts of two positions. Weights are thus read once, and each part
+    has its own attention. Figures between the priced sizes are interpolated, since they are nearly linear.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class StepSeconds:
         self._config, self._layout, self._hardware = config, layout, hardware
         self._most_tokens = most_tokens
         self._shards = layout.at("generate").num_batch_shards
-        # A whole prompt is prefilled by all devices that have parts of it, a later part by one.
+        # A whole prompt is divided over the devices of a prompt axis; one of them computes a later part.
         self._whole = layout.replace(cache="copies") if layout.form else layout
-        apart = replace(self._whole.rules, activations=self._whole.at("generate").table, by_phase=())
-        self._behind = replace(self._whole, rules=apart) if layout.rules.prompt_axes else self._whole
+        by_one = replace(self._whole.rules, activations=self._whole.at("generate").table, by_phase=())
+        self._in_parts = replace(self._whole, rules=by_one) if layout.rules.prompt_axes else self._whole
         self._contexts = [_NEXT_TO_NONE, *_lengths(context)]
         self._batches = np.unique(np.round(2 ** np.arange(0, np.log2(max(2, most_tokens)) + 0.5, 0.5)))
         even = self._shards * np.ceil(self._batches / self._shards)
@@ -67,12 +67,12 @@ class StepSeconds:
         prompt, its tokens in this step and the position of the last. num_drafts: verified guesses of all
         sequences.
         """
-        alone, num_tokens = 0.0, 0
+        prompts, num_tokens = 0.0, 0
         if chunks:
             num_tokens = sum([count for count, _ in chunks])
-            alone = self._prompt(num_tokens, end_of_one(num_tokens, chunks))
+            prompts = self._prompt(num_tokens, end_of_one(num_tokens, chunks))
         if not num_sequences:
-            return alone
+            return prompts
         generating = self.generate(num_sequences, mean_context)
         num_extra = num_tokens + num_drafts
         if not num_extra:
@@ -85,7 +85,7 @@ class StepSeconds:
         if not num_tokens:
             return attention + more
         more -= products[num_tokens if num_tokens < most else most]
-        return alone + attention + more if more > 0 else alone + attention
+        return prompts + attention + more if more > 0 else prompts + attention
 
     def generate(self, num_sequences: int, mean_context: float) -> float:
         """Seconds of a decode step with `num_sequences` sequences."""
@@ -98,7 +98,7 @@ class StepSeconds:
         return np.interp(mean_contexts, self._contexts, self._by_number[num_sequences])
 
     def _price_prompt(self, num_tokens: int, ends: int) -> float:
-        """Seconds of a pass over `num_tokens` tokens of a prompt, the last at position `ends`."""
+        """Seconds of a pass over `num_tokens` tokens of a prompt, the last of them at position `ends`."""
         low, high, share = _between(self._chunks, num_tokens)
         shorter, longer = (self._chunk(place, max(ends, num_tokens)) for place in (low, high))
         return (1 - share) * shorter + share * longer
@@ -114,14 +114,14 @@ class StepSeconds:
     def _prefill(self, num_tokens: int, ends: int) -> float:
         """Seconds of prefilling `num_tokens` tokens that are divided over the shards of the batch."""
         is_whole = num_tokens >= ends
-        shards = (self._whole if is_whole else self._behind).num_batch_shards
+        shards = (self._whole if is_whole else self._in_parts).num_batch_shards
         share = max(1, -(-num_tokens // shards))
         return float(self._passes("prefill", np.array([float(shards)]), share, max(share, ends))[0])
 
     def _passes(self, phase: str, batches: np.ndarray, queries: int, context: int) -> np.ndarray:
         layout = self._layout
         if phase == "prefill":
-            layout = self._whole if queries == context else self._behind
+            layout = self._whole if queries == context else self._in_parts
         at, longest = layout.at(phase), self._contexts[-1]
         context = keys_read(self._config, self._hardware, at, queries, context, longest)
         passes = Passes(self._config, at, batches, queries, context, self._hardware)
@@ -143,7 +143,7 @@ class StepBytes:
         self._cached: dict[int, float] = {}
 
     def cache(self, context: int) -> float:
-        """The bytes of keys and values of a sequence of up to `context` positions, in a mean over chips.
+        """Bytes of keys and values of a sequence with `context` positions, a mean over chips.
 
         Local layers read only their window. Contexts are rounded up to multiples of 64.
         """
@@ -177,7 +177,7 @@ def end_of_one(num_tokens: int, chunks: Sequence[tuple[int, int]]) -> int:
 
 
 def _between(known: Sequence[int], value: float) -> tuple[int, int, float]:
-    """(the places in `known` on both sides of the value, how far it is from the one to the other)."""
+    """(numbers of the entries of `known` below and above the value, the share of the upper one)."""
     at = bisect_left(known, value)
     if at == 0:
         return 0, 0, 0.0
