@@ -7,7 +7,7 @@ from meshwright.models.families.common import (
     activation,
     norms,
 )
-from meshwright.models.families.family import Family, Release, Tensor, fixed, ignored, preset
+from meshwright.models.families.family import Family, Tensor, by_letter, fixed, ignored, preset, release
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
@@ -30,26 +30,23 @@ FAMILY = Family(
         "w_slope_down": Tensor(f"{LAYER}.mlp.act_fn.alpha_n", ("",)),
     },
     constants={f"{LAYER}.mlp.act_fn.beta": 0.5, f"{LAYER}.mlp.act_fn.eps": -1e-6},
-    releases=(
-        Release(
-            "Swiss AI 2025, https://arxiv.org/abs/2509.14233; config.json of swiss-ai/Apertus-*-2509",
-            {
-                "apertus-8b": preset("8.1B", L=32, D=4096, F=21_504, N=32),
-                "apertus-70b": preset("70.6B", L=80, D=8192, F=43_008, N=64),
+    releases=release(
+        "Swiss AI 2025, https://arxiv.org/abs/2509.14233; config.json of swiss-ai/Apertus-*-2509",
+        {
+            "apertus-8b": preset("L=32, D=4096, F=21_504, N=32", "8.1B"),
+            "apertus-70b": preset("L=80, D=8192, F=43_008, N=64", "70.6B"),
+        },
+        shared=by_letter("K=8, V=131_072")
+        | {
+            "max_seq_len": 65_536,
+            "rope_theta": 12_000_000.0,
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_seq_len": 8192,
             },
-            shared={
-                "num_kv_heads": 8,
-                "vocab_size": 131_072,
-                "max_seq_len": 65_536,
-                "rope_theta": 12_000_000.0,
-                "rope_scaling": {
-                    "factor": 8.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_seq_len": 8192,
-                },
-                "activation": "xielu",
-            },
-        ),
+            "activation": "xielu",
+        },
     ),
 )

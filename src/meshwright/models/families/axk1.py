@@ -9,7 +9,7 @@ from meshwright.models.families.common import (
     experts,
     norms,
 )
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
+from meshwright.models.families.family import Family, Key, fixed, ignored, mixture, preset, release
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.families.rope import Rope
 
@@ -36,34 +36,28 @@ FAMILY = Family(
     | experts()
     | norms("mlp_post_norm", f"{LAYER}.post_mlp_layernorm"),
     more_layers=True,
-    releases=(
-        Release(
-            "SK Telecom 2026; config.json of skt/A.X-K1",
-            {
-                "a.x-k1": preset(
-                    "519B",
-                    "33B",
-                    L=61,
-                    D=7168,
-                    F=18_432,
-                    N=64,
-                    V=163_840,
-                    d_head=192,
-                    max_seq_len=131_072,
-                    norm_eps=1e-6,
-                    mla={"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128},
-                    moe=mixture(
-                        192,
-                        8,
-                        2048,
-                        num_shared_experts=1,
-                        num_dense_layers=1,
-                        num_groups=8,
-                        groups_per_token=4,
-                        scaling=2.5,
-                    ),
-                )
-            },
-        ),
+    releases=release(
+        "SK Telecom 2026; config.json of skt/A.X-K1",
+        {
+            "a.x-k1": preset(
+                "L=61, D=7168, F=18_432, N=64, V=163_840",
+                "519B",
+                "33B",
+                d_head=192,
+                max_seq_len=131_072,
+                norm_eps=1e-6,
+                mla={"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128},
+                moe=mixture(
+                    192,
+                    8,
+                    2048,
+                    num_shared_experts=1,
+                    num_dense_layers=1,
+                    num_groups=8,
+                    groups_per_token=4,
+                    scaling=2.5,
+                ),
+            )
+        },
     ),
 )

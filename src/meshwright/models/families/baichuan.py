@@ -1,5 +1,5 @@
 from meshwright.models.families.common import LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.family import Family, Key, Release, ignored, published
+from meshwright.models.families.family import Family, Key, ignored, published, release
 
 _KEYS = {key: rule for key, rule in LLAMA_KEYS.items() if key != "max_position_embeddings"}
 
@@ -16,26 +16,24 @@ FAMILY = Family(
     tensors={},
     groups=(),
     is_written=False,
-    releases=(
-        Release(
-            "Baichuan 2023, https://arxiv.org/abs/2309.10305; config.json of baichuan-inc/Baichuan2-*",
-            {
-                "baichuan2-7b": published(
-                    "7.51B",
-                    num_hidden_layers=32,
-                    hidden_size=4096,
-                    intermediate_size=11_008,
-                    num_attention_heads=32,
-                ),
-                "baichuan2-13b": published(
-                    "13.90B",
-                    num_hidden_layers=40,
-                    hidden_size=5120,
-                    intermediate_size=13_696,
-                    num_attention_heads=40,
-                ),
-            },
-            shared={"vocab_size": 125_696},
-        ),
+    releases=release(
+        "Baichuan 2023, https://arxiv.org/abs/2309.10305; config.json of baichuan-inc/Baichuan2-*",
+        {
+            "baichuan2-7b": published(
+                "7.51B",
+                num_hidden_layers=32,
+                hidden_size=4096,
+                intermediate_size=11_008,
+                num_attention_heads=32,
+            ),
+            "baichuan2-13b": published(
+                "13.90B",
+                num_hidden_layers=40,
+                hidden_size=5120,
+                intermediate_size=13_696,
+                num_attention_heads=40,
+            ),
+        },
+        shared={"vocab_size": 125_696},
     ),
 )

@@ -8,7 +8,7 @@ from meshwright.models.families.common import (
     feed_forward,
     norms,
 )
-from meshwright.models.families.family import Family, Key, Release, ignored, preset
+from meshwright.models.families.family import Family, Key, ignored, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS, StateLayers, mamba_tensors
 
@@ -39,25 +39,18 @@ FAMILY = Family(
         Rope(share=0.5),
     ),
     tensors=BAMBA_TENSORS,
-    releases=(
-        Release(
-            "config.json of ibm-ai-platform/Bamba-9B",
-            {
-                "bamba-9b": preset(
-                    "9.78B",
-                    L=32,
-                    D=4096,
-                    F=14_336,
-                    N=32,
-                    K=8,
-                    V=128_256,
-                    max_seq_len=4096,
-                    norm_eps=1e-5,
-                    rotary_dim=64,
-                    state_space={"num_heads": 128, "head_dim": 64, "state_dim": 128},
-                    mixers=tuple("attention" if n in (9, 18, 27) else "state" for n in range(32)),
-                )
-            },
-        ),
+    releases=release(
+        "config.json of ibm-ai-platform/Bamba-9B",
+        {
+            "bamba-9b": preset(
+                "L=32, D=4096, F=14_336, N=32, K=8, V=128_256",
+                "9.78B",
+                max_seq_len=4096,
+                norm_eps=1e-5,
+                rotary_dim=64,
+                state_space={"num_heads": 128, "head_dim": 64, "state_dim": 128},
+                mixers=tuple("attention" if n in (9, 18, 27) else "state" for n in range(32)),
+            )
+        },
     ),
 )  # fmt: skip

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import LLAMA_KEYS, activation, linear, norms
-from meshwright.models.families.family import Family, Key, Release, Tensor, ignored, preset
+from meshwright.models.families.family import Family, Key, Tensor, ignored, preset, release
 
 _LAYER = "biogpt.layers.{}"
 _NOT_READ = ("rms_norm_eps", "num_key_value_heads", "head_dim")
@@ -43,24 +43,18 @@ FAMILY = Family(
         **norms("final_norm", "biogpt.layer_norm"),
         "unembed": Tensor("output_projection.weight", ("V", "D")),
     },
-    releases=(
-        Release(
-            "Luo et al. 2022, https://arxiv.org/abs/2210.10341; config.json of microsoft/biogpt",
-            {
-                "biogpt": preset(
-                    346_763_264,
-                    L=24,
-                    D=1024,
-                    F=4096,
-                    N=16,
-                    V=42_384,
-                    max_seq_len=1024,
-                    norm_eps=1e-12,
-                    activation="gelu_erf",
-                    scale_embedding=True,
-                    tied_embeddings=True,
-                )
-            },
-        ),
+    releases=release(
+        "Luo et al. 2022, https://arxiv.org/abs/2210.10341; config.json of microsoft/biogpt",
+        {
+            "biogpt": preset(
+                "L=24, D=1024, F=4096, N=16, V=42_384",
+                346_763_264,
+                max_seq_len=1024,
+                norm_eps=1e-12,
+                activation="gelu_erf",
+                scale_embedding=True,
+                tied_embeddings=True,
+            )
+        },
     ),
 )

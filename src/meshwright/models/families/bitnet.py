@@ -7,7 +7,7 @@ from meshwright.models.families.common import (
     activation,
     norms,
 )
-from meshwright.models.families.family import Family, Release, preset
+from meshwright.models.families.family import Family, preset, release
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
@@ -20,24 +20,17 @@ FAMILY = Family(
     tensors=LLAMA_TENSORS
     | norms("attention_inner_norm", f"{LAYER}.self_attn.attn_sub_norm", "NH")
     | norms("mlp_inner_norm", f"{LAYER}.mlp.ffn_sub_norm", "F"),
-    releases=(
-        Release(
-            "Ma et al. 2025, https://arxiv.org/abs/2504.12285; config.json of microsoft/bitnet-b1.58-2B-4T",
-            {
-                "bitnet-b1.58-2b": preset(
-                    "2.4B",
-                    L=30,
-                    D=2560,
-                    F=6912,
-                    N=20,
-                    K=5,
-                    V=128_256,
-                    max_seq_len=4096,
-                    rope_theta=500_000.0,
-                    activation="relu2",
-                    tied_embeddings=True,
-                )
-            },
-        ),
+    releases=release(
+        "Ma et al. 2025, https://arxiv.org/abs/2504.12285; config.json of microsoft/bitnet-b1.58-2B-4T",
+        {
+            "bitnet-b1.58-2b": preset(
+                "L=30, D=2560, F=6912, N=20, K=5, V=128_256",
+                "2.4B",
+                max_seq_len=4096,
+                rope_theta=500_000.0,
+                activation="relu2",
+                tied_embeddings=True,
+            )
+        },
     ),
 )

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, needed, published
+from meshwright.models.families.family import Family, Key, fixed, ignored, needed, published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -54,22 +54,20 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "GLM Team 2024, https://arxiv.org/abs/2406.12793; config.json of THUDM/chatglm3-6b",
-            {
-                "chatglm3-6b": published(
-                    6_243_584_000,
-                    num_layers=28,
-                    hidden_size=4096,
-                    ffn_hidden_size=13_696,
-                    num_attention_heads=32,
-                    multi_query_group_num=2,
-                    kv_channels=128,
-                    padded_vocab_size=65_024,
-                    seq_length=8192,
-                )
-            },
-        ),
+    releases=release(
+        "GLM Team 2024, https://arxiv.org/abs/2406.12793; config.json of THUDM/chatglm3-6b",
+        {
+            "chatglm3-6b": published(
+                6_243_584_000,
+                num_layers=28,
+                hidden_size=4096,
+                ffn_hidden_size=13_696,
+                num_attention_heads=32,
+                multi_query_group_num=2,
+                kv_channels=128,
+                padded_vocab_size=65_024,
+                seq_length=8192,
+            )
+        },
     ),
 )  # fmt: skip

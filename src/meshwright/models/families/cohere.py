@@ -40,15 +40,11 @@ FAMILY = Family(
             "config.json of CohereForAI/c4ai-command-r-v01, c4ai-command-r-plus",
             {
                 "command-r": preset(
-                    34_980_831_232, L=40, D=8192, F=22_528, N=64, rope_theta=8_000_000.0, logit_scale=0.0625
+                    "L=40, D=8192, F=22_528, N=64", 34_980_831_232, rope_theta=8_000_000.0, logit_scale=0.0625
                 ),
                 "command-r-plus": preset(
+                    "L=64, D=12_288, F=33_792, N=96, K=8",
                     103_810_674_688,
-                    L=64,
-                    D=12_288,
-                    F=33_792,
-                    N=96,
-                    K=8,
                     rope_theta=75_000_000.0,
                     logit_scale=0.8333333333333334,
                     qk_norm=True,
@@ -60,7 +56,7 @@ FAMILY = Family(
             "Dang et al. 2024, https://arxiv.org/abs/2412.04261; config.json of CohereForAI/aya-expanse-8b",
             {
                 "aya-expanse-8b": preset(
-                    8_028_033_024, L=32, D=4096, F=14_336, N=32, K=8, rope_theta=10_000.0, logit_scale=0.125
+                    "L=32, D=4096, F=14_336, N=32, K=8", 8_028_033_024, rope_theta=10_000.0, logit_scale=0.125
                 )
             },
             shared=SHARED | {"max_seq_len": 8192},

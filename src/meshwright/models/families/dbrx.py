@@ -7,12 +7,12 @@ from meshwright.models.families.family import (
     Family,
     Key,
     Part,
-    Release,
     Tensor,
     ignored,
     mixture,
     needed,
     preset,
+    release,
 )
 
 
@@ -72,25 +72,18 @@ FAMILY = Family(
         **norms("final_norm", "transformer.norm_f"),
         **HEAD,
     },
-    releases=(
-        Release(
-            "Databricks 2024; config.json of databricks/dbrx-base",
-            {
-                "dbrx": preset(
-                    "132B",
-                    "36B",
-                    L=40,
-                    D=6144,
-                    F=10_752,
-                    N=48,
-                    K=8,
-                    V=100_352,
-                    max_seq_len=32_768,
-                    rope_theta=500_000.0,
-                    clip_qkv=8.0,
-                    moe=mixture(16, 4, 10_752),
-                )
-            },
-        ),
+    releases=release(
+        "Databricks 2024; config.json of databricks/dbrx-base",
+        {
+            "dbrx": preset(
+                "L=40, D=6144, F=10_752, N=48, K=8, V=100_352",
+                "132B",
+                "36B",
+                max_seq_len=32_768,
+                rope_theta=500_000.0,
+                clip_qkv=8.0,
+                moe=mixture(16, 4, 10_752),
+            )
+        },
     ),
 )

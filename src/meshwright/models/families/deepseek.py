@@ -5,7 +5,7 @@ from meshwright.models.families.common import (
     LLAMA_TENSORS,
     experts,
 )
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, published
+from meshwright.models.families.family import Family, Key, fixed, ignored, published, release
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
@@ -31,27 +31,25 @@ FAMILY = Family(
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | experts(),
     is_written=False,
-    releases=(
-        Release(
-            "Dai et al. 2024, https://arxiv.org/abs/2401.06066; deepseek-ai/deepseek-moe-16b-base",
-            {
-                "deepseek-moe-16b": published(
-                    16_375_728_128,
-                    "2.8B",
-                    hidden_size=2048,
-                    intermediate_size=10_944,
-                    moe_intermediate_size=1408,
-                    num_hidden_layers=28,
-                    num_attention_heads=16,
-                    num_key_value_heads=16,
-                    vocab_size=102_400,
-                    max_position_embeddings=4096,
-                    n_routed_experts=64,
-                    n_shared_experts=2,
-                    num_experts_per_tok=6,
-                    first_k_dense_replace=1,
-                )
-            },
-        ),
+    releases=release(
+        "Dai et al. 2024, https://arxiv.org/abs/2401.06066; deepseek-ai/deepseek-moe-16b-base",
+        {
+            "deepseek-moe-16b": published(
+                16_375_728_128,
+                "2.8B",
+                hidden_size=2048,
+                intermediate_size=10_944,
+                moe_intermediate_size=1408,
+                num_hidden_layers=28,
+                num_attention_heads=16,
+                num_key_value_heads=16,
+                vocab_size=102_400,
+                max_position_embeddings=4096,
+                n_routed_experts=64,
+                n_shared_experts=2,
+                num_experts_per_tok=6,
+                first_k_dense_replace=1,
+            )
+        },
     ),
 )

@@ -14,13 +14,9 @@ from meshwright.models.families.rope import Rope
 LATENT_FIELDS = {"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
 _YARN = {"kind": "yarn", "original_max_seq_len": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
 V3_PRESET = preset(
+    "L=61, D=7168, F=18_432, N=128, V=129_280",
     "671B",
     "37B",
-    L=61,
-    D=7168,
-    F=18_432,
-    N=128,
-    V=129_280,
     max_seq_len=163_840,
     rope_scaling=_YARN | {"factor": 40.0},
     moe=mixture(
@@ -67,14 +63,10 @@ FAMILY = Family(
             "Kimi Team 2025, https://arxiv.org/abs/2507.20534; moonshotai/Kimi-K2-Base, Kimi-K2.5",
             {
                 "kimi-k2": preset(
+                    "L=61, D=7168, F=18_432, N=64, V=163_840",
                     "1026B",
                     "32B",
                     stored_dtype="fp8",
-                    L=61,
-                    D=7168,
-                    F=18_432,
-                    N=64,
-                    V=163_840,
                     max_seq_len=131_072,
                     rope_theta=50_000.0,
                     rope_scaling=_YARN | {"factor": 32.0, "beta_fast": 1.0},
@@ -82,13 +74,9 @@ FAMILY = Family(
                 ),
                 # The language model of a model that also sees.
                 "kimi-k2.5": preset(
+                    "L=61, D=7168, F=18_432, N=64, V=163_840",
                     "1026B",
                     "32B",
-                    L=61,
-                    D=7168,
-                    F=18_432,
-                    N=64,
-                    V=163_840,
                     max_seq_len=262_144,
                     rope_theta=50_000.0,
                     rope_scaling=_YARN | {"factor": 64.0, "beta_fast": 1.0},
@@ -102,13 +90,9 @@ FAMILY = Family(
             "Mistral AI 2025, https://mistral.ai/news/mistral-3; mistralai/Mistral-Large-3-675B-*",
             {
                 "mistral-large-3": preset(
+                    "L=61, D=7168, F=16_384, N=128, V=131_072",
                     "673B",
                     "39B",
-                    L=61,
-                    D=7168,
-                    F=16_384,
-                    N=128,
-                    V=131_072,
                     max_seq_len=262_144,
                     norm_eps=1e-6,
                     d_head=192,

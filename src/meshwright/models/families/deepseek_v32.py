@@ -1,7 +1,7 @@
 from meshwright.models.families.common import LAYER, Tensor, linear
 from meshwright.models.families.deepseek_v3 import FAMILY as V3
 from meshwright.models.families.deepseek_v3 import LATENT_FIELDS, V3_PRESET
-from meshwright.models.families.family import Family, Preset, Release, Rule, fixed, ignored, needed
+from meshwright.models.families.family import Family, Preset, Rule, fixed, ignored, needed, release
 from meshwright.models.families.rope import Rope
 
 # Keys and tensors of the indexer, in both families that have one.
@@ -32,12 +32,10 @@ FAMILY = Family(
     groups=(Rope(),),
     tensors={**V3.tensors, **INDEXER_TENSORS},
     more_layers=True,
-    releases=(
-        Release(
-            # Without the module that predicts a second token.
-            "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556; config.json of deepseek-ai/DeepSeek-V3.2",
-            {"deepseek-v3.2": Preset(dict(V3_PRESET.fields) | {"indexer": _INDEXER_FIELDS}, "672B")},
-            shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS, "stored_dtype": "fp8"},
-        ),
+    releases=release(
+        # Without the module that predicts a second token.
+        "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556; config.json of deepseek-ai/DeepSeek-V3.2",
+        {"deepseek-v3.2": Preset(dict(V3_PRESET.fields) | {"indexer": _INDEXER_FIELDS}, "672B")},
+        shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS, "stored_dtype": "fp8"},
     ),
 )

@@ -12,7 +12,7 @@ from meshwright.models.families.by_layer import (
     vector,
 )
 from meshwright.models.families.common import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
-from meshwright.models.families.family import Family, Fixed, Key, Release, Rule, ignored, needed, published
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed, published, release
 
 _RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
@@ -142,30 +142,28 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "config.json of deepseek-ai/DeepSeek-V4-Flash",
-            {
-                "deepseek-v4-flash": published(
-                    "284B",
-                    num_hidden_layers=43,
-                    hidden_size=4096,
-                    num_attention_heads=64,
-                    num_key_value_heads=1,
-                    head_dim=512,
-                    q_lora_rank=1024,
-                    o_lora_rank=1024,
-                    o_groups=8,
-                    vocab_size=129_280,
-                    max_position_embeddings=1_048_576,
-                    moe_intermediate_size=2048,
-                    n_routed_experts=256,
-                    num_experts_per_tok=6,
-                    index_topk=512,
-                    num_nextn_predict_layers=1,
-                    compress_ratios=[0, 0, *[4, 128] * 20, 4],
-                )
-            },
-        ),
+    releases=release(
+        "config.json of deepseek-ai/DeepSeek-V4-Flash",
+        {
+            "deepseek-v4-flash": published(
+                "284B",
+                num_hidden_layers=43,
+                hidden_size=4096,
+                num_attention_heads=64,
+                num_key_value_heads=1,
+                head_dim=512,
+                q_lora_rank=1024,
+                o_lora_rank=1024,
+                o_groups=8,
+                vocab_size=129_280,
+                max_position_embeddings=1_048_576,
+                moe_intermediate_size=2048,
+                n_routed_experts=256,
+                num_experts_per_tok=6,
+                index_topk=512,
+                num_nextn_predict_layers=1,
+                compress_ratios=[0, 0, *[4, 128] * 20, 4],
+            )
+        },
     ),
 )  # fmt: skip

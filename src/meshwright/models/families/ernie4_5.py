@@ -1,5 +1,5 @@
 from meshwright.models.families.common import EPS_1E_5, LLAMA_KEYS, LLAMA_TENSORS, in_pairs
-from meshwright.models.families.family import Family, Key, Release, preset
+from meshwright.models.families.family import Family, Key, preset, release
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
@@ -16,11 +16,9 @@ FAMILY = Family(
     },
     groups=(Rope(theta=500_000.0),),
     tensors=LLAMA_TENSORS | in_pairs(LLAMA_TENSORS, "wq", "wk", "wq_bias", "wk_bias"),
-    releases=(
-        Release(
-            "ERNIE Team 2025, ERNIE 4.5 Technical Report; config.json of baidu/ERNIE-4.5-0.3B-PT",
-            {"ernie-4.5-0.3b": preset(360_748_032, L=18, D=1024, F=3072, N=16, K=2, H=128, V=103_424)},
-            shared={"max_seq_len": 131_072, "rope_theta": 500_000.0, "tied_embeddings": True},
-        ),
+    releases=release(
+        "ERNIE Team 2025, ERNIE 4.5 Technical Report; config.json of baidu/ERNIE-4.5-0.3B-PT",
+        {"ernie-4.5-0.3b": preset("L=18, D=1024, F=3072, N=16, K=2, H=128, V=103_424", 360_748_032)},
+        shared={"max_seq_len": 131_072, "rope_theta": 500_000.0, "tied_embeddings": True},
     ),
 )

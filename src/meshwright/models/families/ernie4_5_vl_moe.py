@@ -4,7 +4,7 @@ from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, matrix
 from meshwright.models.families.common import EPS_1E_5, LLAMA_KEYS, MTP, PLANNED_POSITIONS, ROUTER
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, published
+from meshwright.models.families.family import Family, Key, fixed, ignored, published, release
 
 
 def _first(value: Any, default: Any) -> Any:
@@ -75,20 +75,18 @@ FAMILY = Family(
     groups=(ByLayer(_read, _OF_LAYERS),),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "config.json of baidu/ERNIE-4.5-VL-28B-A3B-PT, without its tower",
-            {
-                "ernie-4.5-vl-28b-a3b": published(
-                    num_hidden_layers=28,
-                    hidden_size=2560,
-                    intermediate_size=12_288,
-                    num_attention_heads=20,
-                    num_key_value_heads=4,
-                    vocab_size=103_424,
-                    max_position_embeddings=131_072,
-                )
-            },
-        ),
+    releases=release(
+        "config.json of baidu/ERNIE-4.5-VL-28B-A3B-PT, without its tower",
+        {
+            "ernie-4.5-vl-28b-a3b": published(
+                num_hidden_layers=28,
+                hidden_size=2560,
+                intermediate_size=12_288,
+                num_attention_heads=20,
+                num_key_value_heads=4,
+                vocab_size=103_424,
+                max_position_embeddings=131_072,
+            )
+        },
     ),
 )

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import ACTIVATION, LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.family import Family, Key, Release, ignored, needed, published
+from meshwright.models.families.family import Family, Key, ignored, needed, published, release
 
 _KEYS = {key: rule for key, rule in LLAMA_KEYS.items() if key not in ("num_hidden_layers", "hidden_act")}
 
@@ -20,32 +20,30 @@ FAMILY = Family(
     tensors={},
     groups=(),
     is_written=False,
-    releases=(
-        Release(
-            "LG AI Research 2024, https://arxiv.org/abs/2412.04862; config.json of LGAI-EXAONE/EXAONE-3.5-*",
-            {
-                "exaone-3.5-2.4b": published(
-                    "2.4B",
-                    num_layers=30,
-                    hidden_size=2560,
-                    intermediate_size=7168,
-                    num_key_value_heads=8,
-                    head_dim=80,
-                    tie_word_embeddings=True,
-                ),
-                "exaone-3.5-7.8b": published(
-                    "7.8B", num_layers=32, hidden_size=4096, intermediate_size=14_336, num_key_value_heads=8
-                ),
-                "exaone-3.5-32b": published(
-                    "32.0B",
-                    num_layers=64,
-                    hidden_size=5120,
-                    intermediate_size=27_392,
-                    num_attention_heads=40,
-                    num_key_value_heads=8,
-                ),
-            },
-            shared={"num_attention_heads": 32, "vocab_size": 102_400, "max_position_embeddings": 32_768},
-        ),
+    releases=release(
+        "LG AI Research 2024, https://arxiv.org/abs/2412.04862; config.json of LGAI-EXAONE/EXAONE-3.5-*",
+        {
+            "exaone-3.5-2.4b": published(
+                "2.4B",
+                num_layers=30,
+                hidden_size=2560,
+                intermediate_size=7168,
+                num_key_value_heads=8,
+                head_dim=80,
+                tie_word_embeddings=True,
+            ),
+            "exaone-3.5-7.8b": published(
+                "7.8B", num_layers=32, hidden_size=4096, intermediate_size=14_336, num_key_value_heads=8
+            ),
+            "exaone-3.5-32b": published(
+                "32.0B",
+                num_layers=64,
+                hidden_size=5120,
+                intermediate_size=27_392,
+                num_attention_heads=40,
+                num_key_value_heads=8,
+            ),
+        },
+        shared={"num_attention_heads": 32, "vocab_size": 102_400, "max_position_embeddings": 32_768},
     ),
 )

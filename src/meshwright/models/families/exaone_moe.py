@@ -10,13 +10,13 @@ from meshwright.models.families.common import (
 from meshwright.models.families.family import (
     Family,
     Key,
-    Release,
     Tensor,
     fixed,
     ignored,
     mixture,
     needed,
     preset,
+    release,
 )
 from meshwright.models.families.layers import ExpertLayers, LocalLayers
 from meshwright.models.families.rope import Rope
@@ -45,27 +45,19 @@ FAMILY = Family(
     | experts()
     | {"router_choice_bias": Tensor(f"{LAYER}.mlp.e_score_correction_bias", ("E",))},
     more_layers=True,
-    releases=(
-        Release(
-            "LG AI Research 2026, K-EXAONE Technical Report; config.json of LGAI-EXAONE/K-EXAONE-236B-A23B",
-            {
-                "k-exaone-236b-a23b": preset(
-                    L=48,
-                    mtp_layers=1,
-                    D=6144,
-                    F=18_432,
-                    N=64,
-                    K=8,
-                    H=128,
-                    V=153_600,
-                    max_seq_len=262_144,
-                    rope_theta=1e6,
-                    sliding_window=128,
-                    global_every=4,
-                    nope_every=4,
-                    moe=mixture(128, 8, 2048, num_shared_experts=1, num_dense_layers=1, scaling=2.5),
-                )
-            },
-        ),
+    releases=release(
+        "LG AI Research 2026, K-EXAONE Technical Report; config.json of LGAI-EXAONE/K-EXAONE-236B-A23B",
+        {
+            "k-exaone-236b-a23b": preset(
+                "L=48, D=6144, F=18_432, N=64, K=8, H=128, V=153_600",
+                mtp_layers=1,
+                max_seq_len=262_144,
+                rope_theta=1e6,
+                sliding_window=128,
+                global_every=4,
+                nope_every=4,
+                moe=mixture(128, 8, 2048, num_shared_experts=1, num_dense_layers=1, scaling=2.5),
+            )
+        },
     ),
 )

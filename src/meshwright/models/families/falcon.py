@@ -8,12 +8,12 @@ from meshwright.models.families.family import (
     Family,
     Key,
     Part,
-    Release,
     Tensor,
     fixed,
     ignored,
     needed,
     preset,
+    release,
 )
 from meshwright.models.families.rope import Rope
 
@@ -89,21 +89,19 @@ FAMILY = Family(
         **HEAD,
     },
     variants=lambda model: {} if model.shared_norm or not model.parallel else _TWO_NORMS,
-    releases=(
-        Release(
-            "Almazrouei et al. 2023, https://arxiv.org/abs/2311.16867; config.json of tiiuae/falcon-*",
-            {
-                "falcon-7b": preset(
-                    6_921_720_704, L=32, D=4544, F=18_176, N=71, K=1, V=65_024, shared_norm=True
-                ),
-                "falcon-40b": preset(41_303_293_952, L=60, D=8192, F=32_768, N=128, K=8, V=65_024),
-            },
-            shared={
-                "max_seq_len": 2048,
-                "parallel": True,
-                "tied_embeddings": True,
-                "activation": "gelu_erf",
-            },
-        ),
+    releases=release(
+        "Almazrouei et al. 2023, https://arxiv.org/abs/2311.16867; config.json of tiiuae/falcon-*",
+        {
+            "falcon-7b": preset(
+                "L=32, D=4544, F=18_176, N=71, K=1, V=65_024", 6_921_720_704, shared_norm=True
+            ),
+            "falcon-40b": preset("L=60, D=8192, F=32_768, N=128, K=8, V=65_024", 41_303_293_952),
+        },
+        shared={
+            "max_seq_len": 2048,
+            "parallel": True,
+            "tied_embeddings": True,
+            "activation": "gelu_erf",
+        },
     ),
 )

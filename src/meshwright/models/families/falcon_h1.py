@@ -17,10 +17,10 @@ from meshwright.models.families.family import (
     Key,
     Part,
     Preset,
-    Release,
     Tensor,
     ignored,
     preset,
+    release,
 )
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS
@@ -108,12 +108,12 @@ def _multiplied(model: ModelConfig) -> Mapping[str, Tensor]:
     }
 
 
-def _small(params: int | str, heads: tuple[int, int, int], **sizes: Any) -> Preset:
+def _small(sizes: str, params: int | str, heads: tuple[int, int, int]) -> Preset:
     """A preset with two KV heads and one group; heads: number, width and state of the mixer's heads."""
     number, width, state = heads
     mixer = {"num_heads": number, "head_dim": width, "state_dim": state, "norm": "none"}
-    rest = {"K": 2, "H": 128, "max_seq_len": 131_072, "norm_eps": 1e-5, "rope_theta": 1e11, "multipliers": {}}
-    return preset(params, **rest | sizes, state_space=mixer)
+    shared = {"max_seq_len": 131_072, "norm_eps": 1e-5, "rope_theta": 1e11, "multipliers": {}}
+    return preset(f"{sizes}, K=2", params, **shared, state_space=mixer)
 
 
 FAMILY = Family(
@@ -146,40 +146,28 @@ FAMILY = Family(
     groups=(_GatedNorm(), _MultiplierLists(), Rope(theta=10_000.0)),
     tensors=BAMBA_TENSORS,
     variants=_multiplied,
-    releases=(
-        Release(
-            "config.json of tiiuae/Falcon-H1-*-Base, without multipliers",
-            {
-                "falcon-h1-0.5b": _small(
-                    521_411_104, L=36, D=1024, F=2048, N=8, H=64, V=32_784, heads=(24, 64, 128)
-                ),
-                "falcon-h1-1.5b": _small(
-                    "1.55B", L=24, D=2048, F=4608, N=8, V=65_537, heads=(48, 64, 256)
-                ),
-                "falcon-h1-3b": _small("3.15B", L=32, D=2560, F=6144, N=10, V=65_537, heads=(32, 128, 256)),
-                "falcon-h1-7b": _small("7.6B", L=44, D=3072, F=12_288, N=12, V=130_049, heads=(24, 128, 256)),
-                "falcon-h1-34b": preset(
-                    "33.6B",
-                    L=72,
-                    D=5120,
-                    F=21_504,
-                    N=20,
-                    K=4,
-                    H=128,
-                    V=261_120,
-                    max_seq_len=262_144,
-                    norm_eps=1e-5,
-                    rope_theta=1e11,
-                    multipliers={},
-                    state_space={
-                        "num_heads": 32,
-                        "head_dim": 128,
-                        "state_dim": 256,
-                        "num_groups": 2,
-                        "norm": "none",
-                    },
-                )
-            },
-        ),
+    releases=release(
+        "config.json of tiiuae/Falcon-H1-*-Base, without multipliers",
+        {
+            "falcon-h1-0.5b": _small("L=36, D=1024, F=2048, N=8, H=64, V=32_784", 521_411_104, (24, 64, 128)),
+            "falcon-h1-1.5b": _small("L=24, D=2048, F=4608, N=8, H=128, V=65_537", "1.55B", (48, 64, 256)),
+            "falcon-h1-3b": _small("L=32, D=2560, F=6144, N=10, H=128, V=65_537", "3.15B", (32, 128, 256)),
+            "falcon-h1-7b": _small("L=44, D=3072, F=12_288, N=12, H=128, V=130_049", "7.6B", (24, 128, 256)),
+            "falcon-h1-34b": preset(
+                "L=72, D=5120, F=21_504, N=20, K=4, H=128, V=261_120",
+                "33.6B",
+                max_seq_len=262_144,
+                norm_eps=1e-5,
+                rope_theta=1e11,
+                multipliers={},
+                state_space={
+                    "num_heads": 32,
+                    "head_dim": 128,
+                    "state_dim": 256,
+                    "num_groups": 2,
+                    "norm": "none",
+                },
+            ),
+        },
     ),
 )  # fmt: skip

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshwright.models.families.family import Family, Key, Release, published
+from meshwright.models.families.family import Family, Key, published, release
 from meshwright.models.families.mamba import (
     BLOCK_KEYS,
     BLOCK_TENSORS,
@@ -26,19 +26,17 @@ FAMILY = Family(
     sets={"num_heads": 1},
     groups=(SelectiveBlocks(_read, SELECTIVE_KEYS | {"mixer_rms_eps": ("selective.plain_norm_eps",)}),),
     tensors=BLOCK_TENSORS,
-    releases=(
-        Release(
-            "TII 2024, https://arxiv.org/abs/2410.05355; config.json of tiiuae/falcon-mamba-7b",
-            {
-                "falcon-mamba-7b": published(
-                    "7.3B",
-                    num_hidden_layers=64,
-                    hidden_size=4096,
-                    intermediate_size=8192,
-                    vocab_size=65_024,
-                    tie_word_embeddings=False,
-                )
-            },
-        ),
+    releases=release(
+        "TII 2024, https://arxiv.org/abs/2410.05355; config.json of tiiuae/falcon-mamba-7b",
+        {
+            "falcon-mamba-7b": published(
+                "7.3B",
+                num_hidden_layers=64,
+                hidden_size=4096,
+                intermediate_size=8192,
+                vocab_size=65_024,
+                tie_word_embeddings=False,
+            )
+        },
     ),
 )

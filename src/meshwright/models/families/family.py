@@ -254,14 +254,32 @@ _LETTERS = {
 }
 
 
-def preset(params: int | str | None = None, active: str | None = None, **fields: Any) -> Preset:
-    """A Preset whose sizes may be given by letter: K is N if it is left out, and H is D / N.
+def by_letter(sizes: str) -> dict[str, Any]:
+    """Fields of ModelConfig from sizes by letter.
 
-    >>> preset("0.1B", L=12, D=768).fields
-    {'num_layers': 12, 'd_model': 768}
+    >>> by_letter("L=12, D=12_288")
+    {'num_layers': 12, 'd_model': 12288}
     """
-    named = {_LETTERS.get(name, name): value for name, value in fields.items()}
-    return Preset(named, params, active)
+    pairs = (size.split("=") for size in sizes.split(", ") if size)
+    return {_LETTERS[letter]: int(size) for letter, size in pairs}
+
+
+def preset(
+    sizes: str = "", params: int | str | None = None, active: str | None = None, **fields: Any
+) -> Preset:
+    """A Preset with sizes by letter: K is N if it is left out, and H is D / N.
+
+    >>> preset("L=12, D=768", "0.1B", tied_embeddings=True).fields
+    {'num_layers': 12, 'd_model': 768, 'tied_embeddings': True}
+    """
+    return Preset(by_letter(sizes) | fields, params, active)
+
+
+def release(
+    source: str, models: Mapping[str, Preset], shared: Mapping[str, Any] | None = None
+) -> tuple[Release, ...]:
+    """The releases of a family that has one."""
+    return (Release(source, models, shared or {}),)
 
 
 def published(params: int | str | None = None, active: str | None = None, **keys: Any) -> Preset:

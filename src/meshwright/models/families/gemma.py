@@ -1,5 +1,5 @@
 from meshwright.models.families.common import ACTIVATION, LLAMA_TENSORS
-from meshwright.models.families.family import Family, Key, Release, preset
+from meshwright.models.families.family import Family, Key, by_letter, preset, release
 from meshwright.models.families.gemma_keys import GEMMA_KEYS, GEMMA_SETS
 from meshwright.models.families.rope import Rope
 
@@ -21,21 +21,13 @@ FAMILY = Family(
     },
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
-    releases=(
-        Release(
-            "Gemma Team 2024, https://arxiv.org/abs/2403.08295; config.json of google/gemma-*",
-            {
-                "gemma-2b": preset(2_506_172_416, L=18, D=2048, F=16_384, N=8, K=1),
-                "gemma-7b": preset(8_537_680_896, L=28, D=3072, F=24_576, N=16),
-            },
-            shared={
-                "d_head": 256,
-                "vocab_size": 256_000,
-                "max_seq_len": 8192,
-                "norm_eps": 1e-6,
-                "tied_embeddings": True,
-                "activation": "gelu",
-            },
-        ),
+    releases=release(
+        "Gemma Team 2024, https://arxiv.org/abs/2403.08295; config.json of google/gemma-*",
+        {
+            "gemma-2b": preset("L=18, D=2048, F=16_384, N=8, K=1", 2_506_172_416),
+            "gemma-7b": preset("L=28, D=3072, F=24_576, N=16", 8_537_680_896),
+        },
+        shared=by_letter("H=256, V=256_000")
+        | {"max_seq_len": 8192, "norm_eps": 1e-6, "tied_embeddings": True, "activation": "gelu"},
     ),
 )

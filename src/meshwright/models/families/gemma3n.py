@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.models.config import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed, matrix, vector
-from meshwright.models.families.family import Family, Key, Release, ignored, published
+from meshwright.models.families.family import Family, Key, ignored, published, release
 from meshwright.models.families.gemma4 import GEMMA_4_KEYS
 
 _PATTERN = 5  # each fifth layer sees all positions, unless a list says otherwise
@@ -94,20 +94,18 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "config.json of google/gemma-3n-E4B, without towers that see and hear",
-            {
-                "gemma-3n-e4b": published(
-                    "6.8B",
-                    hidden_size=2048,
-                    num_hidden_layers=35,
-                    num_attention_heads=8,
-                    num_key_value_heads=2,
-                    vocab_size=262_400,
-                    intermediate_size=16_384,
-                )
-            },
-        ),
+    releases=release(
+        "config.json of google/gemma-3n-E4B, without towers that see and hear",
+        {
+            "gemma-3n-e4b": published(
+                "6.8B",
+                hidden_size=2048,
+                num_hidden_layers=35,
+                num_attention_heads=8,
+                num_key_value_heads=2,
+                vocab_size=262_400,
+                intermediate_size=16_384,
+            )
+        },
     ),
 )  # fmt: skip

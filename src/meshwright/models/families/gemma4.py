@@ -5,7 +5,7 @@ from typing import Any
 from meshwright.models.config import Extra, MoE
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
 from meshwright.models.families.common import ACTIVATION, SIZES
-from meshwright.models.families.family import Family, Key, Release, Rule, ignored, published
+from meshwright.models.families.family import Family, Key, Rule, ignored, published, release
 
 _PATTERN = 6  # each sixth layer sees all positions, unless a list says otherwise
 
@@ -119,50 +119,48 @@ FAMILY = Family(
     groups=(ByLayer(_read, LAYER_KEYS),),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "config.json of google/gemma-4-*, without towers that see and hear",
-            {
-                "gemma-4-e2b": published(
-                    hidden_size=1536,
-                    intermediate_size=6144,
-                    num_hidden_layers=35,
-                    num_attention_heads=8,
-                    num_key_value_heads=1,
-                    sliding_window=512,
-                    max_position_embeddings=131_072,
-                    hidden_size_per_layer_input=256,
-                    num_kv_shared_layers=20,
-                    use_double_wide_mlp=True,
-                    layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7,
-                ),
-                "gemma-4-26b-a4b": published(
-                    "25.2B",
-                    "3.8B",
-                    hidden_size=2816,
-                    intermediate_size=2112,
-                    num_hidden_layers=30,
-                    num_attention_heads=16,
-                    num_key_value_heads=8,
-                    num_global_key_value_heads=2,
-                    enable_moe_block=True,
-                    num_experts=128,
-                    top_k_experts=8,
-                    moe_intermediate_size=704,
-                    **_LARGE,
-                ),
-                "gemma-4-31b": published(
-                    "30.7B",
-                    hidden_size=5376,
-                    intermediate_size=21_504,
-                    num_hidden_layers=60,
-                    num_attention_heads=32,
-                    num_key_value_heads=16,
-                    num_global_key_value_heads=4,
-                    **_LARGE,
-                ),
-            },
-            shared={"vocab_size": 262_144, "head_dim": 256, "final_logit_softcapping": 30.0},
-        ),
+    releases=release(
+        "config.json of google/gemma-4-*, without towers that see and hear",
+        {
+            "gemma-4-e2b": published(
+                hidden_size=1536,
+                intermediate_size=6144,
+                num_hidden_layers=35,
+                num_attention_heads=8,
+                num_key_value_heads=1,
+                sliding_window=512,
+                max_position_embeddings=131_072,
+                hidden_size_per_layer_input=256,
+                num_kv_shared_layers=20,
+                use_double_wide_mlp=True,
+                layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7,
+            ),
+            "gemma-4-26b-a4b": published(
+                "25.2B",
+                "3.8B",
+                hidden_size=2816,
+                intermediate_size=2112,
+                num_hidden_layers=30,
+                num_attention_heads=16,
+                num_key_value_heads=8,
+                num_global_key_value_heads=2,
+                enable_moe_block=True,
+                num_experts=128,
+                top_k_experts=8,
+                moe_intermediate_size=704,
+                **_LARGE,
+            ),
+            "gemma-4-31b": published(
+                "30.7B",
+                hidden_size=5376,
+                intermediate_size=21_504,
+                num_hidden_layers=60,
+                num_attention_heads=32,
+                num_key_value_heads=16,
+                num_global_key_value_heads=4,
+                **_LARGE,
+            ),
+        },
+        shared={"vocab_size": 262_144, "head_dim": 256, "final_logit_softcapping": 30.0},
     ),
 )

@@ -7,13 +7,10 @@ from meshwright.models.families.common import (
     NEXT_LAYER,
     experts,
 )
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
+from meshwright.models.families.family import Family, Key, by_letter, fixed, ignored, mixture, preset, release
 from meshwright.models.families.rope import Rope
 
-_GLM_4_5 = {
-    "num_layers": 92,
-    "d_model": 5120,
-    "d_ff": 12_288,
+_GLM_4_5 = by_letter("L=92, D=5120, F=12_288") | {
     "qk_norm": True,
     "moe": mixture(160, 8, 1536, num_shared_experts=1, num_dense_layers=3, scaling=2.5),
 }
@@ -42,34 +39,21 @@ FAMILY = Family(
     tensors=LLAMA_TENSORS | experts(),
     more_layers=True,
     drafts=NEXT_LAYER,
-    releases=(
-        Release(
-            # The report's 355B and 106B are without the vocabulary, and 355B with the module that predicts a
-            # second token.
-            "GLM-4.5 Team 2025, https://arxiv.org/abs/2508.06471; config.json of zai-org/GLM-4.5, "
-            "4.5-Air, 4.6",
-            {
-                "glm-4.5": preset(**_GLM_4_5, max_seq_len=131_072),
-                "glm-4.5-air": preset(
-                    L=46,
-                    D=4096,
-                    F=10_944,
-                    max_seq_len=131_072,
-                    moe=mixture(128, 8, 1408, num_shared_experts=1, num_dense_layers=1),
-                ),
-                "glm-4.6": preset(**_GLM_4_5, max_seq_len=202_752),
-                "glm-4.7": preset(**_GLM_4_5, max_seq_len=202_752),
-            },
-            shared={
-                "num_heads": 96,
-                "num_kv_heads": 8,
-                "d_head": 128,
-                "vocab_size": 151_552,
-                "rope_theta": 1e6,
-                "rotary_dim": 64,
-                "qkv_bias": True,
-                "mtp_layers": 1,
-            },
-        ),
+    releases=release(
+        # The report's 355B and 106B are without the vocabulary, and 355B with the module that predicts a
+        # second token.
+        "GLM-4.5 Team 2025, https://arxiv.org/abs/2508.06471; config.json of zai-org/GLM-4.5, 4.5-Air, 4.6",
+        {
+            "glm-4.5": preset(**_GLM_4_5, max_seq_len=131_072),
+            "glm-4.5-air": preset(
+                "L=46, D=4096, F=10_944",
+                max_seq_len=131_072,
+                moe=mixture(128, 8, 1408, num_shared_experts=1, num_dense_layers=1),
+            ),
+            "glm-4.6": preset(**_GLM_4_5, max_seq_len=202_752),
+            "glm-4.7": preset(**_GLM_4_5, max_seq_len=202_752),
+        },
+        shared=by_letter("N=96, K=8, H=128, V=151_552")
+        | {"rope_theta": 1e6, "rotary_dim": 64, "qkv_bias": True, "mtp_layers": 1},
     ),
 )

@@ -9,7 +9,7 @@ from meshwright.models.families.common import (
     SIZES,
     experts,
 )
-from meshwright.models.families.family import Family, Key, Release, fixed, mixture, preset
+from meshwright.models.families.family import Family, Key, fixed, mixture, preset, release
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.families.rope import Rope
 
@@ -34,24 +34,18 @@ FAMILY = Family(
     tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
     more_layers=True,
     drafts=NEXT_LAYER,
-    releases=(
-        Release(
-            "config.json of zai-org/GLM-4.7-Flash",
-            {
-                "glm-4.7-flash": preset(
-                    L=47,
-                    mtp_layers=1,
-                    D=2048,
-                    F=10_240,
-                    N=20,
-                    V=154_880,
-                    d_head=256,
-                    max_seq_len=202_752,
-                    rope_theta=1e6,
-                    mla={"q_rank": 768, "kv_rank": 512, "nope_dim": 192, "rope_dim": 64, "value_dim": 256},
-                    moe=mixture(64, 4, 1536, num_shared_experts=1, num_dense_layers=1, scaling=1.8),
-                )
-            },
-        ),
+    releases=release(
+        "config.json of zai-org/GLM-4.7-Flash",
+        {
+            "glm-4.7-flash": preset(
+                "L=47, D=2048, F=10_240, N=20, V=154_880",
+                mtp_layers=1,
+                d_head=256,
+                max_seq_len=202_752,
+                rope_theta=1e6,
+                mla={"q_rank": 768, "kv_rank": 512, "nope_dim": 192, "rope_dim": 64, "value_dim": 256},
+                moe=mixture(64, 4, 1536, num_shared_experts=1, num_dense_layers=1, scaling=1.8),
+            )
+        },
     ),
 )

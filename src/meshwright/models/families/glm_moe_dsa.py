@@ -121,12 +121,8 @@ FAMILY = Family(
             "config.json of zai-org/GLM-5",
             {
                 "glm-5": preset(
+                    "L=78, D=6144, F=12_288, N=64, V=154_880",
                     "744B",
-                    L=78,
-                    D=6144,
-                    F=12_288,
-                    N=64,
-                    V=154_880,
                     max_seq_len=202_752,
                     norm_eps=1e-5,
                     rope_theta=1e6,

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import fused, linear
-from meshwright.models.families.family import Family, Release, fixed, ignored, preset
+from meshwright.models.families.family import Family, fixed, ignored, preset, release
 from meshwright.models.families.gpt2 import FAMILY as GPT_2
 from meshwright.models.families.gpt2 import GPT_SETS
 
@@ -23,23 +23,16 @@ FAMILY = Family(
     | linear("wo", f"{_H}.attn.c_proj", "D", "NH")
     | linear("w_in", f"{_H}.mlp.c_fc", "F", "D")
     | linear("w_out", f"{_H}.mlp.c_proj", "D", "F"),
-    releases=(
-        Release(
-            "Li et al. 2023, https://arxiv.org/abs/2305.06161; config.json of bigcode/starcoderbase",
-            {
-                "starcoder-15b": preset(
-                    15_517_456_384,
-                    L=40,
-                    D=6144,
-                    F=24_576,
-                    N=48,
-                    K=1,
-                    V=49_152,
-                    max_seq_len=8192,
-                    tied_embeddings=True,
-                    activation="gelu",
-                )
-            },
-        ),
+    releases=release(
+        "Li et al. 2023, https://arxiv.org/abs/2305.06161; config.json of bigcode/starcoderbase",
+        {
+            "starcoder-15b": preset(
+                "L=40, D=6144, F=24_576, N=48, K=1, V=49_152",
+                15_517_456_384,
+                max_seq_len=8192,
+                tied_embeddings=True,
+                activation="gelu",
+            )
+        },
     ),
 )

@@ -8,7 +8,17 @@ from meshwright.models.families.common import (
     gate_up,
     linear,
 )
-from meshwright.models.families.family import Family, Release, Tensor, fixed, ignored, mixture, needed, preset
+from meshwright.models.families.family import (
+    Family,
+    Tensor,
+    by_letter,
+    fixed,
+    ignored,
+    mixture,
+    needed,
+    preset,
+    release,
+)
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
 
@@ -35,34 +45,27 @@ FAMILY = Family(
     | {"sinks": Tensor(f"{LAYER}.self_attn.sinks", ("N",))}
     | linear("router", f"{LAYER}.mlp.router", "E", "D")
     | gate_up(f"{LAYER}.mlp.experts", "alternate"),
-    releases=(
-        Release(
-            "OpenAI 2025, https://arxiv.org/abs/2508.10925; config.json of openai/gpt-oss-*",
-            {
-                "gpt-oss-20b": preset(20_914_757_184, L=24, moe=mixture(32, 4, 2880)),
-                "gpt-oss-120b": preset(116_829_156_672, L=36, moe=mixture(128, 4, 2880)),
+    releases=release(
+        "OpenAI 2025, https://arxiv.org/abs/2508.10925; config.json of openai/gpt-oss-*",
+        {
+            "gpt-oss-20b": preset("L=24", 20_914_757_184, moe=mixture(32, 4, 2880)),
+            "gpt-oss-120b": preset("L=36", 116_829_156_672, moe=mixture(128, 4, 2880)),
+        },
+        shared=by_letter("D=2880, F=2880, N=64, K=8, H=64, V=201_088")
+        | {
+            "stored_dtype": "mxfp4",
+            "max_seq_len": 131_072,
+            "rope_theta": 150_000.0,
+            "rope_scaling": {
+                "kind": "yarn",
+                "factor": 32.0,
+                "original_max_seq_len": 4096,
+                "truncate": False,
             },
-            shared={
-                "stored_dtype": "mxfp4",
-                "d_model": 2880,
-                "d_ff": 2880,
-                "num_heads": 64,
-                "num_kv_heads": 8,
-                "d_head": 64,
-                "vocab_size": 201_088,
-                "max_seq_len": 131_072,
-                "rope_theta": 150_000.0,
-                "rope_scaling": {
-                    "kind": "yarn",
-                    "factor": 32.0,
-                    "original_max_seq_len": 4096,
-                    "truncate": False,
-                },
-                "qkv_bias": True,
-                "attention_out_bias": True,
-                "sliding_window": 128,
-                "global_every": 2,
-            },
-        ),
+            "qkv_bias": True,
+            "attention_out_bias": True,
+            "sliding_window": 128,
+            "global_every": 2,
+        },
     ),
 )

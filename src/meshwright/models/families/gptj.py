@@ -1,5 +1,5 @@
 from meshwright.models.families.common import ACTIVATION, in_pairs, linear, norms
-from meshwright.models.families.family import Family, Key, Release, Rule, Tensor, ignored, needed, preset
+from meshwright.models.families.family import Family, Key, Rule, Tensor, ignored, needed, preset, release
 
 _H = "transformer.h.{}"
 GPTJ_KEYS: dict[str, Rule] = (
@@ -55,22 +55,16 @@ FAMILY = Family(
     groups=(),
     prefix="transformer.",
     tensors=GPTJ_TENSORS | in_pairs(_HEADS, "wq", "wk") | {"wv": _HEADS["wv"]},
-    releases=(
-        Release(
-            "Wang and Komatsuzaki 2021; config.json of EleutherAI/gpt-j-6b",
-            {
-                "gpt-j-6b": preset(
-                    6_050_882_784,
-                    L=28,
-                    D=4096,
-                    F=16_384,
-                    N=16,
-                    V=50_400,
-                    max_seq_len=2048,
-                    rotary_dim=64,
-                    activation="gelu",
-                )
-            },
-        ),
+    releases=release(
+        "Wang and Komatsuzaki 2021; config.json of EleutherAI/gpt-j-6b",
+        {
+            "gpt-j-6b": preset(
+                "L=28, D=4096, F=16_384, N=16, V=50_400",
+                6_050_882_784,
+                max_seq_len=2048,
+                rotary_dim=64,
+                activation="gelu",
+            )
+        },
     ),
 )

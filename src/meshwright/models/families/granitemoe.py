@@ -7,7 +7,16 @@ from meshwright.models.families.common import (
     MULTIPLIERS,
     fused_experts,
 )
-from meshwright.models.families.family import Family, Release, Rule, Tensor, mixture, needed, preset
+from meshwright.models.families.family import (
+    Family,
+    Rule,
+    Tensor,
+    by_letter,
+    mixture,
+    needed,
+    preset,
+    release,
+)
 from meshwright.models.families.rope import Rope
 
 _MOE = f"{LAYER}.block_sparse_moe"
@@ -27,28 +36,25 @@ FAMILY = Family(
     keys=GRANITE_MOE_KEYS,
     groups=(Rope(),),
     tensors=GRANITE_MOE_TENSORS,
-    releases=(
-        Release(
-            "Granite Team 2024, Granite 3.0 Language Models; config.json of granite-3.1-*-a*m-base",
-            {
-                "granite-3.1-1b-a400m": preset(
-                    L=24, D=1024, F=512, N=16, moe=mixture(32, 8, 512), logit_scale=1 / 6
-                ),
-                "granite-3.1-3b-a800m": preset(
-                    L=32, D=1536, F=512, N=24, moe=mixture(40, 8, 512), logit_scale=1 / 6
-                ),
-            },
-            shared={
-                "num_kv_heads": 8,
-                "vocab_size": 49_152,
-                "max_seq_len": 131_072,
-                "norm_eps": 1e-6,
-                "rope_theta": 1_500_000.0,
-                "embedding_scale": 12.0,
-                "residual_scale": 0.22,
-                "query_scale": 1 / 64,
-                "tied_embeddings": True,
-            },
-        ),
+    releases=release(
+        "Granite Team 2024, Granite 3.0 Language Models; config.json of granite-3.1-*-a*m-base",
+        {
+            "granite-3.1-1b-a400m": preset(
+                "L=24, D=1024, F=512, N=16", moe=mixture(32, 8, 512), logit_scale=1 / 6
+            ),
+            "granite-3.1-3b-a800m": preset(
+                "L=32, D=1536, F=512, N=24", moe=mixture(40, 8, 512), logit_scale=1 / 6
+            ),
+        },
+        shared=by_letter("K=8, V=49_152")
+        | {
+            "max_seq_len": 131_072,
+            "norm_eps": 1e-6,
+            "rope_theta": 1_500_000.0,
+            "embedding_scale": 12.0,
+            "residual_scale": 0.22,
+            "query_scale": 1 / 64,
+            "tied_embeddings": True,
+        },
     ),
 )

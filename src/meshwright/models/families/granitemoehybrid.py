@@ -129,14 +129,8 @@ FAMILY = Family(
             "config.json of ibm-granite/granite-4.0-h-*, as in the metadata of ollama.com/ibm/granite4",
             {
                 "granite-4.0-h-small": preset(
+                    "L=40, D=4096, F=768, N=32, K=8, H=128, V=100_352",
                     "32.2B",
-                    L=40,
-                    D=4096,
-                    F=768,
-                    N=32,
-                    K=8,
-                    H=128,
-                    V=100_352,
                     query_scale=1 / 128,
                     logit_scale=1 / 16,
                     moe=mixture(72, 10, 768, num_shared_experts=1, d_ff_shared=1536),

@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.common import EPS_1E_5, EXPERTS, LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, needed, published
+from meshwright.models.families.family import Family, Key, fixed, ignored, needed, published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -41,41 +41,39 @@ FAMILY = Family(
     groups=(ByLayer(_read, {"residual_moe": ("moe",), "moe_intermediate_size": ("moe.d_ff",)}),),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "config.json of hpcai-tech/grok-1 and xai-org/grok-2",
-            {
-                "grok-1": published(
-                    "316B",
-                    vocab_size=131_072,
-                    hidden_size=6144,
-                    intermediate_size=32_768,
-                    num_hidden_layers=64,
-                    num_attention_heads=48,
-                    num_key_value_heads=8,
-                    max_position_embeddings=8192,
-                    num_experts=8,
-                    num_experts_per_tok=2,
-                    tie_word_embeddings=True,
-                ),
-                "grok-2": published(
-                    "270B",
-                    "115B",
-                    vocab_size=131_072,
-                    hidden_size=8192,
-                    intermediate_size=32_768,
-                    moe_intermediate_size=16_384,
-                    num_hidden_layers=64,
-                    num_attention_heads=64,
-                    num_key_value_heads=8,
-                    head_dim=128,
-                    max_position_embeddings=131_072,
-                    num_experts=8,
-                    num_experts_per_tok=2,
-                    residual_moe=True,
-                    final_logit_softcapping=50.0,
-                ),
-            },
-        ),
+    releases=release(
+        "config.json of hpcai-tech/grok-1 and xai-org/grok-2",
+        {
+            "grok-1": published(
+                "316B",
+                vocab_size=131_072,
+                hidden_size=6144,
+                intermediate_size=32_768,
+                num_hidden_layers=64,
+                num_attention_heads=48,
+                num_key_value_heads=8,
+                max_position_embeddings=8192,
+                num_experts=8,
+                num_experts_per_tok=2,
+                tie_word_embeddings=True,
+            ),
+            "grok-2": published(
+                "270B",
+                "115B",
+                vocab_size=131_072,
+                hidden_size=8192,
+                intermediate_size=32_768,
+                moe_intermediate_size=16_384,
+                num_hidden_layers=64,
+                num_attention_heads=64,
+                num_key_value_heads=8,
+                head_dim=128,
+                max_position_embeddings=131_072,
+                num_experts=8,
+                num_experts_per_tok=2,
+                residual_moe=True,
+                final_logit_softcapping=50.0,
+            ),
+        },
     ),
 )

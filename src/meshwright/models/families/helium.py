@@ -1,5 +1,5 @@
 from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_KEYS, LLAMA_TENSORS, in_pairs
-from meshwright.models.families.family import Family, Key, Release, preset
+from meshwright.models.families.family import Family, Key, preset, release
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
@@ -15,22 +15,15 @@ FAMILY = Family(
     },
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | in_pairs(LLAMA_TENSORS, "wq", "wk", "wq_bias", "wk_bias"),
-    releases=(
-        Release(
-            "config.json of kyutai/helium-1-preview-2b",
-            {
-                "helium-1-2b": preset(
-                    L=24,
-                    D=2560,
-                    F=7040,
-                    N=20,
-                    H=128,
-                    V=48_000,
-                    max_seq_len=4096,
-                    norm_eps=1e-8,
-                    rope_theta=100_000.0,
-                )
-            },
-        ),
+    releases=release(
+        "config.json of kyutai/helium-1-preview-2b",
+        {
+            "helium-1-2b": preset(
+                "L=24, D=2560, F=7040, N=20, H=128, V=48_000",
+                max_seq_len=4096,
+                norm_eps=1e-8,
+                rope_theta=100_000.0,
+            )
+        },
     ),
 )

@@ -6,7 +6,7 @@ from meshwright.models.families.common import (
     LLAMA_TENSORS,
     norms,
 )
-from meshwright.models.families.family import Family, Key, Release, Rule, fixed, ignored, published
+from meshwright.models.families.family import Family, Key, Rule, fixed, ignored, published, release
 from meshwright.models.families.rope import Rope
 
 HUNYUAN_KEYS: dict[str, Rule] = (
@@ -36,25 +36,23 @@ FAMILY = Family(
     sets=HUNYUAN_SETS,
     groups=(Rope(),),
     tensors=HUNYUAN_TENSORS,
-    releases=(
-        Release(
-            "Tencent 2025, https://github.com/Tencent-Hunyuan/Hunyuan-7B; tencent/Hunyuan-7B-*",
-            {
-                "hunyuan-7b": published(
-                    "7.5B",
-                    hidden_size=4096,
-                    intermediate_size=14_336,
-                    num_hidden_layers=32,
-                    num_attention_heads=32,
-                    num_key_value_heads=8,
-                    head_dim=128,
-                    vocab_size=128_167,
-                    max_position_embeddings=262_144,
-                    rope_theta=10_000.0,
-                    rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
-                    tie_word_embeddings=True,
-                )
-            },
-        ),
+    releases=release(
+        "Tencent 2025, https://github.com/Tencent-Hunyuan/Hunyuan-7B; tencent/Hunyuan-7B-*",
+        {
+            "hunyuan-7b": published(
+                "7.5B",
+                hidden_size=4096,
+                intermediate_size=14_336,
+                num_hidden_layers=32,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+                head_dim=128,
+                vocab_size=128_167,
+                max_position_embeddings=262_144,
+                rope_theta=10_000.0,
+                rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+                tie_word_embeddings=True,
+            )
+        },
     ),
 )

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.family import Family, Key, Release, ignored, published
+from meshwright.models.families.family import Family, Key, ignored, published, release
 
 FAMILY = Family(
     "internlm2",
@@ -17,32 +17,30 @@ FAMILY = Family(
     tensors={},
     groups=(),
     is_written=False,
-    releases=(
-        Release(
-            "config.json of internlm/internlm2_5-7b and internlm3-8b-instruct",
-            {
-                "internlm2.5-7b": published(
-                    "7.74B",
-                    num_hidden_layers=32,
-                    hidden_size=4096,
-                    intermediate_size=14_336,
-                    num_attention_heads=32,
-                    num_key_value_heads=8,
-                    vocab_size=92_544,
-                    max_position_embeddings=32_768,
-                ),
-                "internlm3-8b": published(
-                    "8.80B",
-                    num_hidden_layers=48,
-                    hidden_size=4096,
-                    intermediate_size=10_240,
-                    num_attention_heads=32,
-                    num_key_value_heads=2,
-                    head_dim=128,
-                    vocab_size=128_512,
-                    max_position_embeddings=32_768,
-                ),
-            },
-        ),
+    releases=release(
+        "config.json of internlm/internlm2_5-7b and internlm3-8b-instruct",
+        {
+            "internlm2.5-7b": published(
+                "7.74B",
+                num_hidden_layers=32,
+                hidden_size=4096,
+                intermediate_size=14_336,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+                vocab_size=92_544,
+                max_position_embeddings=32_768,
+            ),
+            "internlm3-8b": published(
+                "8.80B",
+                num_hidden_layers=48,
+                hidden_size=4096,
+                intermediate_size=10_240,
+                num_attention_heads=32,
+                num_key_value_heads=2,
+                head_dim=128,
+                vocab_size=128_512,
+                max_position_embeddings=32_768,
+            ),
+        },
     ),
 )

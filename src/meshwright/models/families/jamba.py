@@ -15,12 +15,12 @@ from meshwright.models.families.common import (
 from meshwright.models.families.family import (
     Family,
     Key,
-    Release,
     Tensor,
     fixed,
     ignored,
     needed,
     published,
+    release,
 )
 from meshwright.models.families.state_layers import selective_tensors
 from meshwright.models.mixers import Selective
@@ -130,37 +130,35 @@ FAMILY = Family(
     }
     | feed_forward("w", _FEED_FORWARD, "F", PROJECTIONS)
     | feed_forward("expert", f"{_FEED_FORWARD}.experts.{{}}", "M", PROJECTIONS),
-    releases=(
-        Release(
-            "Jamba Team 2024, https://arxiv.org/abs/2403.19887; config.json of ai21labs/Jamba-v0.1",
-            {
-                "jamba-v0.1": published(
-                    "51.6B",
-                    "12B",
-                    num_hidden_layers=32,
-                    hidden_size=4096,
-                    intermediate_size=14_336,
-                    num_attention_heads=32,
-                    num_key_value_heads=8,
-                    vocab_size=65_536,
-                    max_position_embeddings=262_144,
-                    num_experts=16,
-                    num_experts_per_tok=2,
-                ),
-                "jamba-1.5-large": published(
-                    "399B",
-                    "94B",
-                    num_hidden_layers=72,
-                    hidden_size=8192,
-                    intermediate_size=24_576,
-                    num_attention_heads=64,
-                    num_key_value_heads=8,
-                    vocab_size=65_536,
-                    max_position_embeddings=262_144,
-                    num_experts=16,
-                    num_experts_per_tok=2,
-                ),
-            },
-        ),
+    releases=release(
+        "Jamba Team 2024, https://arxiv.org/abs/2403.19887; config.json of ai21labs/Jamba-v0.1",
+        {
+            "jamba-v0.1": published(
+                "51.6B",
+                "12B",
+                num_hidden_layers=32,
+                hidden_size=4096,
+                intermediate_size=14_336,
+                num_attention_heads=32,
+                num_key_value_heads=8,
+                vocab_size=65_536,
+                max_position_embeddings=262_144,
+                num_experts=16,
+                num_experts_per_tok=2,
+            ),
+            "jamba-1.5-large": published(
+                "399B",
+                "94B",
+                num_hidden_layers=72,
+                hidden_size=8192,
+                intermediate_size=24_576,
+                num_attention_heads=64,
+                num_key_value_heads=8,
+                vocab_size=65_536,
+                max_position_embeddings=262_144,
+                num_experts=16,
+                num_experts_per_tok=2,
+            ),
+        },
     ),
 )  # fmt: skip

@@ -159,13 +159,8 @@ FAMILY = Family(
             "Kimi Team 2025, https://arxiv.org/abs/2510.26692; config.json of moonshotai/Kimi-Linear-48B-A3B",
             {
                 "kimi-linear-48b-a3b": preset(
+                    "L=27, D=2304, F=9216, N=32, V=163_840, H=192",
                     "49B",
-                    L=27,
-                    D=2304,
-                    F=9216,
-                    N=32,
-                    V=163_840,
-                    H=192,
                     max_seq_len=1_048_576,
                     norm_eps=1e-5,
                     moe=mixture(256, 8, 1024, num_shared_experts=1, num_dense_layers=1, scaling=2.446),

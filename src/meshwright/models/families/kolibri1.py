@@ -1,5 +1,5 @@
 from meshwright.models.families.common import LAYER, LLAMA_KEYS, LLAMA_TENSORS, ROUTER, experts, norms
-from meshwright.models.families.family import Family, Key, Release, Tensor, ignored, mixture, needed, preset
+from meshwright.models.families.family import Family, Key, Tensor, ignored, mixture, needed, preset, release
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
 
@@ -32,26 +32,18 @@ FAMILY = Family(
     | norms("mlp_post_norm", f"{LAYER}.post_ffn_norm")
     | experts()
     | {"router_choice_bias": Tensor(f"{LAYER}.moe.router.expert_bias", ("E",))},
-    releases=(
-        Release(
-            "config.json of Aleph-Alpha/Kolibri-1",
-            {
-                "kolibri-1": preset(
-                    L=50,
-                    D=2560,
-                    F=512,
-                    N=48,
-                    K=4,
-                    H=128,
-                    V=128_000,
-                    max_seq_len=262_144,
-                    norm_eps=1e-6,
-                    sliding_window=513,
-                    global_every=5,
-                    nope_every=5,
-                    moe=mixture(384, 6, 512, d_ff_shared=512, normalized=False),
-                )
-            },
-        ),
+    releases=release(
+        "config.json of Aleph-Alpha/Kolibri-1",
+        {
+            "kolibri-1": preset(
+                "L=50, D=2560, F=512, N=48, K=4, H=128, V=128_000",
+                max_seq_len=262_144,
+                norm_eps=1e-6,
+                sliding_window=513,
+                global_every=5,
+                nope_every=5,
+                moe=mixture(384, 6, 512, d_ff_shared=512, normalized=False),
+            )
+        },
     ),
 )

@@ -7,12 +7,12 @@ from meshwright.models.families.family import (
     Family,
     Key,
     Part,
-    Release,
     Rule,
     Tensor,
     ignored,
     needed,
     preset,
+    release,
 )
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import StateLayers
@@ -87,28 +87,19 @@ FAMILY = Family(
     sets={"qk_norm": True},
     groups=(LFM2_LAYERS, _Width(), Rope(theta=1e6)),
     tensors=LFM2_TENSORS,
-    releases=(
-        Release(
-            "https://www.liquid.ai/blog/liquid-foundation-models-v2-our-second-series-of-generative-ai-models",
-            {
-                "lfm2-1.2b": preset(
-                    1_170_340_608,
-                    L=16,
-                    D=2048,
-                    F=8192,
-                    N=32,
-                    K=8,
-                    V=65_536,
-                    max_seq_len=128_000,
-                    norm_eps=1e-5,
-                    rope_theta=1e6,
-                    tied_embeddings=True,
-                    short_convolution={"width": 3},
-                    mixers=tuple(
-                        "attention" if n in (2, 5, 8, 10, 12, 14) else "state" for n in range(16)
-                    ),
-                )
-            },
-        ),
+    releases=release(
+        "https://www.liquid.ai/blog/liquid-foundation-models-v2-our-second-series-of-generative-ai-models",
+        {
+            "lfm2-1.2b": preset(
+                "L=16, D=2048, F=8192, N=32, K=8, V=65_536",
+                1_170_340_608,
+                max_seq_len=128_000,
+                norm_eps=1e-5,
+                rope_theta=1e6,
+                tied_embeddings=True,
+                short_convolution={"width": 3},
+                mixers=tuple("attention" if n in (2, 5, 8, 10, 12, 14) else "state" for n in range(16)),
+            )
+        },
     ),
 )  # fmt: skip

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import EXPERTS, LAYER, feed_forward
-from meshwright.models.families.family import Family, Key, Release, Tensor, fixed, mixture, needed, preset
+from meshwright.models.families.family import Family, Key, Tensor, fixed, mixture, needed, preset, release
 from meshwright.models.families.lfm2 import LFM2_KEYS, LFM2_LAYERS, LFM2_TENSORS
 from meshwright.models.families.rope import Rope
 
@@ -27,27 +27,20 @@ FAMILY = Family(
         "router_choice_bias": Tensor(f"{_MLP}.expert_bias", ("E",)),
     }
     | feed_forward("expert", f"{_MLP}.experts.{{}}", "M", ("w1", "w3", "w2")),
-    releases=(
-        Release(
-            "https://www.liquid.ai/blog/lfm2-8b-a1b-an-efficient-on-device-mixture-of-experts",
-            {
-                "lfm2-8b-a1b": preset(
-                    "8.3B",
-                    L=24,
-                    D=2048,
-                    F=7168,
-                    N=32,
-                    K=8,
-                    V=65_536,
-                    max_seq_len=128_000,
-                    norm_eps=1e-5,
-                    rope_theta=1e6,
-                    tied_embeddings=True,
-                    moe=mixture(32, 4, 1792, num_dense_layers=2),
-                    short_convolution={"width": 3},
-                    mixers=tuple("attention" if n in (2, 6, 10, 14, 18, 21) else "state" for n in range(24)),
-                )
-            },
-        ),
+    releases=release(
+        "https://www.liquid.ai/blog/lfm2-8b-a1b-an-efficient-on-device-mixture-of-experts",
+        {
+            "lfm2-8b-a1b": preset(
+                "L=24, D=2048, F=7168, N=32, K=8, V=65_536",
+                "8.3B",
+                max_seq_len=128_000,
+                norm_eps=1e-5,
+                rope_theta=1e6,
+                tied_embeddings=True,
+                moe=mixture(32, 4, 1792, num_dense_layers=2),
+                short_convolution={"width": 3},
+                mixers=tuple("attention" if n in (2, 6, 10, 14, 18, 21) else "state" for n in range(24)),
+            )
+        },
     ),
 )

@@ -9,12 +9,12 @@ from meshwright.models.families.family import (
     Family,
     Fixed,
     Key,
-    Release,
     Rule,
     Tensor,
     ignored,
     needed,
     published,
+    release,
 )
 from meshwright.models.families.state_layers import selective_tensors
 from meshwright.models.mixers import Selective
@@ -113,14 +113,12 @@ FAMILY = Family(
     sets={"tied_embeddings": True, "num_heads": 1},
     groups=(SelectiveBlocks(read_blocks, SELECTIVE_KEYS),),
     tensors=BLOCK_TENSORS,
-    releases=(
-        Release(
-            "Gu and Dao 2023, https://arxiv.org/abs/2312.00752; config.json of state-spaces/mamba-*-hf",
-            {
-                "mamba-130m": published("0.1B", num_hidden_layers=24, hidden_size=768),
-                "mamba-2.8b": published("2.8B", num_hidden_layers=64, hidden_size=2560),
-            },
-            shared={"vocab_size": 50_280, "state_size": 16, "conv_kernel": 4},
-        ),
+    releases=release(
+        "Gu and Dao 2023, https://arxiv.org/abs/2312.00752; config.json of state-spaces/mamba-*-hf",
+        {
+            "mamba-130m": published("0.1B", num_hidden_layers=24, hidden_size=768),
+            "mamba-2.8b": published("2.8B", num_hidden_layers=64, hidden_size=2560),
+        },
+        shared={"vocab_size": 50_280, "state_size": 16, "conv_kernel": 4},
     ),
 )

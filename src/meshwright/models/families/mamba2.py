@@ -4,7 +4,7 @@ from typing import Any
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Fixed, Key, Release, ignored, published
+from meshwright.models.families.family import Family, Fixed, Key, ignored, published, release
 from meshwright.models.families.mamba import BLOCK_KEYS, OUTER_TENSORS, of_blocks
 from meshwright.models.families.state_layers import mamba_tensors
 from meshwright.models.mixers import StateSpace
@@ -58,20 +58,18 @@ FAMILY = Family(
         ),
     ),
     tensors=OUTER_TENSORS | mamba_tensors("backbone.layers.{}.mixer"),
-    releases=(
-        Release(
-            "Mistral AI 2024; config.json of mistralai/Mamba-Codestral-7B-v0.1",
-            {
-                "codestral-mamba-7b": published(
-                    "7.3B",
-                    num_hidden_layers=64,
-                    hidden_size=4096,
-                    vocab_size=32_768,
-                    num_heads=128,
-                    head_dim=64,
-                    n_groups=8,
-                )
-            },
-        ),
+    releases=release(
+        "Mistral AI 2024; config.json of mistralai/Mamba-Codestral-7B-v0.1",
+        {
+            "codestral-mamba-7b": published(
+                "7.3B",
+                num_hidden_layers=64,
+                hidden_size=4096,
+                vocab_size=32_768,
+                num_heads=128,
+                head_dim=64,
+                n_groups=8,
+            )
+        },
     ),
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer
 from meshwright.models.families.common import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
-from meshwright.models.families.family import Family, Fixed, Key, Release, Rule, ignored, published
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, published, release
 
 _PATTERN = 6
 
@@ -103,30 +103,28 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "config.json of XiaomiMiMo/MiMo-V2-Flash",
-            {
-                "mimo-v2-flash": published(
-                    "309B",
-                    "15B",
-                    quantization_config={"quant_method": "fp8"},
-                    num_hidden_layers=48,
-                    hidden_size=4096,
-                    intermediate_size=16_384,
-                    num_attention_heads=64,
-                    num_key_value_heads=4,
-                    swa_num_key_value_heads=8,
-                    head_dim=192,
-                    v_head_dim=128,
-                    vocab_size=152_576,
-                    max_position_embeddings=262_144,
-                    sliding_window=128,
-                    moe_intermediate_size=2048,
-                    n_routed_experts=256,
-                    num_experts_per_tok=8,
-                )
-            },
-        ),
+    releases=release(
+        "config.json of XiaomiMiMo/MiMo-V2-Flash",
+        {
+            "mimo-v2-flash": published(
+                "309B",
+                "15B",
+                quantization_config={"quant_method": "fp8"},
+                num_hidden_layers=48,
+                hidden_size=4096,
+                intermediate_size=16_384,
+                num_attention_heads=64,
+                num_key_value_heads=4,
+                swa_num_key_value_heads=8,
+                head_dim=192,
+                v_head_dim=128,
+                vocab_size=152_576,
+                max_position_embeddings=262_144,
+                sliding_window=128,
+                moe_intermediate_size=2048,
+                n_routed_experts=256,
+                num_experts_per_tok=8,
+            )
+        },
     ),
 )  # fmt: skip

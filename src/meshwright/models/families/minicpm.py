@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS
-from meshwright.models.families.family import Family, Key, Part, Release, fixed, published
+from meshwright.models.families.family import Family, Key, Part, fixed, published, release
 from meshwright.models.families.rope import Rope
 
 
@@ -36,38 +36,36 @@ FAMILY = Family(
     groups=(_Scales(), Rope()),
     tensors=LLAMA_TENSORS,
     is_written=False,
-    releases=(
-        Release(
-            "OpenBMB 2024, https://arxiv.org/abs/2404.06395; config.json of openbmb/MiniCPM-2B-*, MiniCPM4-*",
-            {
-                "minicpm-2b": published(
-                    "2.72B",
-                    hidden_size=2304,
-                    intermediate_size=5760,
-                    num_hidden_layers=40,
-                    num_attention_heads=36,
-                    vocab_size=122_753,
-                    max_position_embeddings=4096,
-                    scale_emb=12,
-                    dim_model_base=256,
-                    scale_depth=1.4,
-                ),
-                # Without its factors of positions beyond 32,768.
-                "minicpm4-8b": published(
-                    "8.2B",
-                    hidden_size=4096,
-                    intermediate_size=16_384,
-                    num_hidden_layers=32,
-                    num_attention_heads=32,
-                    num_key_value_heads=2,
-                    vocab_size=73_448,
-                    max_position_embeddings=32_768,
-                    scale_emb=12,
-                    dim_model_base=256,
-                    scale_depth=1.4,
-                    tie_word_embeddings=False,
-                ),
-            },
-        ),
+    releases=release(
+        "OpenBMB 2024, https://arxiv.org/abs/2404.06395; config.json of openbmb/MiniCPM-2B-*, MiniCPM4-*",
+        {
+            "minicpm-2b": published(
+                "2.72B",
+                hidden_size=2304,
+                intermediate_size=5760,
+                num_hidden_layers=40,
+                num_attention_heads=36,
+                vocab_size=122_753,
+                max_position_embeddings=4096,
+                scale_emb=12,
+                dim_model_base=256,
+                scale_depth=1.4,
+            ),
+            # Without its factors of positions beyond 32,768.
+            "minicpm4-8b": published(
+                "8.2B",
+                hidden_size=4096,
+                intermediate_size=16_384,
+                num_hidden_layers=32,
+                num_attention_heads=32,
+                num_key_value_heads=2,
+                vocab_size=73_448,
+                max_position_embeddings=32_768,
+                scale_emb=12,
+                dim_model_base=256,
+                scale_depth=1.4,
+                tie_word_embeddings=False,
+            ),
+        },
     ),
 )

@@ -16,13 +16,13 @@ from meshwright.models.families.family import (
     Family,
     Fixed,
     Part,
-    Release,
     Tensor,
     fixed,
     ignored,
     mixture,
     needed,
     preset,
+    release,
 )
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import StateLayers
@@ -84,29 +84,21 @@ FAMILY = Family(
     | linear("state_out", f"{_ATTENTION}.out_proj", "D", "gup")
     | {"router": Tensor(f"{_MLP}.gate.weight", ("E", "D"))}
     | feed_forward("expert", f"{_MLP}.experts.{{}}", "M", ("w1", "w3", "w2")),
-    releases=(
-        Release(
-            "MiniMax 2025, https://arxiv.org/abs/2501.08313; MiniMaxAI/MiniMax-Text-01-hf",
-            {
-                "minimax-text-01": preset(
-                    "456B",
-                    L=80,
-                    D=6144,
-                    F=9216,
-                    N=64,
-                    K=8,
-                    H=128,
-                    V=200_064,
-                    max_seq_len=10_240_000,
-                    norm_eps=1e-5,
-                    rope_theta=1e7,
-                    rotary_dim=64,
-                    moe=mixture(32, 2, 9216),
-                    lightning={"num_heads": 64, "head_dim": 128},
-                    residual_inputs=(3.5565588200778455,) * 3,
-                    mixers=("state",) * 7 + ("attention",),
-                )
-            },
-        ),
+    releases=release(
+        "MiniMax 2025, https://arxiv.org/abs/2501.08313; MiniMaxAI/MiniMax-Text-01-hf",
+        {
+            "minimax-text-01": preset(
+                "L=80, D=6144, F=9216, N=64, K=8, H=128, V=200_064",
+                "456B",
+                max_seq_len=10_240_000,
+                norm_eps=1e-5,
+                rope_theta=1e7,
+                rotary_dim=64,
+                moe=mixture(32, 2, 9216),
+                lightning={"num_heads": 64, "head_dim": 128},
+                residual_inputs=(3.5565588200778455,) * 3,
+                mixers=("state",) * 7 + ("attention",),
+            )
+        },
     ),
 )  # fmt: skip

@@ -10,13 +10,14 @@ from meshwright.models.families.family import (
     Family,
     Fixed,
     Key,
-    Release,
     Tensor,
+    by_letter,
     fixed,
     ignored,
     mixture,
     needed,
     preset,
+    release,
 )
 from meshwright.models.families.rope import Rope
 
@@ -50,29 +51,21 @@ FAMILY = Family(
     | experts(_MOE, ("w1", "w3", "w2"))
     | {"router_choice_bias": Tensor(f"{_MOE}.e_score_correction_bias", ("E",))},
     more_layers=True,
-    releases=(
-        Release(
-            "config.json of MiniMaxAI/MiniMax-M2, M2.5",
-            {
-                "minimax-m2": preset("229B"),
-                "minimax-m2.5": preset("229B"),
-            },
-            shared={
-                "stored_dtype": "fp8",
-                "num_layers": 62,
-                "d_model": 3072,
-                "d_ff": 1536,
-                "num_heads": 48,
-                "num_kv_heads": 8,
-                "d_head": 128,
-                "vocab_size": 200_064,
-                "max_seq_len": 196_608,
-                "norm_eps": 1e-6,
-                "rope_theta": 5e6,
-                "rotary_dim": 64,
-                "qk_norm": True,
-                "moe": mixture(256, 8, 1536, choice_bias=True),
-            },
-        ),
+    releases=release(
+        "config.json of MiniMaxAI/MiniMax-M2, M2.5",
+        {
+            "minimax-m2": preset(params="229B"),
+            "minimax-m2.5": preset(params="229B"),
+        },
+        shared=by_letter("L=62, D=3072, F=1536, N=48, K=8, H=128, V=200_064")
+        | {
+            "stored_dtype": "fp8",
+            "max_seq_len": 196_608,
+            "norm_eps": 1e-6,
+            "rope_theta": 5e6,
+            "rotary_dim": 64,
+            "qk_norm": True,
+            "moe": mixture(256, 8, 1536, choice_bias=True),
+        },
     ),
 )

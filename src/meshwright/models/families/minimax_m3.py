@@ -5,7 +5,7 @@ from meshwright.errors import ModelError
 from meshwright.models.config import Indexer
 from meshwright.models.families.by_layer import ByLayer, by_layer
 from meshwright.models.families.common import LLAMA_KEYS, MTP
-from meshwright.models.families.family import Family, Fixed, Key, Release, Rule, ignored, needed, published
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed, published, release
 
 # Names of the indexer's sizes in transformers, and in the table of older files.
 _INDEX = {
@@ -98,28 +98,26 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "config.json of MiniMaxAI/MiniMax-M3, its language model",
-            {
-                "minimax-m3": published(
-                    "426B",
-                    num_hidden_layers=60,
-                    hidden_size=6144,
-                    dense_intermediate_size=12_288,
-                    intermediate_size=3072,
-                    shared_intermediate_size=3072,
-                    num_attention_heads=64,
-                    num_key_value_heads=4,
-                    head_dim=128,
-                    vocab_size=200_064,
-                    max_position_embeddings=1_048_576,
-                    num_local_experts=128,
-                    num_experts_per_tok=4,
-                    moe_layer_freq=[0] * 3 + [1] * 57,
-                    sparse_attention_config={"sparse_attention_freq": [0] * 3 + [1] * 57},
-                )
-            },
-        ),
+    releases=release(
+        "config.json of MiniMaxAI/MiniMax-M3, its language model",
+        {
+            "minimax-m3": published(
+                "426B",
+                num_hidden_layers=60,
+                hidden_size=6144,
+                dense_intermediate_size=12_288,
+                intermediate_size=3072,
+                shared_intermediate_size=3072,
+                num_attention_heads=64,
+                num_key_value_heads=4,
+                head_dim=128,
+                vocab_size=200_064,
+                max_position_embeddings=1_048_576,
+                num_local_experts=128,
+                num_experts_per_tok=4,
+                moe_layer_freq=[0] * 3 + [1] * 57,
+                sparse_attention_config={"sparse_attention_freq": [0] * 3 + [1] * 57},
+            )
+        },
     ),
 )  # fmt: skip

@@ -3,12 +3,12 @@ from meshwright.models.families.family import (
     Family,
     Fixed,
     Key,
-    Release,
     Tensor,
     fixed,
     ignored,
     needed,
     preset,
+    release,
 )
 
 _LAYER = "transformer.blocks.{}"
@@ -52,14 +52,12 @@ FAMILY = Family(
     | linear("w_out", f"{_LAYER}.ffn.down_proj", "D", "F")
     | norms("final_norm", "transformer.norm_f")
     | HEAD,
-    releases=(
-        Release(
-            "config.json of mosaicml/mpt-7b and mpt-30b",
-            {
-                "mpt-7b": preset(6_649_286_656, L=32, D=4096, F=16_384, N=32, max_seq_len=2048),
-                "mpt-30b": preset("30.0B", L=48, D=7168, F=28_672, N=64, max_seq_len=8192),
-            },
-            shared={"vocab_size": 50_432, "tied_embeddings": True},
-        ),
+    releases=release(
+        "config.json of mosaicml/mpt-7b and mpt-30b",
+        {
+            "mpt-7b": preset("L=32, D=4096, F=16_384, N=32", 6_649_286_656, max_seq_len=2048),
+            "mpt-30b": preset("L=48, D=7168, F=28_672, N=64", "30.0B", max_seq_len=8192),
+        },
+        shared={"vocab_size": 50_432, "tied_embeddings": True},
     ),
 )

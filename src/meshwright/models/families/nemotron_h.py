@@ -190,15 +190,9 @@ FAMILY = Family(
             "config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
             {
                 "nemotron-3-nano-30b-a3b": preset(
+                    "L=52, D=2688, F=1856, N=32, K=2, H=128, V=131_072",
                     "31.6B",
                     "3.6B",
-                    L=52,
-                    D=2688,
-                    F=1856,
-                    N=32,
-                    K=2,
-                    H=128,
-                    V=131_072,
                     max_seq_len=262_144,
                     norm_eps=1e-5,
                     activation="relu2",

@@ -7,7 +7,7 @@ from meshwright.models.families.common import (
     WIDE_QK_NORMS,
     experts,
 )
-from meshwright.models.families.family import Family, Key, Release, Rule, mixture, needed, preset
+from meshwright.models.families.family import Family, Key, Rule, mixture, needed, preset, release
 from meshwright.models.families.rope import Rope
 
 OLMOE_KEYS: dict[str, Rule] = (
@@ -29,22 +29,16 @@ FAMILY = Family(
     sets={"qk_norm": True, "qk_norm_over": "width"},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | WIDE_QK_NORMS | experts(),
-    releases=(
-        Release(
-            "Muennighoff et al. 2024, https://arxiv.org/abs/2409.02060; config.json of OLMoE-1B-7B-0924",
-            {
-                "olmoe-1b-7b": preset(
-                    "6.9B",
-                    "1.3B",
-                    L=16,
-                    D=2048,
-                    F=1024,
-                    N=16,
-                    V=50_304,
-                    max_seq_len=4096,
-                    moe=mixture(64, 8, 1024, normalized=False),
-                )
-            },
-        ),
+    releases=release(
+        "Muennighoff et al. 2024, https://arxiv.org/abs/2409.02060; config.json of OLMoE-1B-7B-0924",
+        {
+            "olmoe-1b-7b": preset(
+                "L=16, D=2048, F=1024, N=16, V=50_304",
+                "6.9B",
+                "1.3B",
+                max_seq_len=4096,
+                moe=mixture(64, 8, 1024, normalized=False),
+            )
+        },
     ),
 )

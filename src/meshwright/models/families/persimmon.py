@@ -8,7 +8,7 @@ from meshwright.models.families.common import (
     linear,
     norms,
 )
-from meshwright.models.families.family import Family, Key, Release, ignored, preset
+from meshwright.models.families.family import Family, Key, ignored, preset, release
 from meshwright.models.families.rope import Rope
 
 _NOT_READ = ("rms_norm_eps", "num_key_value_heads")
@@ -41,24 +41,18 @@ FAMILY = Family(
     | linear("w_in", f"{LAYER}.mlp.dense_h_to_4h", "F", "D")
     | linear("w_out", f"{LAYER}.mlp.dense_4h_to_h", "D", "F")
     | norms("final_norm", "model.final_layernorm"),
-    releases=(
-        Release(
-            "config.json of adept/persimmon-8b-base",
-            {
-                "persimmon-8b": preset(
-                    "9.4B",
-                    L=36,
-                    D=4096,
-                    F=16_384,
-                    N=64,
-                    V=262_144,
-                    max_seq_len=16_384,
-                    rope_theta=25_000.0,
-                    rotary_dim=32,
-                    activation="relu2",
-                    qk_norm=True,
-                )
-            },
-        ),
+    releases=release(
+        "config.json of adept/persimmon-8b-base",
+        {
+            "persimmon-8b": preset(
+                "L=36, D=4096, F=16_384, N=64, V=262_144",
+                "9.4B",
+                max_seq_len=16_384,
+                rope_theta=25_000.0,
+                rotary_dim=32,
+                activation="relu2",
+                qk_norm=True,
+            )
+        },
     ),
 )

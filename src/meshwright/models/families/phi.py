@@ -7,7 +7,7 @@ from meshwright.models.families.common import (
     linear,
     norms,
 )
-from meshwright.models.families.family import Family, Release, fixed, ignored, preset
+from meshwright.models.families.family import Family, fixed, ignored, preset, release
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
@@ -37,15 +37,13 @@ FAMILY = Family(
     | linear("w_out", f"{LAYER}.mlp.fc2", "D", "F")
     | norms("final_norm", "model.final_layernorm")
     | linear("unembed", "lm_head", "V", "D"),
-    releases=(
-        Release(
-            "Gunasekar et al. 2023, https://arxiv.org/abs/2306.11644; config.json of microsoft/phi-*",
-            {
-                "phi-1": preset(1_418_270_720, L=24, D=2048, F=8192, N=32, rotary_dim=32),
-                "phi-1.5": preset(1_418_270_720, L=24, D=2048, F=8192, N=32, rotary_dim=32),
-                "phi-2": preset(2_779_683_840, L=32, D=2560, F=10_240, N=32, rotary_dim=32),
-            },
-            shared={"vocab_size": 51_200, "max_seq_len": 2048, "activation": "gelu"},
-        ),
+    releases=release(
+        "Gunasekar et al. 2023, https://arxiv.org/abs/2306.11644; config.json of microsoft/phi-*",
+        {
+            "phi-1": preset("L=24, D=2048, F=8192, N=32", 1_418_270_720, rotary_dim=32),
+            "phi-1.5": preset("L=24, D=2048, F=8192, N=32", 1_418_270_720, rotary_dim=32),
+            "phi-2": preset("L=32, D=2560, F=10_240, N=32", 2_779_683_840, rotary_dim=32),
+        },
+        shared={"vocab_size": 51_200, "max_seq_len": 2048, "activation": "gelu"},
     ),
 )

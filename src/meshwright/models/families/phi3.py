@@ -126,14 +126,13 @@ FAMILY = Family(
             "Phi-3.5-mini-instruct, phi-4",
             {
                 "phi-3-mini": preset(
-                    3_821_079_552, L=32, D=3072, F=8192, N=32, V=32_064, max_seq_len=4096, sliding_window=2047
+                    "L=32, D=3072, F=8192, N=32, V=32_064",
+                    3_821_079_552,
+                    max_seq_len=4096,
+                    sliding_window=2047,
                 ),
                 "phi-3.5-mini": preset(
-                    L=32,
-                    D=3072,
-                    F=8192,
-                    N=32,
-                    V=32_064,
+                    "L=32, D=3072, F=8192, N=32, V=32_064",
                     max_seq_len=131_072,
                     rope_scaling={
                         "kind": "longrope",
@@ -144,24 +143,14 @@ FAMILY = Family(
                     },
                 ),
                 "phi-3-medium": preset(
+                    "L=40, D=5120, F=17_920, N=40, K=10, V=32_064",
                     13_960_238_080,
-                    L=40,
-                    D=5120,
-                    F=17_920,
-                    N=40,
-                    K=10,
-                    V=32_064,
                     max_seq_len=4096,
                     sliding_window=2047,
                 ),
                 "phi-4": preset(
+                    "L=40, D=5120, F=17_920, N=40, K=10, V=100_352",
                     14_659_507_200,
-                    L=40,
-                    D=5120,
-                    F=17_920,
-                    N=40,
-                    K=10,
-                    V=100_352,
                     max_seq_len=16_384,
                     rope_theta=250_000.0,
                 ),
@@ -171,13 +160,8 @@ FAMILY = Family(
             "config.json of microsoft/Phi-4-mini-instruct",
             {
                 "phi-4-mini": preset(
+                    "L=32, D=3072, F=8192, N=24, K=8, V=200_064",
                     3_836_021_760,
-                    L=32,
-                    D=3072,
-                    F=8192,
-                    N=24,
-                    K=8,
-                    V=200_064,
                     max_seq_len=131_072,
                     rotary_dim=96,
                     tied_embeddings=True,

@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, needed, published
+from meshwright.models.families.family import Family, Key, fixed, ignored, needed, published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -42,28 +42,26 @@ FAMILY = Family(
     groups=(ByLayer(_read, {"kv_channels": ("d_head",)}),),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "Bai et al. 2023, https://arxiv.org/abs/2309.16609; config.json of Qwen/Qwen-*",
-            {
-                "qwen-7b": published(
-                    7_721_324_544,
-                    num_hidden_layers=32,
-                    hidden_size=4096,
-                    num_attention_heads=32,
-                    vocab_size=151_936,
-                    intermediate_size=22_016,
-                ),
-                "qwen-72b": published(
-                    72_287_920_128,
-                    num_hidden_layers=80,
-                    hidden_size=8192,
-                    num_attention_heads=64,
-                    vocab_size=152_064,
-                    intermediate_size=49_152,
-                    seq_length=32_768,
-                ),
-            },
-        ),
+    releases=release(
+        "Bai et al. 2023, https://arxiv.org/abs/2309.16609; config.json of Qwen/Qwen-*",
+        {
+            "qwen-7b": published(
+                7_721_324_544,
+                num_hidden_layers=32,
+                hidden_size=4096,
+                num_attention_heads=32,
+                vocab_size=151_936,
+                intermediate_size=22_016,
+            ),
+            "qwen-72b": published(
+                72_287_920_128,
+                num_hidden_layers=80,
+                hidden_size=8192,
+                num_attention_heads=64,
+                vocab_size=152_064,
+                intermediate_size=49_152,
+                seq_length=32_768,
+            ),
+        },
     ),
 )  # fmt: skip

@@ -35,14 +35,14 @@ FAMILY = Family(
             "Yang et al. 2024, https://arxiv.org/abs/2407.10671; config.json of Qwen/Qwen2-*",
             {
                 "qwen2-0.5b": preset(
-                    494_032_768, L=24, D=896, F=4864, N=14, K=2, V=151_936, tied_embeddings=True
+                    "L=24, D=896, F=4864, N=14, K=2, V=151_936", 494_032_768, tied_embeddings=True
                 ),
                 "qwen2-1.5b": preset(
-                    1_543_714_304, L=28, D=1536, F=8960, N=12, K=2, V=151_936, tied_embeddings=True
+                    "L=28, D=1536, F=8960, N=12, K=2, V=151_936", 1_543_714_304, tied_embeddings=True
                 ),
-                "qwen2-7b": preset(7_615_616_512, L=28, D=3584, F=18_944, N=28, K=4, V=152_064),
+                "qwen2-7b": preset("L=28, D=3584, F=18_944, N=28, K=4, V=152_064", 7_615_616_512),
                 "qwen2-72b": preset(
-                    72_706_203_648, L=80, D=8192, F=29_568, N=64, K=8, V=152_064, norm_eps=1e-5
+                    "L=80, D=8192, F=29_568, N=64, K=8, V=152_064", 72_706_203_648, norm_eps=1e-5
                 ),
             },
             shared=_SHARED,
@@ -51,39 +51,29 @@ FAMILY = Family(
             "Qwen 2024, https://arxiv.org/abs/2412.15115; config.json of Qwen/Qwen2.5-*",
             {
                 "qwen2.5-0.5b": preset(
+                    "L=24, D=896, F=4864, N=14, K=2, V=151_936",
                     494_032_768,
-                    L=24,
-                    D=896,
-                    F=4864,
-                    N=14,
-                    K=2,
-                    V=151_936,
                     max_seq_len=32_768,
                     tied_embeddings=True,
                 ),
                 "qwen2.5-1.5b": preset(
-                    1_543_714_304, L=28, D=1536, F=8960, N=12, K=2, V=151_936, tied_embeddings=True
+                    "L=28, D=1536, F=8960, N=12, K=2, V=151_936", 1_543_714_304, tied_embeddings=True
                 ),
                 "qwen2.5-3b": preset(
+                    "L=36, D=2048, F=11_008, N=16, K=2, V=151_936",
                     3_085_938_688,
-                    L=36,
-                    D=2048,
-                    F=11_008,
-                    N=16,
-                    K=2,
-                    V=151_936,
                     max_seq_len=32_768,
                     tied_embeddings=True,
                 ),
-                "qwen2.5-7b": preset(7_615_616_512, L=28, D=3584, F=18_944, N=28, K=4, V=152_064),
+                "qwen2.5-7b": preset("L=28, D=3584, F=18_944, N=28, K=4, V=152_064", 7_615_616_512),
                 "qwen2.5-14b": preset(
-                    14_770_033_664, L=48, D=5120, F=13_824, N=40, K=8, V=152_064, norm_eps=1e-5
+                    "L=48, D=5120, F=13_824, N=40, K=8, V=152_064", 14_770_033_664, norm_eps=1e-5
                 ),
                 "qwen2.5-32b": preset(
-                    32_763_876_352, L=64, D=5120, F=27_648, N=40, K=8, V=152_064, norm_eps=1e-5
+                    "L=64, D=5120, F=27_648, N=40, K=8, V=152_064", 32_763_876_352, norm_eps=1e-5
                 ),
                 "qwen2.5-72b": preset(
-                    72_706_203_648, L=80, D=8192, F=29_568, N=64, K=8, V=152_064, norm_eps=1e-5
+                    "L=80, D=8192, F=29_568, N=64, K=8, V=152_064", 72_706_203_648, norm_eps=1e-5
                 ),
             },
             shared=_SHARED,
@@ -93,10 +83,10 @@ FAMILY = Family(
             "Qwen Team 2025, https://arxiv.org/abs/2502.13923; config.json of Qwen/Qwen2.5-VL-*",
             {
                 "qwen2.5-vl-7b": preset(
-                    L=28, D=3584, F=18_944, N=28, K=4, V=152_064, tower_params=676_550_144
+                    "L=28, D=3584, F=18_944, N=28, K=4, V=152_064", tower_params=676_550_144
                 ),
                 "qwen2.5-vl-72b": preset(
-                    L=80, D=8192, F=29_568, N=64, K=8, V=152_064, tower_params=704_573_696
+                    "L=80, D=8192, F=29_568, N=64, K=8, V=152_064", tower_params=704_573_696
                 ),
             },
             shared=_SHARED | {"max_seq_len": 128_000, "norm_eps": 1e-6},

@@ -1,5 +1,14 @@
 from meshwright.models.families.common import HERMES, LAYER, LLAMA_TENSORS, NUM_EXPERTS, experts
-from meshwright.models.families.family import Family, Ignored, Release, Tensor, mixture, needed, preset
+from meshwright.models.families.family import (
+    Family,
+    Ignored,
+    Tensor,
+    by_letter,
+    mixture,
+    needed,
+    preset,
+    release,
+)
 from meshwright.models.families.qwen3_5 import QWEN3_5_GROUPS, QWEN3_5_KEYS, QWEN3_5_SETS
 from meshwright.models.families.state_layers import GATED_QUERIES, SPLIT_DELTA_TENSORS
 
@@ -30,51 +39,38 @@ FAMILY = Family(
     | {"shared_router": Tensor(f"{LAYER}.mlp.shared_expert_gate.weight", ("", "D"))},
     more_layers=True,
     tool_calls=HERMES,
-    releases=(
-        Release(
-            # Without the vision tower and the module that predicts a second token.
-            "config.json of Qwen/Qwen3.5-35B-A3B, 122B-A10B and 397B-A17B",
-            {
-                "qwen3.5-35b-a3b": preset(
-                    "34.7B",
-                    L=40,
-                    D=2048,
-                    F=512,
-                    N=16,
-                    moe=mixture(256, 8, 512, d_ff_shared=512),
-                    delta=_delta(32),
-                ),
-                "qwen3.5-122b-a10b": preset(
-                    "122B",
-                    "10B",
-                    L=48,
-                    D=3072,
-                    F=1024,
-                    N=32,
-                    moe=mixture(256, 8, 1024, d_ff_shared=1024),
-                    delta=_delta(64),
-                ),
-                "qwen3.5-397b-a17b": preset(
-                    "396B",
-                    "17B",
-                    L=60,
-                    D=4096,
-                    F=1024,
-                    N=32,
-                    moe=mixture(512, 10, 1024, d_ff_shared=1024),
-                    delta=_delta(64),
-                ),
-            },
-            shared={
-                "num_kv_heads": 2,
-                "d_head": 256,
-                "vocab_size": 248_320,
-                "max_seq_len": 262_144,
-                "norm_eps": 1e-6,
-                "rope_theta": 1e7,
-                "rotary_dim": 64,
-                "mixers": ("state", "state", "state", "attention"),
-            },
-        ),
+    releases=release(
+        # Without the vision tower and the module that predicts a second token.
+        "config.json of Qwen/Qwen3.5-35B-A3B, 122B-A10B and 397B-A17B",
+        {
+            "qwen3.5-35b-a3b": preset(
+                "L=40, D=2048, F=512, N=16",
+                "34.7B",
+                moe=mixture(256, 8, 512, d_ff_shared=512),
+                delta=_delta(32),
+            ),
+            "qwen3.5-122b-a10b": preset(
+                "L=48, D=3072, F=1024, N=32",
+                "122B",
+                "10B",
+                moe=mixture(256, 8, 1024, d_ff_shared=1024),
+                delta=_delta(64),
+            ),
+            "qwen3.5-397b-a17b": preset(
+                "L=60, D=4096, F=1024, N=32",
+                "396B",
+                "17B",
+                moe=mixture(512, 10, 1024, d_ff_shared=1024),
+                delta=_delta(64),
+            ),
+        },
+        shared=by_letter("K=2, H=256, V=248_320")
+        | {
+            "max_seq_len": 262_144,
+            "norm_eps": 1e-6,
+            "rope_theta": 1e7,
+            "rotary_dim": 64,
+            "mixers": ("state", "state", "state", "attention"),
+        },
     ),
 )

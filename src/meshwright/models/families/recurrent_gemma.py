@@ -18,10 +18,10 @@ from meshwright.models.families.family import (
     Form,
     Key,
     Part,
-    Release,
     Tensor,
     ignored,
     published,
+    release,
 )
 from meshwright.models.families.gemma_keys import GEMMA_KEYS
 from meshwright.models.families.rope import Rope
@@ -116,28 +116,26 @@ FAMILY = Family(
     | feed_forward("w", f"{LAYER}.mlp_block", "F", PROJECTIONS)
     | norms("final_norm", "model.final_norm")
     | HEAD,
-    releases=(
-        Release(
-            "Botev et al. 2024, https://arxiv.org/abs/2404.07839; config.json of google/recurrentgemma-*",
-            {
-                "recurrentgemma-2b": published(
-                    "2.7B",
-                    num_hidden_layers=26,
-                    hidden_size=2560,
-                    intermediate_size=15_360,
-                    num_attention_heads=10,
-                    lru_width=2560,
-                ),
-                "recurrentgemma-9b": published(
-                    "8.58B",
-                    num_hidden_layers=38,
-                    hidden_size=4096,
-                    intermediate_size=24_576,
-                    num_attention_heads=16,
-                    lru_width=4096,
-                ),
-            },
-            shared={"vocab_size": 256_000, "num_key_value_heads": 1, "head_dim": 256},
-        ),
+    releases=release(
+        "Botev et al. 2024, https://arxiv.org/abs/2404.07839; config.json of google/recurrentgemma-*",
+        {
+            "recurrentgemma-2b": published(
+                "2.7B",
+                num_hidden_layers=26,
+                hidden_size=2560,
+                intermediate_size=15_360,
+                num_attention_heads=10,
+                lru_width=2560,
+            ),
+            "recurrentgemma-9b": published(
+                "8.58B",
+                num_hidden_layers=38,
+                hidden_size=4096,
+                intermediate_size=24_576,
+                num_attention_heads=16,
+                lru_width=4096,
+            ),
+        },
+        shared={"vocab_size": 256_000, "num_key_value_heads": 1, "head_dim": 256},
     ),
 )

@@ -1,5 +1,5 @@
 from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS
-from meshwright.models.families.family import Family, Key, Release, ignored, preset
+from meshwright.models.families.family import Family, Key, ignored, preset, release
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(
@@ -16,11 +16,9 @@ FAMILY = Family(
     | ignored("training only", "residual_dropout"),
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
-    releases=(
-        Release(
-            "config.json of ByteDance-Seed/Seed-OSS-36B-Base and Instruct",
-            {"seed-oss-36b": preset(36_151_104_512, L=64, D=5120, F=27_648, N=80, K=8, H=128, V=155_136)},
-            shared={"max_seq_len": 524_288, "norm_eps": 1e-6, "rope_theta": 1e7, "qkv_bias": True},
-        ),
+    releases=release(
+        "config.json of ByteDance-Seed/Seed-OSS-36B-Base and Instruct",
+        {"seed-oss-36b": preset("L=64, D=5120, F=27_648, N=80, K=8, H=128, V=155_136", 36_151_104_512)},
+        shared={"max_seq_len": 524_288, "norm_eps": 1e-6, "rope_theta": 1e7, "qkv_bias": True},
     ),
 )

@@ -5,7 +5,7 @@ from meshwright.models.families.common import (
     LLAMA_TENSORS,
     NO_LOCAL_LAYERS,
 )
-from meshwright.models.families.family import Family, Key, Release, preset
+from meshwright.models.families.family import Family, Key, preset, release
 from meshwright.models.families.layers import UnturnedLayers
 from meshwright.models.families.rope import Rope
 
@@ -20,17 +20,15 @@ FAMILY = Family(
     groups=(UnturnedLayers(every=4), Rope(theta=2e6)),
     tensors=LLAMA_TENSORS,
     tool_calls=HERMES,
-    releases=(
-        Release(
-            "config.json of HuggingFaceTB/SmolLM3-3B",
-            {"smollm3-3b": preset(3_075_098_624, L=36, D=2048, F=11_008, N=16, K=4, V=128_256)},
-            shared={
-                "max_seq_len": 65_536,
-                "norm_eps": 1e-6,
-                "rope_theta": 5e6,
-                "tied_embeddings": True,
-                "nope_every": 4,
-            },
-        ),
+    releases=release(
+        "config.json of HuggingFaceTB/SmolLM3-3B",
+        {"smollm3-3b": preset("L=36, D=2048, F=11_008, N=16, K=4, V=128_256", 3_075_098_624)},
+        shared={
+            "max_seq_len": 65_536,
+            "norm_eps": 1e-6,
+            "rope_theta": 5e6,
+            "tied_embeddings": True,
+            "nope_every": 4,
+        },
     ),
 )

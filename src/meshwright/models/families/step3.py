@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.common import EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.family import Family, Key, Release, ignored, needed, published
+from meshwright.models.families.family import Family, Key, ignored, needed, published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -42,26 +42,24 @@ FAMILY = Family(
     groups=(ByLayer(_read, {"moe_layers_enum": ("feed_forwards",)}),),
     tensors={},
     is_written=False,
-    releases=(
-        Release(
-            "StepFun 2025, https://arxiv.org/abs/2507.19427; stepfun-ai/step3, without its tower",
-            {
-                "step3": published(
-                    "316B",
-                    "38B",
-                    hidden_size=7168,
-                    intermediate_size=18_432,
-                    num_attention_heads=64,
-                    num_hidden_layers=61,
-                    vocab_size=128_815,
-                    moe_intermediate_size=5120,
-                    moe_num_experts=48,
-                    moe_top_k=3,
-                    share_expert_dim=5120,
-                    share_q_dim=2048,
-                    moe_layers_enum=",".join(map(str, range(4, 60))),
-                )
-            },
-        ),
+    releases=release(
+        "StepFun 2025, https://arxiv.org/abs/2507.19427; stepfun-ai/step3, without its tower",
+        {
+            "step3": published(
+                "316B",
+                "38B",
+                hidden_size=7168,
+                intermediate_size=18_432,
+                num_attention_heads=64,
+                num_hidden_layers=61,
+                vocab_size=128_815,
+                moe_intermediate_size=5120,
+                moe_num_experts=48,
+                moe_top_k=3,
+                share_expert_dim=5120,
+                share_q_dim=2048,
+                moe_layers_enum=",".join(map(str, range(4, 60))),
+            )
+        },
     ),
 )
