@@ -156,8 +156,8 @@ def test_a_second_audit_waits_for_the_lock(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     held = (
-        "from meshwright.audit.compile.cache import one_at_a_time\n"
-        "with one_at_a_time(lambda: None): print('held', flush=True); input()"
+        "from meshwright.audit.compile.cache import libtpu_lock\n"
+        "with libtpu_lock(lambda: None): print('held', flush=True); input()"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

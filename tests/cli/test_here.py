@@ -105,7 +105,7 @@ def test_demo_replaces_an_earlier_one_but_keeps_its_corpus(tmp_path: Path, capsy
     for name in ("checkpoints", "data"):
         (tmp_path / name).mkdir()
     (tmp_path / "plan.toml").touch()
-    monkeypatch.setattr(demo, "STAGES", (("Nothing", lambda job: setattr(job, "verdict", "match")),))
+    monkeypatch.setattr(demo, "_STAGES", (("Nothing", lambda job: setattr(job, "verdict", "match")),))
     assert main(["demo", "--run", str(tmp_path), "--json"]) == 0
     printed = capsys.readouterr()
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
@@ -115,7 +115,7 @@ def test_demo_replaces_an_earlier_one_but_keeps_its_corpus(tmp_path: Path, capsy
 
 def test_demo_ends_with_the_code_of_a_stage_that_failed(tmp_path: Path, capfd, monkeypatch):
     failing = ("Fail", lambda job: demo.mw("model", "no-such-model"))
-    monkeypatch.setattr(demo, "STAGES", (failing, ("Never", lambda job: pytest.fail("went on"))))
+    monkeypatch.setattr(demo, "_STAGES", (failing, ("Never", lambda job: pytest.fail("went on"))))
     assert main(["demo", "--run", str(tmp_path)]) == 2
     assert "model 'no-such-model' is neither a preset" in capfd.readouterr().err
 

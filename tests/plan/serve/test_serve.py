@@ -31,7 +31,7 @@ from meshwright.plan.serve.prefill import PromptPasses
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.serve.search import AS_GOOD, Infeasible, ServePlan, search_serving, serving_machines
 from meshwright.plan.serve.serving_plan import plan_of_point
-from meshwright.plan.serve.with_engine import running
+from meshwright.plan.serve.with_engine import on_engine
 from meshwright.plan_file import load_plan
 from meshwright.units import format_seconds
 
@@ -122,7 +122,7 @@ def test_experts_are_read_as_far_as_tokens_choose_them():
 def test_a_kernel_of_all_experts_copies_no_weights(engine: str) -> None:
     """Four sequences of DeepSeek-V3 on eight H200s took 10.3 ms a token (SGLang 0.5.9, InferenceX)."""
     config, layout = PRESETS["deepseek-v3"], Layout.of(tensor=8).replace(weights_dtype="fp8")
-    machine = running(load("h200:1x8"), ENGINES[engine])
+    machine = on_engine(load("h200:1x8"), ENGINES[engine])
     cost, _ = inference_cost(config, layout, machine, "generate", 4, 1536)
     assert cost.seconds == pytest.approx(0.0103, rel=0.15)
 
