@@ -80,7 +80,8 @@ class Soak:
 
 def hostile(url: str, seed: int, is_alone: Any, ends: Any, statuses: Any) -> None:
     """A hostile client, as a process: as a thread of this one it would delay the honest clients itself."""
-    os.nice(10)  # its own work is no part of the server's load
+    # Its own work is no part of the server's load, and takes what others leave of this machine.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     draw, requests = random.Random(seed), list((GRAMMARS | COUNTS).values())
     host, port = url.removeprefix("http://").split(":")
     parent = multiprocessing.parent_process()

@@ -1,11 +1,22 @@
-"""Pauses of a long task, so that other tasks of its asyncio loop run."""
+"""Pauses of a long task, so that other tasks of its asyncio loop and other threads run."""
 
 import asyncio
+import sys
 import time
 
-# As short as a step of a small model. The engine's thread runs in the pauses, too, since the loop releases
-# the interpreter when it polls for input.
+# As short as a step of a small model.
 _SECONDS = 0.001
+_SWITCH_SECONDS = 0.0002
+
+
+def let_threads_in() -> None:
+    """Let a thread of this process that waits for the interpreter have it within a turn, for good.
+
+    Otherwise the engine's thread waits until all turns of a task are over. A thread asks for the interpreter
+    only after 5 ms of waiting, and waits anew each time that another releases it. The loop does so in each
+    pause, every millisecond, and takes it back before the thread is awake.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
 
 
 class Turns:

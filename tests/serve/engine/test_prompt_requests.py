@@ -3,13 +3,14 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
 from tests.serve.mock import MockRunner, answer_to, count_up, embedding_of
 from tests.serve.test_disaggregated import is_empty, pair
 
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.policy import MODES
-from meshwright.serve.engine.request import Event, Request, SamplingParams
+from meshwright.serve.engine.request import Event, Request, SamplingParams, Scores
 
 GREEDY = SamplingParams(temperature=0.0, top_logprobs=2)
 
@@ -96,3 +97,11 @@ def test_an_engine_that_only_prefills_keeps_them():
             check(prefill, request, events)
         assert is_empty(engine)
     assert generate.batches == []
+
+
+def test_scores_are_iterated_as_they_are_indexed():
+    num_tokens = 150
+    draw = np.random.default_rng(0)
+    tokens, ids = draw.integers(0, 99, num_tokens), draw.integers(0, 99, (num_tokens, 3))
+    scores = Scores(tokens, draw.normal(size=num_tokens), ids, draw.normal(size=(num_tokens, 3)))
+    assert list(scores) == [scores[i] for i in range(num_tokens)]

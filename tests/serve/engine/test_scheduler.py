@@ -18,9 +18,11 @@ from meshwright.serve.engine.scheduler import Scheduler
 from meshwright.serve.engine.sequence import TokenSequence
 
 
-def sequence(num_tokens: int = 1, max_tokens: int = 4, first: int = 0, priority: int = 0) -> TokenSequence:
-    prompt = tuple(range(first, first + num_tokens))
-    return TokenSequence(Request(prompt, priority=priority), max_tokens, index=0, emit=lambda _: None)
+def sequence(
+    num_tokens: int = 1, max_tokens: int = 4, first: int = 0, priority: int = 0, client: str = ""
+) -> TokenSequence:
+    request = Request(tuple(range(first, first + num_tokens)), priority=priority, client=client)
+    return TokenSequence(request, max_tokens, index=0, emit=lambda _: None)
 
 
 def limits(num_slots: int = 2, num_pages: int = 100, chunk: int = 8) -> Limits:
@@ -96,6 +98,26 @@ def test_a_client_with_most_slots_yields_to_others():
     scheduler.schedule()
     assert urgent[0].slot is not None and sum(one.num_preempted for one in many + few) == 3
     assert sorted(sum(one.slot is not None for one in group) for group in (many, few)) == [1, 2]
+
+
+def test_a_clients_prompts_leave_room_for_those_of_others():
+    scheduler = Scheduler(limits(num_slots=3), max_waiting=9, is_fair=True)  # two blocks a step
+    many = [sequence(12, first=20 * i, client="a") for i in range(2)]
+    scheduler.add(many)
+    scheduler.schedule()
+    few = sequence(3, client="b")
+    scheduler.add([few])
+    batch = scheduler.schedule()
+    assert batch and [work.sequence for work in batch.works] == [few, many[0]]
+    # In the next step both have had as much as the other or less, by blocks.
+    scheduler.release(few, "stop")
+    scheduler.add([sequence(16 - 5, first=60, client="b")])
+    given = collections.Counter[str]()
+    for _ in range(3):
+        batch = scheduler.schedule()
+        for work in batch.works if batch else ():
+            given[work.sequence.request.client] += len(work.tokens)
+    assert abs(given["a"] - given["b"]) <= 8
 
 
 def test_the_urgent_come_first():
@@ -203,8 +225,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         window=st.none() | st.builds(Window, st.sampled_from([3, 4, 6]), st.booleans()),
         num_host_pages=st.sampled_from([0, 1, 3]),
         num_snapshots=st.sampled_from([0, 1, 2]),
+        is_fair=st.booleans(),
     )
-    def start(self, num_slots, num_pages, prefix_cache, num_replicas, window, num_host_pages, num_snapshots):
+    def start(
+        self, num_slots, num_pages, prefix_cache, num_replicas, window, num_host_pages, num_snapshots, is_fair
+    ):
         one = dataclasses.replace(
             limits(num_slots, num_pages),
             num_host_pages=0 if window else num_host_pages,
@@ -215,14 +240,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         if window is not None:  # for one sequence alone: a window and a chunk, and a page that both begin on
             one = dataclasses.replace(one, window=window, num_window_pages=5)
         self.limits = dataclasses.replace(one, num_slots=num_slots * num_replicas, num_replicas=num_replicas)
-        self.scheduler = Scheduler(self.limits, max_waiting=3, prefix_cache=prefix_cache)
+        self.scheduler = Scheduler(self.limits, max_waiting=3, prefix_cache=prefix_cache, is_fair=is_fair)
         self.under_way: list[Batch] = []
 
-    @rule(num_tokens=st.integers(1, 11), first=st.sampled_from([0, 0, 40]), priority=st.integers(0, 1))
-    def arrive(self, num_tokens, first, priority):
+    @rule(
+        num_tokens=st.integers(1, 11),
+        first=st.sampled_from([0, 0, 40]),
+        priority=st.integers(0, 1),
+        client=st.sampled_from("ab"),
+    )
+    def arrive(self, num_tokens, first, priority, client):
         fits = len(self.scheduler.unfinished) < self.limits.num_slots + 3
         try:
-            self.scheduler.add([sequence(num_tokens, 4, first, priority)])
+            self.scheduler.add([sequence(num_tokens, 4, first, priority, client)])
         except RequestError:
             assert not fits
         else:
@@ -240,6 +270,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 padded = -(-len(work.tokens) // 4) * 4 if len(work.tokens) > 1 else 0
                 of_replica[work.slot // self.limits.slots_per_replica] += padded
             assert max(of_replica.values()) <= self.limits.chunk
+            # Nobody has lost its slot or pages to another in the step that computes it.
+            assert all(work.sequence.slot == work.slot for work in batch.works)
             self.under_way.append(batch)
 
     @precondition(lambda self: self.under_way)

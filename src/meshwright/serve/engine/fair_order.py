@@ -1,10 +1,39 @@
-"""Fair use of slots: the order of waiting sequences, and the running ones that yield their slots to them."""
+"""Fair use of slots and steps between clients.
+
+`in_fair_order` orders waiting sequences, `yielding` says which running ones give them their slots, and
+`PromptShares` counts the prompt tokens that each client has had.
+"""
 
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from meshwright.serve.engine.sequence import TokenSequence
+
+
+class PromptShares:
+    """Prompt tokens that each client has had; the prompts of the client with the fewest go first.
+
+    A virtual token counter (Sheng et al., 2024): a client without prompts loses its count, and begins again
+    with the fewest of the others, so that idle time is not saved up.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+
+    def begin_step(self, prompts: Iterable[TokenSequence]) -> None:
+        """Note the clients that have prompts, running or waiting."""
+        clients = {sequence.request.client for sequence in prompts}
+        fewest = min((self._tokens[client] for client in clients & self._tokens.keys()), default=0)
+        self._tokens = {client: self._tokens.get(client, fewest) for client in clients}
+
+    def take(self, client: str, num_tokens: int) -> None:
+        """Count prompt tokens of a step."""
+        self._tokens[client] = self._tokens.get(client, 0) + num_tokens
+
+    def turn(self, sequence: TokenSequence) -> tuple[int, int]:
+        """The sort key of a sequence with a prompt, of any rank: its priority, then its client's tokens."""
+        return sequence.request.priority, self._tokens.get(sequence.request.client, 0)
 
 
 def in_fair_order(

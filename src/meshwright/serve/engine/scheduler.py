@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from meshwright.errors import RequestError
 from meshwright.serve.engine.batch import PENDING, Batch, SequenceWork
-from meshwright.serve.engine.fair_order import in_fair_order, yielding
+from meshwright.serve.engine.fair_order import PromptShares, in_fair_order, yielding
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.occupancy import Occupancy
 from meshwright.serve.engine.pages import NO_PAGE, Move, Pages
@@ -45,7 +45,8 @@ class Scheduler:
     prompts with the same prefix. drafter: guesses tokens, which are verified several a step.
     running: holds the running sequences; None: looks at each of them in every step.
     is_fair: whether waiting sequences start `in_fair_order`, not in the policy's order, and running sequences
-    of clients with many slots yield to them (`yielding`).
+    of clients with many slots yield to them (`yielding`); and whether prompts get their tokens of a step in
+    the order of `PromptShares`.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Scheduler:
         self.replicas = [
             Replica(limits, number, prefix_cache=prefix_cache) for number in range(limits.num_replicas)
         ]
-        self._max_waiting, self._is_fair = max_waiting, is_fair
+        self._max_waiting, self._shares = max_waiting, PromptShares() if is_fair else None
         self._drafter, self._drafts_pay = drafter or Drafter(), False
         self._waiting: list[TokenSequence] = []
         self._running = running or Running()
@@ -146,12 +147,12 @@ class Scheduler:
         """The next step, which now has its pages; None if there is nothing to do yet."""
         due = self._running.due(self._replica_of)
         step = _Step(self.policy.budget(self))
-        if self._waiting and self._is_fair and step.budget.starts:
+        if self._waiting and self._shares is not None and step.budget.starts:
             for sequence in yielding(self._waiting, self.running, self.num_free_slots):
                 self._preempt(sequence)
         self._drafts_pay = self._drafter.pays(len(self.running))
         self._drafter.prepare([one for one in due if one.slot is not None and self._is_drafted(one)])
-        for sequence in due:
+        for sequence in due if self._shares is None else self._in_turn(due, self._shares, step):
             # No slot: it yielded it above, or was preempted for pages of an earlier sequence of this step.
             if sequence.slot is not None and (step.budget.generates or sequence.num_uncomputed > 1):
                 self._continue(sequence, step)
@@ -208,6 +209,26 @@ class Scheduler:
 
     # Running sequences go on.
 
+    def _in_turn(
+        self, due: Sequence[TokenSequence], shares: PromptShares, step: _Step
+    ) -> Iterator[TokenSequence]:
+        """Yield the sequences that generate, then those with prompts in the order of `shares`.
+
+        Between them start waiting sequences of clients that have had no more prompt tokens than the others:
+        the prompts of one client would otherwise fill step after step.
+        """
+        prompts = [sequence for sequence in due if sequence.num_uncomputed > 1]
+        yield from (sequence for sequence in due if sequence.num_uncomputed <= 1)
+        if not prompts:
+            return
+        shares.begin_step([*prompts, *self._waiting])
+        prompts.sort(key=shares.turn)
+        if step.budget.starts and not step.has_preempted:
+            first = prompts[0]
+            others = [one for one in self._waiting if one.request.client != first.request.client]
+            self._start_waiting(step, [one for one in others if shares.turn(one) <= shares.turn(first)])
+        yield from prompts
+
     def _continue(self, sequence: TokenSequence, step: _Step) -> None:
         if sequence.is_scheduled:
             return
@@ -250,7 +271,9 @@ class Scheduler:
     def _reach(self, sequence: TokenSequence, num_tokens: int, replica: Replica, step: _Step) -> bool:
         """Whether the sequence has pages for this number of tokens, if need be taken from victims."""
         while not replica.grow(sequence, num_tokens):
-            victim = self.policy.victim([one for one in self.running if self._replica_of(one) is replica])
+            taken = {work.slot for work in step.works}
+            of_replica = (one for one in self.running if self._replica_of(one) is replica)
+            victim = self.policy.victim([one for one in of_replica if one.slot not in taken])
             if victim is sequence:
                 return False
             self._preempt(victim)
@@ -285,6 +308,8 @@ class Scheduler:
         restored, sequence.pages.snapshot = sequence.pages.snapshot, NO_PAGE
         num_right, sequence.num_right = sequence.num_right, 0
         step.budget.take(sequence, replica, num_tokens)
+        if is_prompt and self._shares is not None:
+            self._shares.take(sequence.request.client, num_tokens)
         sequence.num_computed += len(tokens)
         sequence.num_pending += samples
         step.works.append(
@@ -307,12 +332,13 @@ class Scheduler:
 
     # Waiting sequences start.
 
-    def _start_waiting(self, step: _Step) -> None:
+    def _start_waiting(self, step: _Step, waiting: Sequence[TokenSequence] | None = None) -> None:
+        """Start waiting sequences while the step has room. waiting: in order of rank; None: all of them."""
         started, budget = list[TokenSequence](), step.budget
         # Answers of one request share the prompt, which is compared with the running ones once.
         soon_cached = set[int]()
-        order = self.policy.admission_order(self._waiting)
-        for sequence in in_fair_order(order, self.running) if self._is_fair else order:
+        order = self.policy.admission_order(self._waiting if waiting is None else waiting)
+        for sequence in order if self._shares is None else in_fair_order(order, self.running):
             open_replicas = [one for one in self.replicas if one.free_slots and budget.has_room(one)]
             if not open_replicas:
                 break

@@ -30,8 +30,7 @@ class TokenNames:
         return f"token_id:{token}" if self.as_ids else self.text(token)
 
     def text(self, token: int) -> str:
-        """The token's own characters; bytes that are only a part of one become U+FFFD."""
-        return self.tokenizer.token_bytes(token).decode("utf-8", "replace")
+        return self.tokenizer.token_text(token)
 
 
 def completion_logprobs(

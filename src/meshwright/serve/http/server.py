@@ -22,6 +22,7 @@ from meshwright.errors import DeviceError
 from meshwright.serve.engine.request import EngineStopped
 from meshwright.serve.http.connections import Connection, Connections
 from meshwright.serve.http.error_bodies import error_object
+from meshwright.serve.turns import let_threads_in
 
 # How long requests may go on after SIGTERM; Kubernetes kills after 30.
 _SHUTDOWN_SECONDS = 20
@@ -118,6 +119,7 @@ class _Server(uvicorn.Server):
             # by garbage collections, which would stop the process for half a second each time.
             gc.collect()
             gc.freeze()
+            let_threads_in()
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -92,6 +92,18 @@ class Tokenizer:
             return bytes([int(name[3:5], 16)])
         return name.replace("\u2581", " ").encode()
 
+    def token_text(self, token: int) -> str:
+        """The token's own characters; bytes that are only a part of one become U+FFFD."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.token_bytes(token).decode("utf-8", "replace")
+        return text
+
+    @cached_property
+    def _texts(self) -> dict[int, str]:
+        """The texts that were asked for: those of log-probabilities, hundreds of thousands a second."""
+        return {}
+
     @cached_property
     def longest_token_chars(self) -> int:
         """Characters of the longest token; n tokens have at most n times this length."""
