@@ -92,6 +92,14 @@ def same_flags() -> Iterator[None]:
 
 
 @pytest.fixture
+def all_devices() -> None:
+    """Start JAX with the devices of all tests, before a command chooses fewer for its process."""
+    import jax
+
+    assert jax.device_count() == NUM_DEVICES
+
+
+@pytest.fixture
 def strict_dtypes() -> Iterator[None]:
     """JAX refuses to promote dtypes implicitly: `pytestmark = pytest.mark.usefixtures("strict_dtypes")`."""
     import jax

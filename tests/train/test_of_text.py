@@ -70,6 +70,7 @@ def test_options_of_another_model_are_refused(text, options, message, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_devices")  # the command trains on one
 def test_a_text_becomes_text(text, tmp_path, capfd):
     assert main(["train", str(text), "--run", str(tmp_path / "run"), "--steps", "30"]) == 0
     printed = capfd.readouterr()
