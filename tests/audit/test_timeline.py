@@ -83,6 +83,19 @@ def test_what_runs_between_start_and_done_hides_a_collective() -> None:
     assert hidden.seconds == pytest.approx(101 * millisecond) and sum(hidden.exposed.values()) == 0
 
 
+def test_the_wait_for_the_links_belongs_to_the_collective_on_them() -> None:
+    """A gather in flight holds the links: a second one begins when it ends, and exposes only its own time."""
+    second = SYNC.replace("%got", "%other").replace("channel_id=1", "channel_id=2")
+    line, links = _walked(_program(START, second, DONE, _work("last", "x")))
+    assert list(line.exposed.values()) == pytest.approx([links / 2, links / 2])
+    millisecond = CYCLES / (MACHINE.chip.clock_hertz or 0)
+    assert line.seconds == pytest.approx(links + millisecond)
+    start, done = (one.replace("%got", "%came").replace("%go", "%sent") for one in (START, DONE))
+    start = start.replace("channel_id=1", "channel_id=2")
+    line, links = _walked(_program(START, start, done, DONE, _work("last", "x")))
+    assert list(line.exposed.values()) == pytest.approx([links / 2, links / 2])
+
+
 LOOP = """%body (s: (s32[], bf16[8,128], bf16[4096,4096])) -> (s32[], bf16[8,128], bf16[4096,4096]) {{
   %s = (s32[], bf16[8,128]{{1,0:T(8,128)}}, bf16[4096,4096]{{1,0:T(8,128)}}) parameter(0)
   %i = s32[] get-tuple-element(%s), index=0

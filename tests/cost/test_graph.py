@@ -323,6 +323,8 @@ def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
     assert made.bytes_per_device == rows * 14_336 * 2
     (product,) = nodes["expert_in", "matmul"].forward
     assert product.flops == 2 * 8192 * 4096 * 14_336
+    assert product.looped == (static_blocks is not None)
+    assert not any(work.looped for work in nodes["wo", "matmul"].forward)
     if static_blocks:
         # A block of 512 rows (256) reads its expert's weight, and adds to a float32 sum that is cast at last.
         num_blocks, num_weights = 8192 / (256 if static_blocks == CPU.expert_blocks else 512), 4096 * 14_336

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.cost.graph import Work
-from meshwright.cost.passes import Dtypes, compute_seconds
+from meshwright.cost.graph import Transfer, Work
+from meshwright.cost.passes import Dtypes, SegmentPass, compute_seconds
+from meshwright.cost.timed_passes import TimedPass
 from meshwright.hardware.catalog import chip
 from meshwright.programs.efficiency import StepEfficiency
 
@@ -33,3 +34,15 @@ def test_products_of_several_experts_reach_less() -> None:
     )
     assert one == pytest.approx(1e12 / (0.8 * machine.flops("bf16")))
     assert several == pytest.approx(one / 0.5)
+
+
+@pytest.mark.parametrize(("looped", "hidden"), [(0.0, 0.8), (0.75, 0.2), (1.0, 0.0)])
+def test_loops_over_blocks_hide_no_collectives(looped: float, hidden: float) -> None:
+    """A second of compute and one of transfers: 0.8 of the time outside of loops is hidden."""
+    machine = replace(chip("h100"), step=StepEfficiency(overlap=0.8))
+    of_pass = SegmentPass("forward", (), BF16, machine, 1.0, 0.0, 0.0, 0.0, looped, ())
+    gather = Transfer("weights", "all_gather", ("fsdp",), "w", 1, "bf16", critical=False)
+    timed = TimedPass(of_pass, [(gather, 1.0)], machine)
+    assert timed.seconds == pytest.approx(2 - hidden)
+    assert timed.exposed(gather) == pytest.approx(1 - hidden)
+    assert timed.room == pytest.approx(0.0)  # none of the compute is left to hide transfers once per step

@@ -39,6 +39,15 @@ def largest(figures: Iterable[Any]) -> Any:
     return reduce(larger, figures, 0)
 
 
+def is_zero(figure: Numeric) -> bool:
+    """Whether a figure is 0 in every layout.
+
+    >>> is_zero(0.0)
+    True
+    """
+    return not (figure if isinstance(figure, float | int) else figure.any())
+
+
 def ceiling(figure: Numeric) -> Any:
     """A figure rounded up.
 

@@ -94,7 +94,8 @@ class Work:
     shape: (rows, contracted, columns) of a product, (queries, head dimension, keys) of attention; None for
     other work. batch: products of this shape at once. routed: the rows are those that a router gave to
     experts. unfused_bytes: extra traffic if no kernel fuses the steps of the operation. widened: the weights
-    are stored in a narrower type than they are multiplied in.
+    are stored in a narrower type than they are multiplied in. looped: 1 if a loop over blocks of rows does
+    it, during which no collective runs; otherwise 0.
     """
 
     flops: float = 0.0
@@ -105,6 +106,7 @@ class Work:
     routed: bool = False
     unfused_bytes: float = 0.0
     widened: bool = False
+    looped: Any = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +126,8 @@ class Node:
     for a loss ("logits") the bytes of the logits of the whole vocabulary. steps: kind of these steps
     ("norms", "gates", "keys": see `Software.fused`). scratch: bytes of temporary arrays of its backward
     pass, besides cotangents; in inference, of arrays besides its results. fixed_rows: whether experts have a
-    fixed number of rows, so that no loop or kernel makes them.
+    fixed number of rows, so that no loop or kernel makes them. carried: bytes that a loop over passes of
+    experts' rows holds for the backward pass.
     """
 
     name: str
@@ -143,6 +146,7 @@ class Node:
     scratch: Any = 0
     steps: str = ""
     fixed_rows: bool = False
+    carried: Any = 0
 
     def transfers(self, direction: Direction) -> tuple[Transfer, ...]:
         """Its collectives in a pass of this direction."""

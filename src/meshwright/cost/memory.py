@@ -15,10 +15,11 @@ The phases:
     layers       live values in the backward pass of a layer: gathered weights, recomputed values, cotangents,
                  and a weight's gradient before its reduction. The head's weight gradient waits for its
                  reduction. If a compiler may defer that gradient (`Graph.head_waits`), its operands wait
-                 instead, provided that they are larger. A microbatch's gradients are new arrays until they
-                 are added to the sum, if there are several microbatches. In a pipeline they are assumed to be
-                 added at once, except under SPMD 1F1B. Sums that a compiler leaves whole
-                 (`Segment.whole_sums`) wait for the update while earlier layers run
+                 instead, provided that they are larger. If a loop may run experts on further passes of rows,
+                 a further pass has the peak, and the first one's gradients are alive. A microbatch's
+                 gradients are new arrays until they are added to the sum, if there are several microbatches.
+                 In a pipeline they are assumed to be added at once, except under SPMD 1F1B. Sums that a
+                 compiler leaves whole (`Segment.whole_sums`) wait for the update while earlier layers run
     embedding    the gradient of its table, as scattered and as reduced, and the head's
 
 If a compiler gathers the next layer's weights ahead (`Graph.gathers_ahead`), it takes one layer out of the
@@ -33,7 +34,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from meshwright.cost.arrays import larger, largest, smaller
+from meshwright.cost.arrays import is_zero, larger, largest, smaller
 from meshwright.cost.graph import (
     Graph,
     Node,
@@ -173,6 +174,10 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
     once += last.memory_bytes if last else 0
     head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
     waits = head_gradient - once
+    if graph.head_waits:
+        # Not if experts may run further passes: their loops leave no collectives to hide behind the gradient.
+        has_passes = sum(node.carried for segment, _ in layers for node in segment.nodes) > 0
+        waits = larger(waits, 0) * (1 - has_passes) + waits * has_passes
     return HeldBytes(
         # Values that are recomputed too early wait in memory, as if they had all been saved.
         a_microbatch=sum(
@@ -184,7 +189,7 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
         on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
         layer=largest(alive_bytes(segment, remat) + _sums_after(graph, segment) for segment, _ in layers),
         head=largest(map(_beyond_saved, ends)),
-        waits=larger(waits, 0) if graph.head_waits else waits,
+        waits=waits,
         head_gradient=head_gradient,
         table=largest(_table(segment) for segment in ends),
         ahead=largest(_ahead(segment, remat) for segment, _ in layers) if graph.gathers_ahead else 0,
@@ -238,13 +243,26 @@ def alive_bytes(segment: Segment, remat: str) -> Any:
     Weights are gathered and values recomputed in order, before the first cotangent. A value is alive until
     its last reader, a cotangent from its first term until its producer has run. Terms of several products in
     one cotangent are separate arrays until all exist. Elementwise results reuse the memory of their last-read
-    inputs, except for rows of experts.
+    inputs, except for rows of experts. If experts may run further passes, these have the peak.
     """
+    carried = sum(node.carried for node in segment.nodes)
+    if is_zero(carried):
+        return _alive_bytes(segment, remat, further_passes=False)
+    one_pass, further = (_alive_bytes(segment, remat, further_passes=it) for it in (False, True))
+    return carried + (carried == 0) * one_pass + (carried > 0) * further
+
+
+def _alive_bytes(segment: Segment, remat: str, *, further_passes: bool) -> Any:
+    """`alive_bytes` without the bytes that loops over passes carry."""
     saved = {id(value) for value in saved_values(segment, remat)}
     made = {id(value) for node in segment.nodes if node.kind != "gather" for value in node.outputs}
     made |= {id(value) for value in (segment.source, *segment.shared)}
     steps = _backward_steps(segment, remat)
-    last = {id(value): _end_of(steps, place) for place, step in enumerate(steps) for value in step.reads}
+    last = {
+        id(value): _end_of(steps, place, further_passes=further_passes)
+        for place, step in enumerate(steps)
+        for value in step.reads
+    }
     values, cotangents = _Alive(), _Alive()
     most = 0
     for place, (node, recomputes, _) in enumerate(steps):
@@ -350,16 +368,20 @@ class _BackwardStep(NamedTuple):
     reads: tuple[Value, ...]
 
 
-def _end_of(steps: Sequence[_BackwardStep], place: int) -> int:
+def _end_of(steps: Sequence[_BackwardStep], place: int, *, further_passes: bool) -> int:
     """The last step that needs the values of a step.
 
     XLA computes the gradient of experts' second weight, a loop over rows, after the gradients of its
-    operands.
+    operands. With further passes it computes those of all their weights after the rows' cotangents are sent.
     """
     node, recomputes, _ = steps[place]
-    if recomputes or not node.weight_gradient or not {"C", "M"} <= set(node.inputs[0].array.dims):
+    dims = set(node.inputs[0].array.dims)
+    if recomputes or not node.weight_gradient or "C" not in dims:
         return place
-    return next(at for at in range(place + 1, len(steps)) if steps[at].node.kind == "elementwise")
+    later = range(place + 1, len(steps))
+    if further_passes:
+        return next(at for at in later if steps[at].node.kind in ("move", "exchange"))
+    return next(at for at in later if steps[at].node.kind == "elementwise") if "M" in dims else place
 
 
 def _backward_steps(segment: Segment, remat: str) -> list[_BackwardStep]:

@@ -41,8 +41,9 @@ class Dtypes:
 class SegmentPass:
     """One direction of one run of a segment.
 
-    seconds: of its work. Three parts of it: streamed: waiting for products' weights. idle: start and end of
+    seconds: of its work. Four parts of it: streamed: waiting for products' weights. idle: start and end of
     kernels, when memory is free. put_off: weight gradients, which a zero-bubble schedule may run later.
+    looped: loops over blocks of experts' rows.
     transfers: including transfers once per step, hidden by the first forward pass (an update's) or the last
     backward pass (gradients'). Seconds are arrays if the segment was recorded for many layouts.
     """
@@ -55,6 +56,7 @@ class SegmentPass:
     put_off: Any
     streamed: Any
     idle: Any
+    looped: Any
     transfers: tuple[Transfer, ...]
 
     @cached_property
@@ -92,16 +94,17 @@ def _segment_pass(
     segment: Segment, direction: Direction, remat: str, dtypes: Dtypes, chip: Chip
 ) -> SegmentPass:
     nodes = tuple(recomputed_nodes(segment, remat)) if direction == "recompute" else segment.nodes
-    seconds = put_off = streamed = idle = 0.0
+    seconds = put_off = streamed = idle = looped = 0.0
     for kind, work, may_wait in _pieces(direction, nodes):
         priced = work_seconds(work, kind, dtypes, chip)
         seconds = seconds + priced.seconds
         put_off = put_off + priced.seconds if may_wait else put_off
+        looped = looped + priced.seconds * work.looped
         if chip.step.prefetch:
             streamed = streamed + larger(priced.hbm - priced.compute, 0.0) if kind == "matmul" else streamed
             idle = idle + priced.overhead
     transfers = _transfers(direction, nodes)
-    return SegmentPass(direction, nodes, dtypes, chip, seconds, put_off, streamed, idle, transfers)
+    return SegmentPass(direction, nodes, dtypes, chip, seconds, put_off, streamed, idle, looped, transfers)
 
 
 def _pieces(direction: Direction, nodes: tuple[Node, ...]) -> Iterator[tuple[str, Work, bool]]:

@@ -1,6 +1,6 @@
 """Values, transfers and nodes of symbolic operations, under one layout and shape."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -369,9 +369,15 @@ class Recorder:
         out = self.value(reshard.used, dtype)
         if x.dtype == dtype:
             out = replace(out, is_copy=not is_there and self._moves((*forward, *backward)))
-        return self.add(
-            Node(name, kind, (x,), (out,), forward_transfers=forward, backward_transfers=backward)
-        )
+        node = Node(name, kind, (x,), (out,), forward_transfers=forward, backward_transfers=backward)
+        return self.add(replace(node, scratch=self._rows_to_add(out, backward)))
+
+    def _rows_to_add(self, rows: Value, transfers: Sequence[Transfer]) -> Any:
+        """Bytes of experts' rows that arrive in the backward pass's reduce-scatter, before it adds them."""
+        if self.expert_rows.blocks is None or "C" not in rows.array.dims or self.layout.phase != "train":
+            return 0
+        scattered = (transfer for transfer in transfers if transfer.op == "reduce_scatter")
+        return sum(self.mesh.size(transfer.axes) * rows.bytes_per_device for transfer in scattered)
 
     def fetch(self, name: str, stored: Value, reshard: Reshard) -> Value:
         """A weight for its product, gathered over the axes that ZeRO 3 stores it over."""

@@ -39,7 +39,8 @@ class TimedPass:
         self.once = [pair for pair in sent if pair[0].once]
         self._behind = sum(seconds for transfer, seconds in self.each if not self._is_awaited(transfer))
         waited = sum(self._share(one) * seconds for one, seconds in self.each if self._is_awaited(one))
-        covered = smaller(work.seconds, self._behind)
+        free = work.seconds - work.looped
+        covered = smaller(free, self._behind)
         self._hidden = chip.step.overlap * covered
         gaps = work.idle + waited
         self.prefetched = chip.step.prefetch * smaller(work.streamed, gaps) if chip.step.prefetch else 0.0
@@ -51,7 +52,7 @@ class TimedPass:
         launches = chip.step.host_seconds * work.launches + collectives
         self.seconds = larger(busy, launches)
         self.held_up = self.seconds - busy
-        self.room = work.seconds - covered + self.held_up
+        self.room = free - covered + self.held_up
         if chip.step.gathers_first and work.direction == "forward":  # which hides only updated weights
             self.room = 0.0 * self.room
         self.for_host: Any = 0.0

@@ -285,9 +285,22 @@ class _Walk:
         if outer.opcode.endswith("-start") or outer.opcode == "send":
             return self._starts(outer.name, sent, clocks)
         seconds = self._seconds(sent)
-        arrived = max(clocks.compute, clocks.links) + seconds
-        self._expose(sent, arrived - clocks.compute, weight)
-        return replace(clocks, compute=arrived, links=arrived)
+        begins = max(clocks.compute, clocks.links)
+        free = self._exposed_until(begins, clocks, weight)
+        self._expose(sent, begins - free + seconds, weight)
+        return replace(clocks, compute=begins + seconds, links=begins + seconds)
+
+    def _exposed_until(self, end: float, clocks: _Clocks, weight: float) -> float:
+        """Expose the collectives on the links, one after another, for which compute waits until `end`.
+
+        Returns the arrival of the last one that arrives by then.
+        """
+        free = clocks.compute
+        for arrives, sent in sorted(clocks.flying.values(), key=lambda flying: flying[0]):
+            if sent and free < arrives <= end:
+                self._expose(sent, arrives - free, weight)
+                free = arrives
+        return free
 
     def _starts(self, key: object, sent: tuple[Emitted, ...], clocks: _Clocks) -> _Clocks:
         arrives = max(clocks.compute, clocks.links) + self._seconds(sent)
@@ -310,7 +323,8 @@ class _Walk:
                 arrives, sent = clocks.flying[key]
                 waits = max(0.0, arrives - clocks.compute)
                 slows = self._slowed * max(0.0, self._seconds(sent) - waits)
-                self._expose(sent, waits + slows, weight)
+                self._exposed_until(arrives, clocks, weight)
+                self._expose(sent, slows, weight)
                 left = {other: one for other, one in clocks.flying.items() if other != key}
                 clocks = replace(clocks, compute=clocks.compute + waits + slows, flying=left)
         return clocks

@@ -9,6 +9,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from meshwright.cost.arrays import is_zero
 from meshwright.cost.graph import Node, Transfer, Value, Work
 from meshwright.cost.recorder import FLASH, Lowering, MeshSizes, PassShape, Recorder
 from meshwright.dtypes import dtype_bytes, number_type
@@ -142,15 +143,19 @@ class ProductOps(Recorder):
         rows_moved = (x.bytes_per_device + partial.bytes_per_device) * taken
         widened = dtype_bytes(w.dtype) < dtype_bytes(self.layout.precision.matmul_dtype or dtype)
         weight_bytes = w.bytes_per_device * read
-        product = Work(flops, rows_moved + weight_bytes, kernels, (rows, inner, columns), batch, routed)
+        blocks = self.expert_rows.blocks if routed else None
+        looped = 0 if blocks is None else 1 - blocks.least
+        product = Work(
+            flops, rows_moved + weight_bytes, kernels, (rows, inner, columns), batch, routed, looped=looped
+        )
         of_weight = replace(product, shape=(inner, rows, columns))
         copies: tuple[Work, ...] = ()
-        if routed and self.expert_rows.blocks is not None:
-            reads = self.reads_of_weight(self.expert_rows.blocks)
-            kernels -= self.expert_rows.blocks.least * (kernels - 1)
+        if blocks is not None:
+            reads = self.reads_of_weight(blocks)
+            kernels -= blocks.least * (kernels - 1)
             product = replace(product, hbm_bytes=rows_moved + weight_bytes * reads, kernels=kernels)
-            of_weight = self._of_weight(of_weight, w, rows_moved, self.expert_rows.blocks)
-            copies = self._copies(weight_bytes * reads, self.expert_rows.blocks)
+            of_weight = self._of_weight(of_weight, w, rows_moved, blocks)
+            copies = self._copies(weight_bytes * reads, blocks)
         self.add(
             Node(
                 name,
@@ -161,6 +166,7 @@ class ProductOps(Recorder):
                 forward=(replace(product, widened=widened), *copies),
                 backward=(replace(product, shape=(rows, columns, inner)), *copies),
                 weight_gradient=() if stored.frozen else (of_weight,),
+                carried=0 if blocks is None else self._carried(stored, blocks),
             )
         )
         return self.reshard(name, "reduce", partial, plan.out_reshard, dtype, critical=True)
@@ -179,15 +185,26 @@ class ProductOps(Recorder):
         ) * in_float32 + w.bytes_per_device
         return replace(work, flops=work.flops * more, hbm_bytes=rows_moved * more + of_sums)
 
+    def _carried(self, stored: Value, blocks: Blocks) -> Any:
+        """Bytes of experts' weights and gradients while further passes run; 0 if one pass takes all rows.
+
+        These are the layer's slice of the stacked weights and, if they are trained, the first pass's
+        gradients and the sums of gradients over passes, sharded as the weights are stored.
+        """
+        precision = self.layout.precision
+        dtype = precision.gradients_dtype or precision.compute_dtype
+        gradients = 0 if stored.frozen else 2 * self.elements(stored.array) * dtype_bytes(dtype)
+        return (blocks.capacity < blocks.most) * (stored.bytes_per_device + gradients)
+
     def _copies(self, read_bytes: Any, blocks: Blocks) -> tuple[Work, ...]:
         """The copies of experts' weights that a loop makes before its products, which read `read_bytes`.
 
         A stack of one expert is not copied.
         """
         copied = blocks.copied * (self.expert_rows.local_experts > 1)
-        if getattr(copied, "ndim", 0) == 0 and not copied:  # a number, not an array over layouts
+        if is_zero(copied):
             return ()
-        return (Work(hbm_bytes=2 * read_bytes * copied, kernels=blocks.even * copied),)
+        return (Work(hbm_bytes=2 * read_bytes * copied, kernels=blocks.even * copied, looped=copied),)
 
     def reads_of_weight(self, blocks: Blocks) -> Any:
         """How often a product reads an expert's weight: once for each block of its rows, by even load."""
