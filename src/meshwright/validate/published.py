@@ -6,12 +6,12 @@ reports; all other columns that are read are physical.
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from meshwright.errors import PlanError
 from meshwright.files import read_text
@@ -34,13 +34,10 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class PublishedRow:
-    """One measured training figure. None: the source does not say, and the planner's default applies.
+class _ModelRow:
+    """The model and the machine of a row. None: the source does not say, and the planner's default applies.
 
-    mlp: gated or plain. d_ff: width of the feed-forward, or of an expert. micro_batch: sequences of a data
-    rank in a microbatch. zero_group: data ranks of a shard group, if these are not all. remat: none,
-    selective or full, optionally with +offload. unit: the value's, in words. software, year: of the run. A
-    table may lack the last three columns.
+    mlp: gated or plain. d_ff: width of the feed-forward, or of an expert.
     """
 
     id: str
@@ -57,14 +54,31 @@ class PublishedRow:
     experts_per_token: int | None
     params_total: float | None
     params_active: float | None
-    seq_len: int
-    global_batch_sequences: int
-    micro_batch: float | None
     hardware: str
     chips: int
     nic_gbit_per_gpu: float | None
     hbm_bytes_per_second: float | None
     power_watts: float | None
+
+    @cached_property
+    def chip(self) -> str:
+        """The chip's name: gb200-nvl72 of `gb200-nvl72:64`, v5e of `2*v5e:16x16`."""
+        return self.hardware.rpartition(":")[0].rpartition("*")[2] or self.hardware
+
+
+@dataclass(frozen=True)
+class PublishedRow(_ModelRow):
+    """One measured training figure.
+
+    micro_batch: sequences of a data
+    rank in a microbatch. zero_group: data ranks of a shard group, if these are not all. remat: none,
+    selective or full, optionally with +offload. unit: the value's, in words. software, year: of the run. A
+    table may lack the last three columns.
+    """
+
+    seq_len: int
+    global_batch_sequences: int
+    micro_batch: float | None
     dtype: str
     data: int | None
     fsdp: int | None
@@ -92,11 +106,6 @@ class PublishedRow:
     def num_tokens(self) -> int:
         return self.seq_len * self.global_batch_sequences
 
-    @cached_property
-    def chip(self) -> str:
-        """The chip's name: gb200-nvl72 of `gb200-nvl72:64`, v5e of `2*v5e:16x16`."""
-        return _chip_of(self.hardware)
-
     def seconds(self, value: float | None = None) -> float:
         """The step time of the row's figure, or of another `value` of its metric."""
         value = self.value if value is None else value
@@ -108,32 +117,13 @@ class PublishedRow:
 
 
 @dataclass(frozen=True)
-class InferenceRow:
-    """One measured figure of serving, with hardware and model as in PublishedRow.
+class InferenceRow(_ModelRow):
+    """One measured figure of serving.
 
     unit: PER_CHIP for tokens a second of a chip, otherwise of all chips. batch: MAX_BATCH for "max".
     output_len: 0 for prompts without answers, whose own tokens count.
     """
 
-    id: str
-    source: str
-    mlp: str
-    n_layers: int
-    d_model: int
-    d_ff: int
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    vocab: int
-    experts: int | None
-    experts_per_token: int | None
-    params_total: float | None
-    params_active: float | None
-    hardware: str
-    chips: int
-    nic_gbit_per_gpu: float | None
-    hbm_bytes_per_second: float | None
-    power_watts: float | None
     engine: str | None
     weight_dtype: str
     kv_dtype: str | None
@@ -175,18 +165,10 @@ class InferenceRow:
         )
         return self.seconds(figure) * self.chips / (self.batch * num_tokens)
 
-    @cached_property
-    def chip(self) -> str:
-        """The chip's name."""
-        return _chip_of(self.hardware)
-
-
-def _chip_of(hardware: str) -> str:
-    return hardware.rpartition(":")[0].rpartition("*")[2] or hardware
-
 
 AnyRow = PublishedRow | InferenceRow
 TableRow = AnyRow | LoadTestRow
+_Row = TypeVar("_Row", PublishedRow, InferenceRow, LoadTestRow)
 
 
 @dataclass(frozen=True)
@@ -268,26 +250,23 @@ def _records(lines: list[str], num_cells: int, delimiter: str) -> Iterator[tuple
 
 
 def _load_test_row(cells: dict[str, str], where: str) -> LoadTestRow:
-    values = {f.name: _cell(where, f.name, cells[f.name], f.type) for f in fields(LoadTestRow)}
-    row = LoadTestRow(**values)
-    if row.mode not in ROW_MODES:
-        raise PlanError(f"{where}: mode = {row.mode!r} is unknown; fits: {', '.join(ROW_MODES)}")
-    return row
+    return _typed(LoadTestRow, cells, where, "mode", ROW_MODES)
 
 
 def _inference_row(cells: dict[str, str], where: str) -> InferenceRow:
-    values = {f.name: _cell(where, f.name, cells[f.name], f.type) for f in fields(InferenceRow)}
-    row = InferenceRow(**values)
-    if row.metric not in INFERENCE_METRICS:
-        raise PlanError(f"{where}: metric = {row.metric!r} is unknown; fits: {', '.join(INFERENCE_METRICS)}")
+    return _typed(InferenceRow, cells, where, "metric", INFERENCE_METRICS)
+
+
+def _typed(kind: type[_Row], cells: dict[str, str], where: str, column: str, known: Sequence[str]) -> _Row:
+    """A row with typed values. Raises PlanError for a cell without one, and for an unknown `column`."""
+    row = kind(**{f.name: _cell(where, f.name, cells.get(f.name, ""), f.type) for f in fields(kind)})
+    if (value := getattr(row, column)) not in known:
+        raise PlanError(f"{where}: {column} = {value!r} is unknown; fits: {', '.join(known)}")
     return row
 
 
 def _row(cells: dict[str, str], where: str) -> PublishedRow:
-    values = {f.name: _cell(where, f.name, cells.get(f.name, ""), f.type) for f in fields(PublishedRow)}
-    row = PublishedRow(**values)
-    if row.metric not in METRICS:
-        raise PlanError(f"{where}: metric = {row.metric!r} is unknown; fits: {', '.join(METRICS)}")
+    row = _typed(PublishedRow, cells, where, "metric", METRICS)
     if row.mlp not in ("gated", "plain"):
         raise PlanError(f"{where}: mlp = {row.mlp!r} is unknown; fits: gated, plain")
     if (row.experts is None) != (row.experts_per_token is None):
