@@ -10,6 +10,7 @@ the end.
 """
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -39,6 +40,7 @@ from tests.serve.replicas.processes import save_checkpoint  # noqa: E402
 
 NAME, WARM_UP_SECONDS = "tiny", 10.0
 TURN_SECONDS = 15.0  # an even number of turns a minute
+PR_SET_PDEATHSIG = 1  # of Linux
 HOSTILE = "127.0.0.2"  # the address of the hostile clients
 SECONDS = ("first_token", "gap", "health")
 
@@ -78,17 +80,21 @@ class Soak:
                 time.sleep(0.02)
 
 
+def end_with_parent() -> None:
+    """End this process when its parent ends in any way, killed as well."""
+    assert ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) == 0
+
+
 def hostile(url: str, seed: int, is_alone: Any, ends: Any, statuses: Any) -> None:
     """A hostile client, as a process: as a thread of this one it would delay the honest clients itself."""
+    end_with_parent()
     # Its own work is no part of the server's load, and takes what others leave of this machine.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     draw, requests = random.Random(seed), list((GRAMMARS | COUNTS).values())
     host, port = url.removeprefix("http://").split(":")
-    parent = multiprocessing.parent_process()
-    assert parent is not None
     # From an address of their own: limits of workers and connections are of an address.
     with httpx.Client(timeout=60, transport=httpx.HTTPTransport(local_address=HOSTILE)) as http:
-        while parent.is_alive() and not ends.is_set():  # a parent that is killed sets nothing
+        while not ends.is_set():
             if is_alone.is_set():
                 time.sleep(0.1)
                 continue
@@ -126,7 +132,8 @@ def run(minutes: float) -> dict[str, object]:
         save_checkpoint(Path(folder) / NAME, 4096)
         command = [sys.executable, "-m", "meshwright", "serve", "--checkpoint", f"{folder}/{NAME}"]
         command += ["--port", "0", "--slots", "8", "--context", "2048", "--json"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, preexec_fn=end_with_parent, **pipes) as process:
             assert process.stdout is not None
             try:
                 soak = Soak(json.loads(process.stdout.readline())["address"])
@@ -146,8 +153,7 @@ def _measured(soak: Soak, pid: int, minutes: float, runs: Callable[[], bool]) ->
     is_alone.set()
     for attacker in attackers:
         attacker.start()
-    clients = soak.honest, soak.honest, soak.health
-    threads = [threading.Thread(target=client, daemon=True) for client in clients]
+    threads = [threading.Thread(target=client) for client in (soak.honest, soak.honest, soak.health)]
     for thread in threads:
         thread.start()
     time.sleep(WARM_UP_SECONDS)
@@ -193,7 +199,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the server and clients
     figures = run(given.minutes)
     document = {
         "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
