@@ -21,7 +21,7 @@ _MAY_BE_ZERO = (
     "hop_seconds", "nvlink_hop_seconds", "nic_hop_seconds", "dcn_hop_seconds", "latency_seconds",
 )  # fmt: skip
 
-# What a missing figure is, with an example to write in its place.
+# Meanings of figures that files may lack, each with an example to write there.
 _MEANINGS = {
     "name": 'a string such as "mychip"',
     "kind": 'a string: "tpu", "gpu" or "cpu"',
@@ -95,7 +95,7 @@ class CheckedToml:
     def require(self, data: Mapping[str, Any], keys: Iterable[str]) -> None:
         """Raises HardwareError naming all of `keys`, written `table.key`, if `data` lacks several.
 
-        One that is missing may be misspelt; whoever reads its table says which.
+        A single missing key may be misspelt, which the reader of its table reports.
         """
         missing = list(dict.fromkeys(filter(None, (_missing(data, key) for key in keys))))
         if len(missing) > 1:
@@ -166,7 +166,7 @@ def _missing(data: object, key: str, above: str = "") -> str | None:
     """The first missing part of `table.key`; None if all of it exists."""
     first, _, rest = key.partition(".")
     if not isinstance(data, Mapping):
-        return None  # what stands in place of a table is named by whoever reads it
+        return None  # the reader of the table reports a value in its place
     if first not in data:
         return above + first
     return _missing(data[first], rest, f"{above}{first}.") if rest else None

@@ -109,7 +109,7 @@ def read_fields(
     """The values of a table, each checked by the type of its field in a dataclass.
 
     A field's metadata may give the `keys` of its table, the `words` of its text or list, the `most` that its
-    figures may be, and `unread` for a field that no file states. keys: those of some tables, by field.
+    figures may be, and `unread` for a field that no file states. keys: the keys of some tables, by field.
     """
     hints = get_type_hints(kind)
     known = {one.name: dict(one.metadata) for one in fields(kind) if not one.metadata.get("unread")}

@@ -57,9 +57,9 @@ class Local:
 class Step:
     """One step of a pass.
 
-    accumulates: its result is added to that of an earlier step for the same array. repeats: the forward step
-    whose result it computes again; keeping that result takes memory. maximum: its reduction takes the maximum
-    instead of the sum.
+    accumulates: its result is added to the result of an earlier step for the same array. repeats: the forward
+    step whose result it computes again; keeping that result takes memory. maximum: its reduction takes the
+    maximum instead of the sum.
     """
 
     action: Local | Collective

@@ -51,7 +51,7 @@ class ChainLine:
 
     @property
     def whole(self) -> str:
-        """The letters that must not be split: those of a function along them, and a view's minor letters.
+        """The letters that must stay whole: a function runs along them, or they are minor letters of a view.
 
         Blocks of N are contiguous, so with N = K G a block can only have whole groups of G.
         """

@@ -253,8 +253,8 @@ class _Cotangents:
     def _end(self, array: ShardedArray) -> ShardedArray:
         """The wanted sharding of the cotangent.
 
-        It is that of the array, or the one before it was finished if the transpose would only slice: a sum is
-        then scattered, and not gathered and sliced.
+        The cotangent is sharded as the array is. If the transpose would only slice, it is sharded as the
+        array was before its collectives: a sum is then scattered, and not gathered and sliced.
         """
         made = self.made.get(array.name)
         if made and made.backward and all(step.op == "slice" for step in made.backward):

@@ -98,7 +98,7 @@ class Reshard:
     """The reshard of an operand or result, and the transposed reshard of its cotangent.
 
     given: the array before it. used: the operand as the operation reads it, or the wanted result. yielded:
-    the cotangent of `used`. chosen: steps that differ from those of `reshard`.
+    the cotangent of `used`. chosen: steps to take in place of `reshard`'s.
     """
 
     given: ShardedArray
@@ -127,7 +127,7 @@ def mirrored(given: ShardedArray, used: ShardedArray) -> Reshard:
 class Contraction:
     """One contraction with its roles: the given operands and the wanted product.
 
-    lhs_chosen, rhs_chosen, out_chosen: steps of each array that differ from those of `reshard`.
+    lhs_chosen, rhs_chosen, out_chosen: steps of each array to take in place of `reshard`'s.
     """
 
     einsum: Einsum

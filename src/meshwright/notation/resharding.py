@@ -75,8 +75,8 @@ def cheapest_reshard(
 class Reshards:
     """The cheapest reshards from the sharding `end` of an array to others, or from others to it.
 
-    towards: the reshards lead to `end`. num_bytes: size of the whole array. partial: the axes over which
-    shardings may be partial sums, by default those of `end`. Paths are computed when they are needed.
+    towards: the reshards lead to `end`. num_bytes: size of the whole array. partial: the axes of partial sums
+    that shardings may have, by default the axes of `end`'s. Paths are computed when they are needed.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class _Graph:
     def _add_permutes(self) -> None:
         """Add reshards between shardings with the same number of shards of each dimension.
 
-        The axes of a permute are those that change.
+        The axes of a permute are the axes that change.
         """
         by_shards: dict[tuple, list[int]] = {}
         for number, node in enumerate(self._nodes):

@@ -73,7 +73,7 @@ def _costs_nothing(
 def axis_orders(letters: str, arrays: Sequence[ShardedArray], axes: Axes) -> dict[str, Axes]:
     """All of `axes` for each letter, in the order of all arrays that they split.
 
-    The order is that of einsum.contraction(): axes as in the first of `arrays` with the letter, then others.
+    The order is as in einsum.contraction(): axes as in the first of `arrays` with the letter, then others.
     """
     given = {
         letter: [axis for a in arrays if letter in a.dims for axis in a.axes_of(letter)] for letter in letters

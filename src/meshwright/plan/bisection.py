@@ -1,4 +1,4 @@
-"""The number at which a condition ends to hold."""
+"""The least number that does not meet a condition."""
 
 from collections.abc import Callable
 

@@ -21,7 +21,7 @@ class LaunchSettings:
     """A program's settings.
 
     text: the settings in the program's form. command: the line that starts the run; arguments are part of it.
-    needs: what the run needs besides.
+    needs: other conditions of the run, in words.
     """
 
     launcher: Launcher

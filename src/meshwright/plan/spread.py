@@ -77,7 +77,10 @@ def outside_rows() -> tuple[Outside, ...]:
 
 @dataclass(frozen=True)
 class Spread:
-    """The errors of a group of published sources. group: in words. unknown: what no source has, in words."""
+    """The errors of a group of published sources.
+
+    group, unknown: its traits, and traits that no source has, in words.
+    """
 
     within: float
     num_sources: int
@@ -210,7 +213,7 @@ def generation(chip: str) -> str:
 def _reach(rows: Sequence[Outside], *, rows_count: bool = False) -> float:
     """The |log error| that holds the share INSIDE of a new source's rows.
 
-    rows_count: a row has weight 1 and the new source those of the mean source.
+    rows_count: a row has weight 1, and the new source as many rows as the mean source.
     """
     counts = Counter(row.source for row in rows)
     all_of = len(rows) if rows_count else len(counts)

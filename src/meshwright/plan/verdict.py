@@ -29,7 +29,7 @@ def asked_of(search: Search, hardware: Hardware) -> dict[str, str]:
 def verdict_of(
     config: ModelConfig, hardware: Hardware, batch_tokens: int, search: Search
 ) -> dict[str, str | None]:
-    """The sentences of a plan for training; None for what is not known. No run reaches a roofline.
+    """The sentences of a plan for training; None for an unknown figure. No run reaches a roofline.
 
     batch_tokens: the requested tokens of a step.
     """

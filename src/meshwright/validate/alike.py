@@ -1,13 +1,13 @@
-"""How far the error of one measured run carries over to another of the same source.
+"""The share of one measured run's error that another run of the same source has.
 
-Rows of one source share a part of their errors, and the more so the more alike they are: the correlation is
+Rows of one source share a part of their errors, and similar rows a larger part. Their correlation is
 
     trust * exp(-|x - y|^2 / (2 REACH^2) - number of words that differ)
 
     x, y: logarithms of the model's parameters, chips, sequence lengths, batch per chip and degrees
     words: chip, dtype, experts or none, recomputation, ZeRO stage
 
-and the expected error of a row, given those of some anchors, is the linear one (kriging; Cressie, 1993).
+and the expected error of a row is linear in the errors of some anchors (kriging; Cressie, 1993).
 benchmarks/anchoring.py has the errors of all sources before and after.
 """
 

@@ -182,7 +182,7 @@ class LoadTestCase:
 
     @cached_property
     def scale(self) -> int:
-        """Groups of devices, or workers, that one simulated group stands for."""
+        """Groups of devices, or workers, for each simulated group."""
         if self.concurrency <= _MOST_CONCURRENT:
             return 1
         numbers = [w * s.data for w, s in zip(self.workers, self.servers, strict=True)]
@@ -234,7 +234,7 @@ def _planned(server: EngineServer, workers: int, context: int, concurrency: int)
 
 
 def _weights(count: int, concurrency: int) -> np.ndarray:
-    """The requests of the load test that each simulated request stands for."""
+    """Requests of the load test for each simulated request."""
     waves = count / concurrency
     weights = np.ones(count)
     if waves < _NUM_WAVES and count > 2 * concurrency:

@@ -164,7 +164,7 @@ def anchored_by_source(predictions: Sequence[Prediction], trust: float = TRUST) 
 
 
 def _carried(row: AnyRow, kept: Sequence[tuple[Prediction, float]], trust: float) -> float:
-    """The log error that a row has in expectation, given those of its anchors."""
+    """The expected log error of a row, given the errors of its anchors."""
     if isinstance(row, InferenceRow):
         return SERVED_TRUST * kept[0][1]
     anchors = [(Traits.of(one.row), error) for one, error in kept if isinstance(one.row, PublishedRow)]

@@ -1,7 +1,7 @@
 """Seconds of the steps of other engines than ours, as a table: by batch, context and prompt tokens.
 
-Groups of devices with sequences of their own (attention data parallelism) step together, so a step lasts as
-long as that of the busiest group. All numbers below are of one group:
+Groups of devices with sequences of their own (attention data parallelism) step together, so a step takes
+the time of the busiest group. All numbers below are of one group:
 
     decode(n, c)      a pass over n sequences with a mean context of c positions
     prompts(q, p)     q prompt tokens with p pairs of a query and a key: short(q) + pairs beyond short ones
@@ -143,7 +143,7 @@ class EngineSteps:
         return max(mixed, self._least_seconds) + self._step_seconds
 
     def _tokens_and_pairs(self, chunks: Sequence[tuple[int, int]]) -> tuple[int, float]:
-        """Prompt tokens, and pairs of a query and a key, of a group that take as long as those of all groups.
+        """Prompt tokens, and pairs of a query and a key, of one group with the time of all groups' chunks.
 
         The step waits for the busiest group; all divide the work of experts.
         """

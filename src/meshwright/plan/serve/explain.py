@@ -21,8 +21,8 @@ from meshwright.plan.words import SERVING, Section, sections
 class ServeExplanation:
     """The explanation of one point, as figures and as text.
 
-    critical_batch: sequences from which matmuls are compute-bound. crossover_batch: sequences from which the
-    caches are larger than the weights. int8_gain: the step time over that with int8 weights and cache.
+    critical_batch: the fewest sequences with compute-bound matmuls. crossover_batch: the fewest whose caches
+    are larger than the weights. int8_gain: the step time over the step time with int8 weights and cache.
     """
 
     critical_batch: float

@@ -1,4 +1,4 @@
-"""The command that starts another engine with a planned layout, and the settings that it leaves alone."""
+"""The command that starts another engine with a planned layout, and settings that it does not change."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from meshwright.models.config import ModelConfig
 class LaunchLine:
     """A server of an engine.
 
-    command: the line. file: lines of its file of settings. needs: what must hold before it starts. defaults:
-    settings that stay at the engine's default.
+    command: the line. file: lines of its file of settings. needs: conditions of its start, in words.
+    defaults: settings that stay at the engine's default.
     """
 
     engine: str

@@ -28,8 +28,8 @@ def serving_layouts(
 ) -> list[Layout]:
     """Every layout tried on `hardware`, with the fewest data ranks first.
 
-    replicas: also groups of chips that hold the same weights. Otherwise there are as few as the chips need to
-    divide, or as share experts.
+    replicas: also groups of chips that hold the same weights. Otherwise only the fewest groups into which the
+    chips divide, and groups that share experts.
     """
     layouts: list[Layout] = []
     ask = Ask(config, _GENERATE, hardware.num_chips, isinstance(hardware.chip.network, Torus))

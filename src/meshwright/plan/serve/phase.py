@@ -62,7 +62,7 @@ class PhasePoint:
         return flops * self.num_tokens / (self.step_seconds * peak * self.hardware.num_chips)
 
     def to_dict(self) -> dict:
-        """The keys of `mw plan serve --phase` in docs/reference/json.md, then what else is known."""
+        """The keys of `mw plan serve --phase` in docs/reference/json.md, then optional ones."""
         network, seconds = self.hardware.chip.network, self.step_seconds
         chips = self.hardware.num_chips
         return {

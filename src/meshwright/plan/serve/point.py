@@ -66,7 +66,7 @@ class Point:
 
     @property
     def prefill_to_generate_ratio(self) -> float:
-        """Chips that prefill for each chip that generates, where each does one of both."""
+        """Chips that only prefill, for each chip that only generates."""
         prefill, generate = self.chip_seconds
         return prefill / generate
 
@@ -115,12 +115,12 @@ class Point:
 
     @property
     def served_layout(self) -> Layout | None:
-        """The layout of both phases; None where they want the weights in other places."""
+        """The layout of both phases; None if they store weights differently."""
         return serving_both(self.layout, self.prefill_layout)
 
     @property
     def why_not(self) -> str | None:
-        """Why `mw serve` does not run it; None where it does."""
+        """Why `mw serve` does not run it; None if it does."""
         if (both := self.served_layout) is None:
             return f"weights that lie as {self.prefill_layout} in prefill and as {self.layout} in generation"
         return why_not(self.config, both, "generate") or why_not(self.config, both, "prefill")
@@ -146,7 +146,7 @@ class Point:
         return tuple(sorted(ways, key=lambda way: way.ttft_seconds))
 
     def to_dict(self) -> dict:
-        """The keys of a point of `mw plan serve` in docs/reference/json.md, then what else is known of it."""
+        """The keys of a point of `mw plan serve` in docs/reference/json.md, then optional ones."""
         precision, drafts = self.layout.precision, self.requests.drafts
         return {
             "hardware": self.hardware.spec,

@@ -28,9 +28,9 @@ def plan_of_point(point: Point) -> Plan:
 
 
 def prefill_of(plan: Plan) -> Plan:
-    """The prefill step of a server's plan: of one prompt on each replica a chunk, as `mw serve` takes it.
+    """The prefill step of a server's plan: a chunk of one prompt on each replica, as in `mw serve`.
 
-    Or the whole prompt, as long as the context allows, where devices have parts of it.
+    If devices divide a prompt, the step is a whole prompt that fills the context.
     """
     layout, context = plan.layout.at("prefill"), plan.workload.seq_len
     num_tokens = min(chunk_of(layout, context), context)

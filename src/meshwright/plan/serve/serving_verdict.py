@@ -12,7 +12,7 @@ from meshwright.units import format_bytes, format_number_of, format_seconds
 def serving_verdict(
     config: ModelConfig, requests: Requests, targets: Targets, searched: ServePlan
 ) -> dict[str, str | None]:
-    """The sentences of a serving plan; None for what is not known."""
+    """The sentences of a serving plan; None for an unknown figure."""
     best = searched.best
     limits = [
         f"{name} of at most {format_seconds(limit)}"
