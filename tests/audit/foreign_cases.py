@@ -694,6 +694,126 @@ def _stages_in_one_array() -> Any:
     return jax.jit(run), (array(m, (8, 1024, 1024), "stage"), array(m, (16, 256, 1024)))
 
 
+def _state_along(*spec: str | None) -> Callable[[], Any]:
+    """Momentum of FSDP's weights that is stored by `spec`; the weights are split by rows."""
+
+    def made() -> Any:
+        m = mesh("fsdp")
+        weights = {f"w{i}": array(m, (1024, 1024), "fsdp") for i in range(2)}
+        state = {name: array(m, (1024, 1024), *spec) for name in weights}
+
+        def loss(w: Any, x: Any) -> Any:
+            for name in sorted(w):
+                x = constrained(m, jnp.tanh(x @ constrained(m, w[name])), "fsdp")
+            return jnp.mean(x**2)
+
+        def step(w: Any, state: Any, x: Any) -> Any:
+            state = jax.tree.map(lambda s, g: 0.9 * s + g, state, jax.grad(loss)(w, x))
+            return jax.tree.map(lambda w, s: w - 0.1 * s, w, state), state
+
+        out = jax.tree.map(lambda one: one.sharding, (weights, state))
+        return jax.jit(step, out_shardings=out), (weights, state, array(m, (4096, 1024), "fsdp"))
+
+    return made
+
+
+def _evaluation(*, whole: bool) -> Callable[[], Any]:
+    """Accuracy of a batch, with its logits returned to every device or not at all."""
+
+    def made() -> Any:
+        m = mesh("data")
+
+        def run(x: Any, w: Any, targets: Any) -> Any:
+            logits = constrained(m, x @ w, "data")
+            correct = jnp.mean(jnp.argmax(logits, -1) == targets)
+            return (correct, logits) if whole else (correct,)
+
+        out = (NamedSharding(m, P()),) * (2 if whole else 1)
+        args = (
+            array(m, (4096, 256), "data"),
+            array(m, (256, 8192)),
+            array(m, (4096,), "data", dtype=jnp.int32),
+        )
+        return jax.jit(run, out_shardings=out), args
+
+    return made
+
+
+def _orthogonalised(*, whole: bool) -> Callable[[], Any]:
+    """Turns of Newton and Schulz of eight matrices: of split rows, or of a whole matrix on each device."""
+
+    def made() -> Any:
+        m = mesh("fsdp")
+
+        def turn(g: Any) -> Any:
+            return 1.5 * g - 0.5 * (g @ g.T) @ g
+
+        def run(g: Any) -> Any:
+            if whole:
+                g = constrained(m, g, "fsdp")
+            g = lax.fori_loop(0, 5, lambda i, x: jax.vmap(turn)(x), g)
+            return constrained(m, g, None, "fsdp")
+
+        return jax.jit(run), (array(m, (8, 512, 1024), None, "fsdp"),)
+
+    return made
+
+
+def _heads(count: int) -> Callable[[], Any]:
+    """Attention with `count` heads over eight devices; the joined heads divide."""
+
+    def made() -> Any:
+        m = mesh("tensor")
+
+        def run(x: Any, wq: Any, wk: Any, wv: Any) -> Any:
+            q, k, v = (jnp.reshape(x @ w, (4, 256, count, 64)) for w in (wq, wk, wv))
+            scores = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k), -1)
+            return jnp.einsum("bnts,bsnh->btnh", scores, v)
+
+        weight = array(m, (256, count * 64), None, "tensor")
+        return jax.jit(run), (array(m, (4, 256, 256)), weight, weight, weight)
+
+    return made
+
+
+def _contrastive() -> Any:
+    """CLIP's loss: each text is compared with all images of the batch."""
+    m = mesh("data")
+
+    def loss(a: Any, b: Any, x: Any, y: Any) -> Any:
+        u, v = (one / jnp.linalg.norm(one, axis=-1, keepdims=True) for one in (x @ a, y @ b))
+        rows = jnp.arange(len(u))
+        return -jnp.mean(jax.nn.log_softmax(constrained(m, 20 * u @ v.T, "data"), -1)[rows, rows])
+
+    args = (
+        array(m, (768, 512)),
+        array(m, (640, 512)),
+        array(m, (4096, 768), "data"),
+        array(m, (4096, 640), "data"),
+    )
+    return jax.jit(jax.grad(loss, argnums=(0, 1))), args
+
+
+def _low_rank(first: tuple[str | None, ...], second: tuple[str | None, ...]) -> Callable[[], Any]:
+    """The gradient of a frozen weight's low-rank update, whose two matrices are stored by these specs."""
+
+    def made() -> Any:
+        m = mesh("tensor")
+
+        def loss(update: Any, x: Any, w: Any) -> Any:
+            y = constrained(m, x @ w, None, None, "tensor") + (x @ update["a"]) @ update["b"]
+            return jnp.mean(constrained(m, jax.nn.relu(y), None, None, "tensor") ** 2)
+
+        update = {"a": array(m, (1024, 16), *first), "b": array(m, (16, 4096), *second)}
+        return jax.jit(jax.grad(loss)), (
+            update,
+            array(m, (8, 1024, 1024)),
+            array(m, (1024, 4096), None, "tensor"),
+        )
+
+    return made
+
+
 _F, _I = jnp.float32, jnp.int32
 _HEAD = ((64, 512), (), _F), ((512, 32768), (None, "x"), _F)
 CASES: dict[str, Case] = {
@@ -796,9 +916,23 @@ CASES: dict[str, Case] = {
     "a print in a loop": Case("host", _printing(prints=True), _printing(prints=False)),
     "a causal convolution": Case(None, _causal_convolution),
     "stages in one array": Case(None, _stages_in_one_array),
+    "a state along another dimension": Case(
+        "weight_resharded", _state_along(None, "fsdp"), _state_along("fsdp")
+    ),
+    "logits returned whole": Case("returned_whole", _evaluation(whole=True), _evaluation(whole=False)),
+    "matrices orthogonalised by rows": Case(
+        "activation_resharded", _orthogonalised(whole=False), _orthogonalised(whole=True)
+    ),
+    "a contrastive loss": Case(None, _contrastive),
+    "a low-rank update split by rank": Case(
+        "partial_results_summed",
+        _low_rank((None, "tensor"), ("tensor",)),
+        _low_rank((), (None, "tensor")),
+    ),
 }
 # Programs with several findings: the first is the cause of the others.
 SEVERAL: dict[str, Case] = {
+    "heads that devices do not divide": Case("activation_resharded", _heads(12), _heads(16)),
     "a loop over a split batch": Case(
         "stack_gathered", _rows_one_by_one(mapped=True), _rows_one_by_one(mapped=False)
     ),

@@ -40,18 +40,30 @@ class ProgramBatch(NamedTuple):
 def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     """The integer arrays among a program's inputs: tokens or labels.
 
-    If a step with gradients has no such inputs: the inputs whose shapes are not returned. Weights are
-    returned updated, or as gradients, which may be sharded otherwise.
+    With them belong the inputs of other numbers that have as many first elements, in the same shards, and
+    whose shapes are not returned. If a step with gradients has no integer inputs: the inputs whose shapes are
+    not returned, except frozen weights. Weights are returned updated, or as gradients, which may be sharded
+    otherwise.
     """
     arrays = [
         each for each in program.main.parameters if isinstance(each.shape, ArrayShape) and each.shapes[0].dims
     ]
     tokens = [one for one in arrays if _INTEGERS.match(one.shapes[0].dtype)]
     weights = [one for one in arrays if one not in tokens and len(one.shapes[0].dims) > 1]
+    returned = {shape.dims for shape in program.main.result.shapes}
     rows: list[Instruction] = []
-    if not tokens and is_differentiated(program):
-        returned = {shape.dims for shape in program.main.result.shapes}
+    if tokens:
+        first = {(one.shapes[0].dims[0], _first_tiles(one)) for one in tokens}
+        with_tokens = [
+            one
+            for one in weights
+            if (one.shapes[0].dims[0], _first_tiles(one)) in first and one.shapes[0].dims not in returned
+        ]
+        weights = [one for one in weights if one not in with_tokens]
+    elif is_differentiated(program):
         rows = [one for one in weights if one.shapes[0].dims not in returned]
+        most_dims = max((len(one.shapes[0].dims) for one in rows), default=0)
+        rows = [one for one in rows if not _is_frozen(one, most_dims)]
         others = Counter(shape.dims for shape in program.main.result.shapes)
         others -= Counter(one.shapes[0].dims for one in weights)
         for dims in others.elements():
@@ -65,6 +77,25 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     elements = max((one.shapes[0].num_elements for one in tokens), default=0)
     names = frozenset(one.op_name or one.name for one in rows)
     return ProgramBatch(axes[0] & axes[1], axes[0], elements, names)
+
+
+def _first_tiles(parameter: Instruction) -> int:
+    """Parts into which the sharding of an input cuts its first dimension; 1 if the form is unknown."""
+    sharding = parameter.attributes.get("sharding", "")
+    tiles = re.search(r"devices=\[(\d+)", sharding)
+    if tiles:
+        return int(tiles[1])
+    named = re.match(r"(\{mesh\[[^\]]*\], \[\{[^}]*\})", sharding)
+    return tiles_of(f"{named[1]}]}}") if named else 1
+
+
+def _is_frozen(parameter: Instruction, most_dims: int) -> bool:
+    """Whether an input that is not returned is a weight: it is sharded, but not along its first dimension.
+
+    most_dims: dimensions of the batch.
+    """
+    parts = tiles_of(parameter.attributes.get("sharding", ""))
+    return parts > 1 and _first_tiles(parameter) == 1 and len(parameter.shapes[0].dims) < most_dims
 
 
 def _parts_of(parameter: Instruction, dims: tuple[int, ...], num_devices: int) -> int | None:

@@ -15,7 +15,7 @@ from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted, is_computed
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import own_slices
 from meshwright.audit.hlo.op_names import primitive_of, split_op_name
-from meshwright.audit.hlo.read import Program
+from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import (
     MOVES,
     CallPath,
@@ -346,7 +346,7 @@ def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An update gathered only to be returned, although the input of its shape is sharded."""
+    """An array gathered only to be returned: an update whose input is sharded, or results of a batch."""
     if (
         emitted.op != "all_gather"
         or emitted.is_written
@@ -354,6 +354,8 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     ):
         return None
     uses = list(emitted.uses(context.program))
+    if not uses or any(at >= 0 for _, at in uses):
+        return None
     shape = emitted.value.instruction.shapes[-1]
     stored = next(
         (
@@ -365,8 +367,15 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         ),
         None,
     )
-    if not uses or any(at >= 0 for _, at in uses) or stored is None or not context.differentiated:
-        return None
+    if stored is None or not context.differentiated:
+        if not set(emitted.axes) & context.batch_axes:
+            return None
+        return (
+            "returned_whole",
+            f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+            f"{context.over(emitted)}, the batch's axis, only to be returned: every device gets all of it",
+            "return it as it was computed, each device with its part of the batch (out_shardings)",
+        )
     if stored.shapes[0].num_elements * emitted.collective.groups.size != shape.num_elements:
         return None
     name = stored.op_name or stored.name
@@ -377,6 +386,21 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "sharded",
         "return it with the sharding of the input (out_shardings): otherwise every device holds all of it, "
         "and the next step, which gets whole arrays, is compiled again",
+    )
+
+
+def moved_update(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An update exchanged to be returned: weights and the optimizer's state have different shardings."""
+    if emitted.op != "all_to_all" or emitted.is_written or not context.differentiated:
+        return None
+    uses = list(emitted.uses(context.program, elementwise=True))
+    if not uses or any(at >= 0 for _, at in uses) or not is_computed(context.program, emitted.operand()):
+        return None
+    return (
+        "weight_resharded",
+        f"the update (`{emitted.tensor}`) is exchanged over {context.over(emitted)} before it is returned: "
+        "gradients or the optimizer's state are sharded along another dimension than the weight",
+        "store the optimizer's state with the sharding of its weight",
     )
 
 
@@ -474,6 +498,21 @@ def unconstrained(emitted: Emitted, context: ProgramContext) -> Fault:
         "batch and weights: the partitioner sharded the activations like the weights, not by batch",
         "constrain the activations to the batch's axes: with_sharding_constraint(x, P(batch axes)) after the "
         "embedding and in each layer, so that the weights are gathered instead",
+    )
+
+
+def over_a_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Activations gathered over a part of an axis, which does not divide a dimension that a reshape cuts."""
+    if emitted.op != "all_gather" or not emitted.is_part or not _is_moved_activation(emitted, context):
+        return None
+    (axis,) = emitted.axes[:1] or ("",)
+    whole, size = context.prices.mesh.sizes.get(axis, 1), emitted.collective.groups.size
+    return (
+        "activation_resharded",
+        f"activations (`{emitted.tensor}`) are gathered in groups of {size} of the {whole} devices over "
+        f"`{axis}`, since these do not divide a dimension that a reshape cuts, such as heads",
+        f"choose a number of heads that is a multiple of {whole}, pad them, or shard them over an axis of "
+        f"{whole // size} devices",
     )
 
 
@@ -627,12 +666,32 @@ def resharded_activations(emitted: Emitted, context: ProgramContext) -> Fault | 
     moves = emitted.op in ("all_gather", "all_to_all", "permute") and not c.follows_sum
     if not (moves and emitted.value.place.loops and _is_moved_activation(emitted, context)):
         return None
+    if _is_squared(emitted, context):
+        return (
+            "activation_resharded",
+            f"`{emitted.tensor}` is gathered over {context.over(emitted)}, {emitted.runs:,} times per step, "
+            "to be multiplied with its own transpose, which needs all of its rows",
+            "give each device whole matrices before the loop, by an exchange: shard the dimension that "
+            "counts the matrices, or gather once",
+        )
     return (
         "activation_resharded",
         f"activations (`{emitted.tensor}`) are resharded inside a loop: {emitted.op} over "
         f"{context.over(emitted)}, {emitted.runs:,} times per step",
         "use one sharding throughout the loop: one constraint in it contradicts another",
     )
+
+
+def _is_squared(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether a product multiplies a gathered array with the shards that some gather has it from."""
+
+    def origin(value: TracedValue) -> Instruction:
+        *_, first = history(context.program, value, MOVES)
+        return first.instruction
+
+    own = origin(emitted.operand())
+    of_same = (sent for sent in context.sent if sent.op == "all_gather" and origin(sent.operand()) is own)
+    return any(origin(other) is own for sent in of_same for _, other in sent.products(context.program))
 
 
 def _is_moved_activation(emitted: Emitted, context: ProgramContext) -> bool:
@@ -754,6 +813,7 @@ def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]
 FAULT_RULES: tuple[FaultRule, ...] = (
     table,
     returned_whole,
+    moved_update,
     there_and_back,
     along_the_whole,
     only_reduced,
@@ -761,6 +821,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     batch_moved,
     over_the_batch,
     repeated_gather,
+    over_a_part,
     two_sides,
     sliced_again,
     cut_along_shards,
