@@ -22,19 +22,28 @@ def compiler_options(mesh: jax.sharding.Mesh, given: Options = _NONE) -> dict[st
     version of XLA does not know is left out, with a warning.
     """
     options = {**platform_of(mesh).compiler.train_options, **given}
+    if options and _are_known(tuple(options.items()), mesh):
+        return options
     return {name: value for name, value in options.items() if _is_known(name, value, mesh)} or None
 
 
-@lru_cache
 def _is_known(name: str, value: bool | int | str, mesh: jax.sharding.Mesh) -> bool:
-    """Whether the compiler knows the option. It refuses a program with an unknown one."""
+    """Whether the compiler knows the option; warns if it does not."""
+    if _are_known(((name, value),), mesh):
+        return True
+    warnings.warn(f"XLA for {platform_of(mesh).name} does not know {name}: it is left out", stacklevel=4)
+    return False
+
+
+@lru_cache
+def _are_known(options: tuple[tuple[str, bool | int | str], ...], mesh: jax.sharding.Mesh) -> bool:
+    """Whether the compiler knows all options. It refuses a program with an unknown one."""
     # On the whole mesh: under jax.set_mesh JAX refuses programs for other devices.
     scalar = jax.ShapeDtypeStruct((), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
     try:
-        jax.jit(lambda x: x, compiler_options={name: value}).lower(scalar).compile()
+        jax.jit(lambda x: x, compiler_options=dict(options)).lower(scalar).compile()
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        warnings.warn(f"XLA for {platform_of(mesh).name} does not know {name}: it is left out", stacklevel=3)
         return False
     return True
