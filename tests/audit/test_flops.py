@@ -324,9 +324,26 @@ def test_loops_over_the_rounds_that_an_even_load_does_not_take_are_left_out() ->
     assert dot_flops(parse_hlo(text.replace("SECOND", "jit(f)/while"))) == 2 * 8**3
 
 
-def test_a_product_may_replace_several_of_the_same_input() -> None:
-    """XLA for GPUs multiplies by the weights of Mamba-2's gate, B, C and steps with those of x."""
-    merged = {("state_x", "forward"): 72.0, ("state_gate", "forward"): -60.0}
-    merged |= {(name, "forward"): -4.0 for name in ("state_b", "state_c", "state_step")}
-    assert _without_merged(merged) == {}
-    assert _without_merged(merged | {("state_b", "forward"): -8.0}) != {}
+_READERS = frozenset({"wq", "wk", "wv", "state_gate", "state_x", "state_b", "state_c", "state_step"})
+
+
+def test_a_product_may_replace_others_of_the_same_input() -> None:
+    """In Falcon-H1's generation the queries' has all that read the input; sizes are columns of weights."""
+    merged = {("wq", "forward"): 1048.0 + 2 * 3072, ("state_step", "forward"): -24.0}
+    merged |= {(name, "forward"): -256.0 for name in ("wk", "wv", "state_b", "state_c")}
+    merged |= {("state_gate", "forward"): -3072.0, ("state_x", "forward"): -3072.0}
+    assert _without_merged(merged, [_READERS]) == {}
+    assert _without_merged(merged, [_READERS - {"wv"}, frozenset({"wv", "wo"})]) != {}
+    del merged["state_step", "forward"]  # less than a hundredth of the surplus
+    assert _without_merged(merged, [_READERS]) == merged
+
+
+def test_merged_products_may_share_tensors() -> None:
+    """Falcon-H1's backward pass: recomputed with the queries, and gradients of weights with B's."""
+    merged = {("wq", "backward"): 1048.0, ("state_b", "backward"): 3864.0 - 256.0}
+    merged |= {(name, "backward"): -512.0 for name in ("wk", "wv", "state_c")}
+    merged |= {("state_step", "backward"): -48.0, ("state_gate", "backward"): -3072.0}
+    forward = {("wq", "forward"): 24.0}
+    assert _without_merged(merged | forward, [_READERS]) == forward
+    less = merged | {("wv", "backward"): -256.0}
+    assert _without_merged(less, [_READERS]) == less

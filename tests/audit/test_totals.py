@@ -6,10 +6,15 @@ import pytest
 
 from meshwright.audit.compare.findings import compare_memory
 from meshwright.audit.compare.flops import compare_products
-from meshwright.audit.compile.planned_program import PlannedStep
-from meshwright.audit.facts.matmuls import Product
-from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction
+from meshwright.audit.compile.planned_program import PlannedStep, planned_step
+from meshwright.audit.facts.matmuls import Product, summed_products
+from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, parse_hlo
 from meshwright.audit.hlo.trace import CallPath, TracedValue
+from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
+from meshwright.models.presets import PRESETS
+from meshwright.plan_file import Plan
 from meshwright.platforms import CPU, TPU
 
 PLANNED = {
@@ -22,6 +27,9 @@ PLANNED = {
     ("w_out", "recompute"): 100.0,
     ("w_out", "backward"): 200.0,
 }
+
+
+_OF_ATTENTION = frozenset({"wq", "wk", "wv"})
 
 
 def _product(name: str, flops: float) -> Product:
@@ -40,7 +48,7 @@ def _found(**changed: float) -> list[tuple[str, str, float]]:
     made = [_product(name, number) for name, number in flops.items()]
     return [
         (one.tensor, one.direction, one.extra_flops)
-        for one in compare_products(PLANNED, made, differentiated=True)
+        for one in compare_products(PLANNED, made, differentiated=True, same_input=[_OF_ATTENTION])
     ]
 
 
@@ -67,6 +75,54 @@ def test_a_kernel_may_compute_the_blocks_that_its_mask_cuts(edge: float, allowed
     assert differing('"tpu_custom_call"', allowed) == []
     assert differing('"tpu_custom_call"', allowed + 0.02) == ["attention"]
     assert differing('"another"', allowed) == ["attention"]
+
+
+def test_sums_may_replace_the_products_of_a_step() -> None:
+    """XLA for GPUs sums q times the state over the elements of a key, in place of a product."""
+    planned = {("state_space", "forward"): 100.0, ("wq", "forward"): 100.0}
+    made = [_product("wq forward", 100.0)]
+
+    def differing(*summed: str, products: list[Product] = made) -> list[str]:
+        differences = compare_products(planned, products, differentiated=False, summed=summed)
+        return [one.tensor for one in differences]
+
+    assert differing() == ["state_space"]
+    assert differing("state_space") == []
+    assert differing("state_space", products=[*made, _product("state_space forward", 200.0)]) != []
+    assert differing("state_space", products=[]) == ["wq"]
+
+
+def test_tensors_of_the_same_input_are_known_by_the_plan() -> None:
+    """In generation over `tensor` the weights that are not split read the same input as the others."""
+    model = replace(PRESETS["kimi-linear-48b-a3b"], num_layers=4)
+    plan = Plan(model, "h100:1x8", Workload(64, 4096, "generate"), Layout.of(tensor=8))
+    groups = planned_step(plan, load("h100:1x8")).same_input
+    of_state = {f"state_{name}" for name in ("q", "k", "v", "beta", "decay_down", "gate_down")}
+    assert {"router", "shared_gate", "shared_in"} in groups
+    assert of_state in groups
+    assert {"w_gate", "w_in"} in groups
+
+
+SUMMED = """HloModule test
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+ENTRY %main (q: f32[4,8]) -> f32[4] {
+  %q = f32[4,8] parameter(0)
+  %zero = f32[] constant(0)
+  ROOT %sum = f32[4] reduce(%q, %zero), dimensions={1}, to_apply=%add, \
+metadata={op_name="jit(_step)/layers/state_space/shard_map/...s,...usp->...up/NAME"}
+}
+"""
+
+
+def test_a_product_is_summed_if_its_name_is_on_a_reduction() -> None:
+    assert "state_space" in summed_products(parse_hlo(SUMMED.replace("NAME", "dot_general")))
+    assert summed_products(parse_hlo(SUMMED.replace("NAME", "reduce_sum"))) == set()
 
 
 def test_products_that_xla_merged_are_the_planned_ones() -> None:

@@ -37,7 +37,7 @@ from meshwright.audit.facts.communication import collectives, is_differentiated
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule, StepTimeline, overlaps, program_timeline
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
-from meshwright.audit.facts.matmuls import dot_flops, products
+from meshwright.audit.facts.matmuls import dot_flops, products, summed_products
 from meshwright.audit.facts.narrow_arithmetic import (
     host_transfers,
     narrow_results,
@@ -167,8 +167,15 @@ def _differences(
     dtypes = planned.matmul_dtype, planned.attention_dtype
     not_wide = (one for one in computed if planned.wide.isdisjoint(scope_of(one.op_name)))
     wide = wider_products(not_wide, program, *dtypes, widened=widened, differentiated=trains)
+    # Operations of a state have FLOPs of elementwise work in a step of generation only.
+    summed = set() if trains else planned.wide & summed_products(program)
     different = compare_products(
-        planned.products, computed, differentiated=trains, edge=planned.attention_edge
+        planned.products,
+        computed,
+        differentiated=trains,
+        edge=planned.attention_edge,
+        summed=summed,
+        same_input=planned.same_input,
     )
     remarks = [
         *findings(rows, prices),

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import combinations
 
 from meshwright.audit.facts.emitted import UPDATE, pass_of
 from meshwright.audit.facts.instruction_work import is_attention_kernel
@@ -50,13 +49,20 @@ class ProductDifference:
 
 
 def compare_products(
-    planned: Mapping[_Key, float], products: Iterable[Product], *, differentiated: bool, edge: float = 0.0
+    planned: Mapping[_Key, float],
+    products: Iterable[Product],
+    *,
+    differentiated: bool,
+    edge: float = 0.0,
+    summed: Collection[str] = (),
+    same_input: Iterable[frozenset[str]] = (),
 ) -> list[ProductDifference]:
     """The products whose FLOPs differ from the plan's, the largest difference first.
 
     edge: share of extra scores that an attention kernel computes in blocks at the mask's edge.
     differentiated: the program holds a gradient. Recomputed products count in the backward pass, since the
-    compiler chooses in which of the two it runs them.
+    compiler chooses in which of the two it runs them. summed: tensors whose products may be missing, since
+    the program has sums in their place. same_input: tensors that multiply the same array.
     """
     total = sum(planned.values())
     wanted = _by_pass(planned.items())
@@ -73,8 +79,9 @@ def compare_products(
     differences = {key: compiled.get(key, 0.0) - wanted.get(key, 0.0) for key in keys}
     differing = [
         ProductDifference(*key, wanted.get(key, 0.0), compiled.get(key, 0.0), where.get(key, ""))
-        for key, extra in _without_merged(differences).items()
+        for key, extra in _without_merged(differences, same_input).items()
         if abs(extra) > max(TOLERANCE * total, tolerance * _of_attention(key, wanted, extra, by_kernels))
+        and not (extra < 0 and key[0] in summed)
     ]
     return sorted(differing, key=lambda difference: -abs(difference.extra_flops))
 
@@ -86,24 +93,27 @@ def _of_attention(
     return wanted.get(key, 0.0) if key in by_kernels or (key[0] == "attention" and extra < 0) else 0.0
 
 
-def _without_merged(differences: Mapping[_Key, float]) -> dict[_Key, float]:
-    """Drop differences that cancel because XLA for GPU merges products.
+def _without_merged(
+    differences: Mapping[_Key, float], same_input: Iterable[frozenset[str]]
+) -> dict[_Key, float]:
+    """Drop differences that cancel because XLA for GPU merges products of the same input.
 
     A merged product has the name of one tensor, which then has too many FLOPs, and the others of the same
-    pass have too few.
+    pass have too few. XLA may merge others when it recomputes a product, so that only all tensors of an input
+    together have the planned FLOPs.
     """
     left = {key: extra for key, extra in differences.items() if extra}
-    # The largest first: a merged product has the surplus of its missing tensor, and another product's small
-    # surplus may happen to equal it.
-    for key in sorted((key for key, extra in left.items() if extra > 0), key=lambda key: -left[key]):
-        fewer = [other for other, extra in left.items() if extra < 0 and other[1] == key[1]]
-        some = (part for count in (1, 2, 3, 4) for part in combinations(fewer, count))
-        merged = next(
-            (part for part in some if abs(left[key] + sum(left[one] for one in part)) < 0.01 * left[key]), ()
-        )
-        for counted in (key, *merged) if merged else ():
-            del left[counted]
+    for tensors in same_input:
+        for direction in {key[1] for key in left if key[0] in tensors}:
+            merged = {key: extra for key, extra in left.items() if key[0] in tensors and key[1] == direction}
+            surplus = sum(extra for extra in merged.values() if extra > 0)
+            if abs(sum(merged.values())) < _SAME * surplus:
+                left = {key: extra for key, extra in left.items() if key not in merged}
     return left
+
+
+# Products have whole numbers of FLOPs; a plan's may be fractions.
+_SAME = 0.001
 
 
 def wider_products(

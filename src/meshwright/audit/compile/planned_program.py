@@ -43,7 +43,7 @@ class PlannedStep:
     operations: names of all operations of the forward pass and of all sent arrays. elementwise: names of
     elementwise operations. split_weights: number of gradients that each axis splits. attention_edge:
     additional share of scores that a flash kernel computes in the blocks that the causal mask cuts. wide:
-    operations whose products are float32.
+    operations whose products are float32. same_input: sets of tensors that multiply the same array.
     """
 
     collectives: tuple[PricedCollective, ...]
@@ -61,6 +61,7 @@ class PlannedStep:
     attention_edge: float = 0.0
     attention_dtype: str = "bf16"
     wide: frozenset[str] = frozenset()
+    same_input: tuple[frozenset[str], ...] = ()
 
     @property
     def state_bytes(self) -> int:
@@ -153,7 +154,24 @@ def planned_step(
         attention_edge=min(1.0, BLOCK / workload.seq_len),
         attention_dtype=layout.precision.compute_dtype,
         wide=graph.wide,
+        same_input=_of_same_input(graph),
     )
+
+
+def _of_same_input(graph: Graph) -> tuple[frozenset[str], ...]:
+    """The sets of tensors that multiply the same array, in any layer, also after a move."""
+    by_input: dict[int, set[str]] = defaultdict(set)
+    for segment, node in graph.nodes():
+        if node.kind == "matmul":
+            value = node.inputs[0]
+            while (made_by := segment.producers.get(id(value))) and made_by.kind == "move":
+                value = made_by.inputs[0]
+            by_input[id(value)].add(node.name)
+    joined: list[set[str]] = []
+    for names in by_input.values():
+        apart = [one for one in joined if one.isdisjoint(names)]
+        joined = [*apart, names.union(*(one for one in joined if one not in apart))]
+    return tuple(frozenset(names) for names in joined if len(names) > 1)
 
 
 def _update_products(plan: Plan, stage: int | None) -> dict[tuple[str, str], float]:

@@ -8,6 +8,7 @@ from meshwright.audit.facts.communication import bits_of, uncast_dtype
 from meshwright.audit.facts.instruction_work import attention_flops, flops_of, is_attention_kernel
 from meshwright.audit.facts.naming import einsum_of, is_batched, name_nearby, own_name
 from meshwright.audit.facts.opcodes import op_of
+from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.read import Instruction, Program, dtype_bits
 from meshwright.audit.hlo.trace import (
     CallPath,
@@ -127,6 +128,16 @@ def _unnamed(program: Program) -> Iterator[tuple[TracedValue, float]]:
         for instruction in place.computation.instructions.values():
             if flops := _flops(program, instruction, place):
                 yield TracedValue(instruction, place), float(flops * known_runs(program, place))
+
+
+def summed_products(program: Program) -> set[str]:
+    """Scopes of products that the program computes as sums of an elementwise product.
+
+    XLA for GPUs and TPUs does so with the product of a vector and a matrix, as of a query and its state.
+    """
+    instructions = (one for c in program.computations.values() for one in c.instructions.values())
+    sums = (one.op_name for one in instructions if one.opcode == "reduce")
+    return {scope for name in sums if name.endswith("/dot_general") for scope in scope_of(name)}
 
 
 def dot_flops(program: Program) -> int:
