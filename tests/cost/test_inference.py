@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.cost.recorded import BF16
 
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.memory import alive_in_inference
@@ -15,11 +16,14 @@ from meshwright.cost.serving_step import (
     record_inference,
     record_pass,
 )
+from meshwright.engines.serving_engine import ENGINES
 from meshwright.hardware.catalog import load
+from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import kv_cache_bytes, kv_read_bytes, mixer_state_bytes
 from meshwright.models.presets import PRESETS
+from meshwright.plan.serve.with_engine import on_engine
 
 # Within a window of 128, over one of 4,096, and far beyond every window.
 SEQ_LENS = (100, 8192, 131_072)
@@ -49,6 +53,27 @@ def test_new_states_of_a_layer_are_an_array_until_they_are_written() -> None:
     [layer] = [segment for segment in graph.segments if segment.source]
     new_states = 64 * 128 * 64 * 128 * 4
     assert new_states < alive_in_inference(layer) < 1.05 * new_states
+
+
+def test_latents_are_copied_without_a_kernel() -> None:
+    """Kimi Linear's on H100s: a layer's pages of 64 sequences. Other engines have a kernel."""
+    layout, h100 = Layout.of(tensor=8), load("h100:1x8")
+
+    def copied(name: str, machine: Hardware) -> int:
+        config = replace(PRESETS[name], num_layers=4)
+        graph = record_inference(config, machine, layout.at("generate"), PassShape(64, 1, 4096))
+        return max(node.scratch for _, node in graph.nodes() if node.name == "attention")
+
+    assert copied("kimi-linear-48b-a3b", h100) == 64 * 4096 * BF16 * (512 + 64)
+    assert copied("kimi-linear-48b-a3b", on_engine(h100, ENGINES["vllm"])) == 0
+    assert copied("llama-3-8b", h100) == 0
+
+
+def test_logits_are_whole_in_float32() -> None:
+    config, layout = PRESETS["falcon-mamba-7b"], Layout.of(tensor=8)
+    head = _generate(replace(config, num_layers=1), 16, layout, sequences=64).segments[-1]
+    logits = 64 * config.vocab_size * 4
+    assert logits < alive_in_inference(head) < 1.1 * logits
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -49,6 +49,17 @@ def test_flops_of_a_recurrence_are_those_of_its_chunks() -> None:
     assert forward_flops(HYBRID, 64).scores == 4 * of_a_layer + 2 * of_attention
 
 
+def test_bytes_between_kernels_are_those_of_a_chunk_s_products() -> None:
+    """Of Mamba-2 with C positions: C . B of the group, scores by values, and the state read and written.
+
+    Each product reads its operands and writes its result in float32.
+    """
+    mixer, c, s, p, heads = StateSpace(num_heads=3, head_dim=6, state_dim=8), 64, 8, 6, 3
+    of_group = c * s + s * c + c * c
+    of_head = (c * c + c * p + c * p) + (c * s + s * p + c * p) + (s * c + c * p + s * p)
+    assert mixer.chunk_bytes(32, c) == 4 * (of_group + heads * of_head) / c
+
+
 def test_layers_are_numbered_by_cache_and_state() -> None:
     layers = HYBRID.layers
     assert [layer.kind.stack for layer in layers] == ["state_layers", "state_layers", "layers"] * 2

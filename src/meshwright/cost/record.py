@@ -62,6 +62,7 @@ def record_training(
         head_tokens=platform.head_tokens,
         static_blocks=platform.expert_blocks if has_static_rows(hardware, layout) else None,
         solves_by_products=platform.solve_blocks,
+        loops_over_chunks=software.is_ours and not hardware.chip.step.is_roofline,
     )
     graph = replace(
         record_loss(config, layout, shape, lowering, many),

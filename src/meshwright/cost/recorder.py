@@ -64,7 +64,8 @@ class Lowering:
     capped or made of narrow operands are kept in float32, too. head_tokens: tokens of a device in a chunk of
     the head; None: all at once. static_blocks: sizes of the blocks of experts' rows, in a program of
     static shapes (`blocks_of`); None: rows follow the load. solves_by_products: triangular systems are solved
-    by products with their inverses.
+    by products with their inverses. loops_over_chunks: recurrences are XLA's loops over chunks of positions,
+    whose kernels pass float32 arrays through memory; otherwise one kernel keeps them on chip.
     """
 
     flash_attention: bool = True
@@ -76,6 +77,7 @@ class Lowering:
     head_tokens: int | None = None
     static_blocks: ExpertBlocks | None = None
     solves_by_products: bool = False
+    loops_over_chunks: bool = False
 
 
 # Flash attention, and no other form that is particular to a platform.

@@ -152,15 +152,18 @@ class _CachedOps(SymbolicOps):
         static_blocks: ExpertBlocks | None = None,
         *,
         solves_by_products: bool = False,
+        loops_over_chunks: bool = False,
+        copies_latents: bool = False,
     ) -> None:
         lowering = Lowering(
             by_blocks=form == "blocks",
             kernel=kernel,
             static_blocks=static_blocks,
             solves_by_products=solves_by_products,
+            loops_over_chunks=loops_over_chunks,
         )
         super().__init__(config, layout, shape, lowering)
-        self.form, self._rows = form, rows
+        self.form, self._rows, self._copies_latents = form, rows, copies_latents
         self._read_shares: dict[MoE, Any] = {}  # all products of an expert have the same share
         # Prompts whose positions are split are kept as generation reads them.
         self._kept_as = layout.at("generate") if layout.table.position_axes else layout
@@ -274,6 +277,9 @@ class _CachedOps(SymbolicOps):
                 for letters in ("BTNR", "BTNA")
             )
             made = self._attend(name, (latent, rope), kept, latent, partial, window, chosen)
+        if self._copies_latents and chosen is None:
+            copied = sum(self.elements(value.array) for value in kept) * dtype_bytes(q.dtype)
+            self.nodes[-1] = replace(self.nodes[-1], scratch=whole(copied))
         return self._moved(f"from_{name}", made, out), cache
 
     def latent_attention(
@@ -444,15 +450,26 @@ def record_pass(
     rows: int = PROMPT_ROWS,
     static_blocks: ExpertBlocks | None = None,
     solves_by_products: bool = False,
+    loops_over_chunks: bool = False,
+    copies_latents: bool = False,
     verified: bool = False,
 ) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
 
-    verified: after each of its T tokens. form, kernel, rows, static_blocks: see
-    _CachedOps; solves_by_products: see Lowering.
+    verified: after each of its T tokens. form, kernel, rows, static_blocks: see _CachedOps. copies_latents:
+    see the function of this name. solves_by_products, loops_over_chunks: see Lowering.
     """
     ops = _CachedOps(
-        config, layout, shape, form, kernel, rows, static_blocks, solves_by_products=solves_by_products
+        config,
+        layout,
+        shape,
+        form,
+        kernel,
+        rows,
+        static_blocks,
+        solves_by_products=solves_by_products,
+        loops_over_chunks=loops_over_chunks,
+        copies_latents=copies_latents,
     )
     ops.verified = verified
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
@@ -463,9 +480,11 @@ def record_pass(
         logits = transformer.leave(config, ops, weights, x, tokens)
     else:
         logits, _ = transformer.logits(config, ops, weights, tokens, places, indices=tokens)
-    steps = reshard(logits.array, logits.array.replace(axes={"V": ()}))
+    whole_logits = logits.array.replace(axes={"V": ()})
+    steps = reshard(logits.array, whole_logits)
     gathered = ops.transfers("logits", steps, "logits", logits.dtype, critical=True)
-    ops.add(Node("logits", "move", (logits,), (logits,), forward_transfers=gathered))
+    result = ops.value(whole_logits, "f32")
+    ops.add(Node("logits", "move", (logits,), (result,), forward_transfers=gathered))
     # If whole prompts are read from the cache, it holds them regardless of the window.
     reads_prompts = shape.query_len == shape.key_len and form == "pages"
     caches = tuple(
@@ -498,6 +517,8 @@ def record_inference(
         rows=hardware.chip.platform.prompt_rows,
         static_blocks=_static_blocks(hardware) if has_static_rows(hardware, layout) else None,
         solves_by_products=hardware.chip.platform.solve_blocks,
+        loops_over_chunks=_loops_over_chunks(hardware),
+        copies_latents=_copies_latents(config, hardware, layout),
         verified=queries > 1 and layout.phase == "generate",
     )
 
@@ -512,13 +533,27 @@ def _static_blocks(hardware: Hardware) -> ExpertBlocks | None:
     return chip.platform.expert_blocks._replace(copied=chip.platform.expert_blocks.copied and has_loop)
 
 
+def _copies_latents(config: ModelConfig, hardware: Hardware, layout: Layout) -> bool:
+    """Whether generation copies the latents of all sequences of a layer, masks and multiplies them.
+
+    Our programs have a kernel for latents on no accelerator; on others the pages are read one by one.
+    """
+    is_ours, pages = hardware.software.is_ours, hardware.chip.platform.page_by_page
+    return layout.phase == "generate" and is_ours and not pages and config.mla is not None
+
+
+def _loops_over_chunks(hardware: Hardware) -> bool:
+    """`Lowering.loops_over_chunks` of the hardware."""
+    return hardware.software.is_ours and not hardware.chip.step.is_roofline
+
+
 def alike_of(hardware: Hardware, phase: InferencePhase) -> tuple[object, ...]:
     """The properties of machines that determine a recorded pass in this phase (`attention_form`)."""
     chip, is_ours = hardware.chip, hardware.software.is_ours
     static_blocks = hardware.software.static_rows and _static_blocks(hardware)
     if phase == "generate":
-        return is_ours and chip.platform.page_by_page, static_blocks
-    return chip.kind, chip.compute_capability, is_ours, static_blocks
+        return is_ours and chip.kind, static_blocks
+    return chip.kind, chip.compute_capability, is_ours, static_blocks, _loops_over_chunks(hardware)
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ the state between them; in a step of generation the state is read, changed and w
 from dataclasses import replace
 from typing import Any
 
-from meshwright.cost.arrays import smaller
+from meshwright.cost.arrays import ceiling, smaller
 from meshwright.cost.graph import Node, Transfer, Value, Work
 from meshwright.cost.ops.products import ProductOps
 from meshwright.dtypes import dtype_bytes
@@ -15,7 +15,7 @@ from meshwright.layout.moves.attention import attention_layout, shared_by_heads,
 from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.config import LayerKind
 from meshwright.models.count import state_arrays
-from meshwright.models.mixers.mixer import CHUNK, HEADS, WIDE_FUNCTIONS, AddedFlops, StateMixer
+from meshwright.models.mixers.mixer import CHUNK, HEADS, WIDE_FUNCTIONS, AddedFlops, LoopPass, StateMixer
 from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed
@@ -144,9 +144,12 @@ class MixerOps(ProductOps):
         repeated = tokens * (self.mesh.size(tuple(over_heads)) - 1)
         flops = (mixer.chunk_flops(d_model, chunk) + solved.forward) * tokens + shared.forward * repeated
         of_backward = (mixer.backward_flops(d_model, chunk) + solved.backward) * tokens
-        written = of_state * chunk / smaller(mixer.written_every, chunk)
+        # In loops the states of all positions are among the arrays of a chunk.
+        every = chunk if self.lowering.loops_over_chunks else smaller(mixer.written_every, chunk)
+        written = of_state * chunk / every
         forward = Work(flops, moved + 2 * written, shape=shape)
         backward = Work(of_backward + shared.backward * repeated, 2 * moved + 4 * written, shape=shape)
+        forward, backward = self._in_loops(v.array, tokens, chunk, forward, backward)
         if over := v.array.axes_of("T"):
             inputs += (self._gathered_states(name, scanned, v, columns),)
             sequences = tokens / self.sizes["T"] * self.mesh.size(over)
@@ -156,6 +159,28 @@ class MixerOps(ProductOps):
             backward = replace(backward, flops=backward.flops + 3 * added)
         node = Node(name, "attention", inputs, (out, states), (*inputs, states), (forward,), (backward,))
         return self.add(replace(node, scratch=self._scratch(v.array, (*scanned, out), of_state, chunk)))
+
+    def _in_loops(
+        self, array: ShardedArray, tokens: Any, chunk: Any, forward: Work, backward: Work
+    ) -> tuple[Work, Work]:
+        """The work of both passes with the kernels of each chunk, and the bytes between them."""
+        if not self.lowering.loops_over_chunks:
+            return forward, backward
+        mixer, chunks = self._state_mixer(), self._num_chunks(array, chunk)
+        num_bytes = mixer.chunk_bytes(self.config.d_model, chunk) * tokens
+
+        def looped(work: Work, of_chunk: LoopPass) -> Work:
+            moved = work.hbm_bytes + of_chunk.passes * num_bytes
+            return replace(work, kernels=chunks * of_chunk.kernels, hbm_bytes=moved)
+
+        loops = mixer.loops()
+        return looped(forward, loops.forward), looped(backward, loops.backward)
+
+    def _num_chunks(self, array: ShardedArray, chunk: Any) -> Any:
+        """Chunks that run one after another: of a piece of positions, of all sequences at once."""
+        over = array.axes_of("T")
+        pieces = self.mesh.size(over) * self._pieces_of_device(array) if over else 1
+        return ceiling(self.sizes["T"] / pieces / chunk)
 
     def _scratch(self, array: ShardedArray, copied: tuple[Value, ...], of_state: Any, chunk: Any) -> Any:
         """Bytes of arrays of a recurrence's backward pass: copies in the order of chunks, and states.
@@ -194,6 +219,7 @@ class MixerOps(ProductOps):
         of_forward, of_backward = ((a + b) * tokens for a, b in zip(flops[:2], solved, strict=True))
         forward = Work(of_forward, read + 2 * chunk_states, shape=shape)
         backward = Work(of_backward, 2 * read + 4 * chunk_states, shape=shape)
+        forward, backward = self._in_loops(v.array, tokens, chunk, forward, backward)
         heads = (dim for dim in v.array.dims if dim in HEADS)
         gather = gathered_states(self.layout, name, "".join(("B", "T", *heads, "s", "p")))
         num_pieces = self._pieces_of_device(v.array) * self.mesh.size(v.array.axes_of("T"))

@@ -19,7 +19,10 @@ from meshwright.models.mixers.mixer import (
     CHUNK,
     AddedFlops,
     Cache,
+    ChunkProduct,
     Kind,
+    LoopPass,
+    Loops,
     PieceFlops,
     State,
     StateMixer,
@@ -114,16 +117,18 @@ class GatedDelta(StateMixer):
             "conv_v": State("Bgupt"),
         }
 
-    def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
-        """Per token, with chunks of C positions; the triangular system is solved without products:
+    def chunk_products(self, d_model: int, chunk: float = CHUNK) -> tuple[ChunkProduct, ...]:
+        """Keys with keys and with queries; of value heads, the state read twice and written, and values.
 
-        4 C s   of each key head: keys with keys and with queries
-        6 s p   of each value head: the state read twice and written
-        2 C p   of each value head: values of the chunk
+        The triangular system is solved without products.
         """
-        s, p = self.key_dim, self.value_dim
-        of_values = self.num_value_heads * (2 * chunk * p + 6 * s * p)
-        return self.num_key_heads * 4 * chunk * s + of_values
+        keys, values, s, p = self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim
+        return (
+            *[ChunkProduct(keys, chunk, s, chunk)] * 2,
+            *[ChunkProduct(values, chunk, s, p)] * 2,
+            ChunkProduct(values, s, chunk, p),
+            ChunkProduct(values, chunk, chunk, p),
+        )
 
     def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """Two products for each, one for the system, and those that the states and systems take again."""
@@ -152,6 +157,12 @@ class GatedDelta(StateMixer):
         inverse, product = inverse_flops(ceil(chunk)) / chunk, 2 * chunk * columns
         solved = self.num_value_heads * (inverse + product)
         return AddedFlops(solved, 2 * solved + self.num_value_heads * product)
+
+    def loops(self) -> Loops:
+        """Of Qwen3.5, and of Kimi Linear with its decay for each element of a key."""
+        if self.rank or self.wide_decay:
+            return Loops(LoopPass(27, 3.2), LoopPass(89, 15.5))
+        return Loops(LoopPass(20, 1.65), LoopPass(60, 6.1))
 
     def step_flops(self, d_model: int) -> float:
         """7 s p for each value head: the state is decayed, read for k and q, and written."""

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import CHUNK, Cache, Kind, State, StateMixer, StateOps, V
+from meshwright.models.mixers.mixer import (
+    CHUNK,
+    Cache,
+    ChunkProduct,
+    Kind,
+    LoopPass,
+    Loops,
+    State,
+    StateMixer,
+    StateOps,
+    V,
+)
 from meshwright.models.param import Param
 
 _LITTLE = 1e-5  # added to the decays' factors, so that the last layer's is not 0
@@ -50,14 +61,24 @@ class Lightning(StateMixer):
         """From 1 in the first layer almost to 0 in the last."""
         return 1 - number / (num_layers - 1 + _LITTLE) + _LITTLE
 
-    def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
-        """4 C H within a chunk and 4 H^2 with the state, for each head."""
-        return self.num_heads * (4 * chunk * self.head_dim + 4 * self.head_dim**2)
+    def chunk_products(self, d_model: int, chunk: float = CHUNK) -> tuple[ChunkProduct, ...]:
+        """Of each head: queries with keys and values within the chunk, and the state read and written."""
+        heads, width = self.num_heads, self.head_dim
+        return (
+            ChunkProduct(heads, chunk, width, chunk),
+            ChunkProduct(heads, chunk, chunk, width),
+            ChunkProduct(heads, chunk, width, width),
+            ChunkProduct(heads, width, chunk, width),
+        )
 
     def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """Two products for each; the states and q . k are computed again."""
         again = self.num_heads * (2 * chunk * self.head_dim + 2 * self.head_dim**2)
         return 2 * self.chunk_flops(d_model, chunk) + again
+
+    def loops(self) -> Loops:
+        """Of MiniMax-01."""
+        return Loops(LoopPass(17, 1.6), LoopPass(41, 4.9))
 
     def step_flops(self, d_model: int) -> float:
         return 5 * self.num_heads * self.head_dim**2

@@ -17,6 +17,8 @@ from meshwright.models.mixers.mixer import (
     CHUNK,
     Cache,
     Kind,
+    LoopPass,
+    Loops,
     State,
     StateMixer,
     StateOps,
@@ -78,6 +80,14 @@ class LinearUnit(StateMixer):
     def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """Zero: decays differ from channel to channel, so that no part is a product."""
         return 0.0
+
+    def chunk_bytes(self, d_model: int, chunk: float = CHUNK) -> float:
+        """Bytes of the state of each position, in float32."""
+        return 4 * self.num_blocks * self.block_width
+
+    def loops(self) -> Loops:
+        """Of RecurrentGemma."""
+        return Loops(LoopPass(12, 9.0), LoopPass(35, 37.0))
 
     def step_flops(self, d_model: int) -> float:
         """2 for each channel: the decayed state plus the input."""

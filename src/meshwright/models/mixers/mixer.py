@@ -50,6 +50,45 @@ class PieceFlops(NamedTuple):
     added: float
 
 
+class ChunkProduct(NamedTuple):
+    """A product of a chunk, [rows, contracted] by [contracted, columns] in each of `heads`, in float32."""
+
+    heads: int
+    rows: float
+    contracted: float
+    columns: float
+
+    @property
+    def flops(self) -> float:
+        return 2 * self.heads * self.rows * self.contracted * self.columns
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of its operands and its result."""
+        rows, contracted, columns = self[1:]
+        return 4 * self.heads * (rows * contracted + contracted * columns + rows * columns)
+
+
+class LoopPass(NamedTuple):
+    """A chunk in one pass of XLA's loops.
+
+    kernels: run one after another. passes: of the bytes of `StateMixer.chunk_bytes` over memory.
+    """
+
+    kernels: int
+    passes: float
+
+
+class Loops(NamedTuple):
+    """XLA's loops over chunks, as counted in training steps compiled for H100s (jax 0.10.2).
+
+    A backward pass has the loop that computes the states again, and the loop of cotangents.
+    """
+
+    forward: LoopPass
+    backward: LoopPass
+
+
 class StateOps(Protocol[V]):
     """The operations of mixers with a state.
 
@@ -147,8 +186,20 @@ class StateMixer:
         """The factor of the decays of layer `number`, if they are fixed and differ from layer to layer."""
         return 1.0
 
+    def chunk_products(self, d_model: int, chunk: float = CHUNK) -> tuple[ChunkProduct, ...]:
+        """The products of a chunk's forward pass, without weights and convolutions."""
+        return ()
+
     def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """FLOPs of a token in the chunked form (training, prefill), without weights and convolutions."""
+        return sum(product.flops for product in self.chunk_products(d_model, chunk)) / chunk
+
+    def chunk_bytes(self, d_model: int, chunk: float = CHUNK) -> float:
+        """Bytes of a token that the products of a chunk read and write, if each is a kernel of its own."""
+        return sum(product.num_bytes for product in self.chunk_products(d_model, chunk)) / chunk
+
+    def loops(self) -> Loops:
+        """Kernels and passes over memory of a chunk, if XLA's loops compute it."""
         raise NotImplementedError
 
     def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:

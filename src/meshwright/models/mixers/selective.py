@@ -15,6 +15,8 @@ from meshwright.models.mixers.mixer import (
     CHUNK,
     Cache,
     Kind,
+    LoopPass,
+    Loops,
     State,
     StateMixer,
     StateOps,
@@ -93,6 +95,14 @@ class Selective(StateMixer):
     def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """The product for the gradient of C."""
         return self.chunk_flops(d_model, chunk)
+
+    def chunk_bytes(self, d_model: int, chunk: float = CHUNK) -> float:
+        """Bytes of the state of each position, in float32."""
+        return 4 * self.width * self.state_dim
+
+    def loops(self) -> Loops:
+        """Of Falcon Mamba. An array is that of a chunk's states at all positions."""
+        return Loops(LoopPass(17, 4.5), LoopPass(48, 23.6))
 
     def step_flops(self, d_model: int) -> float:
         """7 operations for each channel and element: decay, its exponential, input and sum."""

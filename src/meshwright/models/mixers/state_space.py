@@ -17,7 +17,10 @@ from meshwright.models.mixers.mixer import (
     CHUNK,
     AddedFlops,
     Cache,
+    ChunkProduct,
     Kind,
+    LoopPass,
+    Loops,
     State,
     StateMixer,
     StateOps,
@@ -108,11 +111,15 @@ class StateSpace(StateMixer):
             "conv_c": State(f"B{g}st"),
         }
 
-    def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
-        """C . B of a group, 2 C s, and of each head 2 C p within a chunk and 4 s p with the state."""
-        s, p = self.state_dim, self.head_dim
-        of_heads = self.num_heads * (2 * chunk * p + 4 * s * p)
-        return self.num_groups * 2 * chunk * s + of_heads
+    def chunk_products(self, d_model: int, chunk: float = CHUNK) -> tuple[ChunkProduct, ...]:
+        """C . B of each group; of each head, values within the chunk, and the state read and written."""
+        heads, s, p = self.num_heads, self.state_dim, self.head_dim
+        return (
+            ChunkProduct(self.num_groups, chunk, s, chunk),
+            ChunkProduct(heads, chunk, chunk, p),
+            ChunkProduct(heads, chunk, s, p),
+            ChunkProduct(heads, s, chunk, p),
+        )
 
     def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """Two products for each; the states and C . B are computed again."""
@@ -124,6 +131,10 @@ class StateSpace(StateMixer):
         """C . B of a single group, which all devices that split its heads compute."""
         forward = 2 * chunk * self.state_dim if self.num_groups == 1 else 0.0
         return AddedFlops(forward, 3 * forward)
+
+    def loops(self) -> Loops:
+        """Of Codestral Mamba (Mamba-2) and Falcon-H1 alike."""
+        return Loops(LoopPass(15, 1.25), LoopPass(48, 4.7))
 
     def step_flops(self, d_model: int) -> float:
         """5 s p for each head: the state is decayed, written and read."""
