@@ -424,7 +424,7 @@ class InferenceOps(JaxOps):
                     if cache is not None and cache.is_fresh and platform().ordered_caches:
                         x, pools = lax.optimization_barrier((x, cache.pools))
                         cache = replace(cache, pools=pools)
-                    if cache is not None and cache.states and platform().ordered_caches:
+                    if cache is not None and cache.states and platform().ordered_states:
                         # Otherwise the new states of all layers wait in memory before they are written.
                         x, states = lax.optimization_barrier((x, cache.states.states))
                         cache = replace(cache, states=replace(cache.states, states=states))

@@ -59,6 +59,7 @@ GPU = Platform(
     # XLA leaves pages that a step does not read to its end, and keeps the keys and values of all layers until
     # then: of LLaMA-3-8B on eight H100s, 4 prompts of 4,096 tokens, temporaries took 1.06 GB, and take 0.61.
     ordered_caches=True,
+    ordered_states=True,
     # A product of few rows takes XLA's kernels some microseconds beyond the time to read its weights: of
     # LLaMA-3-8B and a row on an H200 gate and up took 37 us each, and together 58 (jax 0.11.2).
     joins_weights=True,

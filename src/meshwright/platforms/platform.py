@@ -158,7 +158,8 @@ class Platform:
     prompt_rows: int = PROMPT_ROWS
     page_by_page: bool = False  # without tables and without programs for whole prompts
     fused_softmax: bool = False  # scores of attention without a flash kernel have the type of activations
-    ordered_caches: bool = False  # a layer's new pages and states are written before the next layer begins
+    ordered_caches: bool = False  # a layer's new pages are written before the next layer begins
+    ordered_states: bool = False  # a layer's states are read and written before the next layer begins
 
     # Products.
     wide_products: bool = False  # a product that is rounded to bf16 is computed in f32

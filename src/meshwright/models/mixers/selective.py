@@ -86,7 +86,7 @@ class Selective(StateMixer):
         return params
 
     def states(self) -> dict[str, State]:
-        return {"state": State("Busp", "f32"), "conv_x": State("But")}
+        return {"state": State("Bus", "f32"), "conv_x": State("But")}
 
     def chunk_flops(self, d_model: int, chunk: float = CHUNK) -> float:
         """2 for each channel and element, of C S: decays differ, so that no other part is a product."""

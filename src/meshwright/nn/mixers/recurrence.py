@@ -304,25 +304,35 @@ def _by_scan(
     carry: tuple[Array, Array],
     chunk: tuple[Array | None, Array, Array, Array, None, Array],
 ) -> tuple[tuple[Array, Array], Array | None]:
-    """`_chunk` by a scan of the states, with decays[B, C, g, u], perhaps times rates[g, u, s]."""
+    """`_chunk` by a scan of the states, with decays[B, C, g, u], perhaps times rates[g, u, s].
+
+    States are [B, C, p, g, s, u], or [B, C, p, g, u] with keys of one element: TPUs compute tiles of the last
+    two dimensions, and with p = 1 among them seven of eight rows of a tile would be empty.
+    """
     (state, before), (q, k, v, steps, _, places) = carry, chunk
     earlier = jnp.concatenate([before[:, None], places[:, :-1]], axis=1)
-    continues = (places == earlier)[:, :, None, None, None]
-    decay = steps[..., None] if rates is None else steps[..., None] * rates[None, None]
-    kept = jnp.where(continues, jnp.exp(decay), 0.0)[..., None]
-    added = k[:, :, :, None, :, None] * v[..., None, :]
-    added = added.at[:, 0].add(kept[:, 0] * state)
+    values, of_state = jnp.moveaxis(v, -1, 2), jnp.moveaxis(state, (-1, -2), (1, 3))
+    if rates is None:
+        decay, added, of_state = steps, k[:, :, None] * values, of_state[:, :, :, 0]
+    else:
+        decay = steps[:, :, :, None] * jnp.swapaxes(rates, -1, -2)[None, None]
+        added = k[:, :, None, ..., None] * values[..., None, :]
+    continues = (places == earlier).reshape(*places.shape, *[1] * (decay.ndim - 2))
+    kept = jnp.where(continues, jnp.exp(decay), 0.0)[:, :, None]
+    added = added.at[:, 0].add(kept[:, 0] * of_state)
 
     def after(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         return first[0] * second[0], first[1] * second[0] + second[1]
 
     _, states = lax.associative_scan(after, (kept, added), axis=1)
+    last = states[:, -1]
+    last = last[:, :, :, None] if rates is None else last
     out = None
     if q is not None and rates is None:
-        out = q[..., None] * states[..., 0, :]
+        out = jnp.moveaxis(q[:, :, None] * states, 2, -1)
     elif q is not None:
-        out = jnp.einsum("bigs,bigusp->bigup", q, states)
-    return (states[:, -1], places[:, -1]), out
+        out = jnp.einsum("bigs,bipgsu->bigup", q, states)
+    return (jnp.moveaxis(last, (1, 3), (-1, -2)), places[:, -1]), out
 
 
 def _solved(system: Array, wanted: Array) -> Array:

@@ -178,14 +178,15 @@ def _convolved(state: Array, places: StatePlaces, x: Array, taps: Array) -> tupl
 def _recurrent(
     names: Sequence[str], state: Array, places: StatePlaces, *arrays: Array
 ) -> tuple[Array, Array]:
-    """o like v[R, Q, (g), u, p], and the states[entries, (g), u, s, p] or, with s = p = 1, [entries, g, u].
+    """o like v[R, Q, (g), u, p], and the states[entries, (g), u, s, p], without s and p if they are 1.
 
     arrays: the Inputs of these names, and perhaps log_rates.
     """
     inputs = Inputs.of(dict(zip((*names, "log_rates"), arrays, strict=False)))
-    if state.ndim < inputs.v.ndim:
-        out, state = _recurrent(names, state[..., None, None], places, *arrays)
-        return out, state[..., 0, 0]
+    if left_out := inputs.v.ndim - state.ndim:
+        whole = jnp.reshape(state, (*state.shape, *[1] * left_out))
+        out, after = _recurrent(names, whole, places, *arrays)
+        return out, jnp.reshape(after, state.shape)
     log_rates, inputs, length = inputs.log_rates, inputs._replace(log_rates=None), inputs.v.shape[1]
     if length == 1 or places.after_drafts is not None:
         after = jnp.where(_along(places.positions[:, 0] > 0, state), state[places.read], 0.0)
