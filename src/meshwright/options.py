@@ -102,7 +102,7 @@ class Option:
         except ValueError:
             if re.fullmatch(r"[\d.]+(,\s*[\d.]+)+", text):
                 raise MeshwrightError(f"{brief(text)} is several; run it once for each number") from None
-            begins = re.match(r"\s*[$€£]?\s*(\d+(\.\d+)?)", text)
+            begins = re.match(r"\W*(\d+(\.\d+)?)", text)
             example = self.default if isinstance(self.default, int | float) else self.least or 1
             example = number(float(begins[1])) if begins else example
             raise MeshwrightError(

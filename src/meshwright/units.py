@@ -122,6 +122,8 @@ def parse_rate(text: str | float) -> float:
     match = re.fullmatch(form, str(text).lower().replace(" ", ""))
     if not match or match[3] not in _PER_SECOND:
         raise MeshwrightError(f"{text!r} is not a rate; write 20 (requests per second), 20/s or 1200/min")
+    if decimal := decimal_comma(str(text)):
+        raise MeshwrightError(f"{text!r} has a decimal comma; write {decimal}")
     number = float(match[1].replace("_", "").replace(",", "")) * _SUFFIXES[match[2]]
     rate = number / _PER_SECOND[match[3]]
     if not _LEAST_RATE <= rate <= _MOST_RATE:
@@ -156,6 +158,8 @@ def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
     match = re.fullmatch(form, str(text).lower())
     factor = match and (suffixes | _BINARY).get(_IN_WORDS.get(match[2], match[2]))
     if not match or not factor:
+        if decimal := decimal_comma(str(text)):
+            raise MeshwrightError(f"{text!r} has a decimal comma; write {decimal}")
         is_list = re.fullmatch(r"\w+(,\s*\w+)+", str(text))
         if within := re.fullmatch(r"[a-z=]+(\d+)", str(text)):
             examples = within[1]
@@ -168,6 +172,16 @@ def _parse(text: str | int, suffixes: dict[str, int], examples: str) -> int:
         hint = f"; write {plain}" if re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", str(text)) else ""
         raise MeshwrightError(f"{text!r} is not a positive whole number below 1e18{hint}")
     return int(value)
+
+
+def decimal_comma(text: str) -> str:
+    """A number with a decimal comma, written with a point; empty for other text.
+
+    >>> decimal_comma("1,5T"), decimal_comma("2,50 EUR"), decimal_comma("1,048,576"), decimal_comma("8,16,32")
+    ('1.5T', '2.50 EUR', '', '')
+    """
+    match = re.fullmatch(r"(\D*(?:0|[1-9])),(\d{1,2}(?:\D.*)?)", text.strip())
+    return f"{match[1]}.{match[2]}" if match else ""
 
 
 _SIZES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}

@@ -233,7 +233,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("hardware --list", "type mw hardware for the list"),
         ("train llama-3-8b --data a.jsonl", "first type mw plan train --model llama-3-8b"),
         ("serve --checkpoint a --served-model-name x", "the model has its folder's name"),
-        ("eval runs/demo", "--eval is an option of mw train"),
+        ("eval runs/demo", "mw train plan.toml --eval NAME=PATH"),
         ("roofline llama-3-8b", "type mw plot"),
         ("merge-lora runs/x", "type mw export"),
         ("llama-3-8b fit", "type mw fit llama-3-8b"),

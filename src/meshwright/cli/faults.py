@@ -11,20 +11,23 @@ import typer
 from typer.main import get_command as to_command
 
 from meshwright.cli.other_subjects import meaning, subject
-from meshwright.cli.other_values import is_chip, plain_words, strategy, with_value
+from meshwright.cli.other_values import plain_words, strategy, with_value
 from meshwright.cli.other_words import (
     answer_here,
     command_here,
     command_of_words,
+    no_command,
     option_here,
     subcommand_here,
 )
-from meshwright.errors import HardwareError, MeshwrightError, ModelError, nearest
+from meshwright.cli.value_kinds import ARGUMENTS, KINDS, MOVES, OF_PLANS, is_machine, is_model
+from meshwright.errors import nearest
 
 # The parser's message for a group without a command, such as `mw plan`.
 _NO_COMMAND = "Missing command."
-# difflib's ratio of similarity from which a name is taken for a typing error, or offered as a similar name.
+# difflib's least ratio of similarity for a typing error, and for a similar name that is offered.
 _TYPO, _ALIKE = 0.85, 0.7
+_MOST_CHARACTERS = 470  # of a message: four lines of a terminal
 _MOST_NAMED = 6  # options of a command in a message
 _MOST_ANSWERS = 6  # unknown options that are answered together
 # The answer to a command that resembles none.
@@ -34,8 +37,6 @@ _QUESTIONS = (
 )
 # Words of other programs' commands that have no counterpart in ours: `mw model show llama-3-8b`.
 _VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
-# Words for the arguments of mw reshard.
-_MOVES = {"from": "before", "src": "before", "source": "before", "to": "after", "dst": "after"}
 _LONGEST_VAGUE = 6  # characters, with dashes, of an option that its value explains: --on rtx4090
 _LEAST_BEGUN = 4  # characters, with dashes, of the beginning of an option
 _EXTRA = re.compile(r"Got unexpected extra arguments? ?(?:\(s\) )?\((.+)\)")
@@ -43,10 +44,36 @@ _NO_VALUE = re.compile(r"Option '(.+?)' requires an argument")
 
 
 def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequence[str]) -> str:
-    """The answer to a command line that the parser refuses.
+    """The answer to a command line that the parser refuses, with the whole line to type if it is known.
 
     args: the words after `mw`. commands: the modules of cli/ whose options may be meant.
     """
+    from meshwright.cli.other_files import program_file  # here, since most command lines are right
+
+    if answer := program_file(args):
+        return answer
+    return with_line(_usage_answer(error, args, commands), args, commands)
+
+
+def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
+    """A message about a command line, and the whole line to type in its place if it is known."""
+    from meshwright.cli.corrected_line import corrected_line  # here, since most command lines are right
+
+    line = corrected_line(args, commands)
+    if not line:
+        return answer
+    before, _, last = answer.rpartition("type mw ")
+    begins = f"mw {last.partition(' -')[0].partition(' DIR')[0]}"
+    # The line replaces a shorter form of itself.
+    if before and line.startswith(begins) and not re.search(r"[;,(]", last):
+        return f"{before}type {line}"
+    parts = answer.split("; ")
+    while len(parts) > 1 and len("; ".join(parts)) + len(line) > _MOST_CHARACTERS:
+        del parts[-1]  # the line has its answer too
+    return f"{'; '.join(parts)}; type {line}"
+
+
+def _usage_answer(error: typer.TyperException, args: Sequence[str], commands: Sequence[str]) -> str:
     context, given = getattr(error, "ctx", None), getattr(error, "option_name", "")
     if match := _NO_VALUE.match(error.message):
         return f"{match[1]} is last and has no value; write it after the option"
@@ -56,7 +83,7 @@ def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequ
     message = error.message
     if names and message == _NO_COMMAND:
         return f"name a command of {context.command_path}: {', '.join(names)}"
-    # Typer exports no classes for these errors.
+    # Typer does not export the classes of these errors.
     kind = type(error).__name__
     if kind == "NoSuchOption":
         return _unknown_options(given, context, args, commands)
@@ -84,8 +111,8 @@ _OTHER_VALUE = re.compile(r"layout: (\w+) = '([^']+)'; ")
 def value_fault(message: str, args: Sequence[str]) -> str:
     """A command's fault, with the words to type if a value is another option's or another program's."""
     for option, value in pairwise(plain_words(args)):
-        is_wrong = option in _OF_PLANS and repr(value) in message and not _KINDS[option](value)
-        if is_wrong and (ours := next((name for name in _OF_PLANS if _KINDS[name](value)), "")):
+        is_wrong = option in OF_PLANS and repr(value) in message and not KINDS[option](value)
+        if is_wrong and (ours := next((name for name in OF_PLANS if KINDS[name](value)), "")):
             return f"{option} {value}: this is a value of {ours}; write {ours} {value}"
     if match := _OTHER_WORD.search(message):
         from meshwright.layout.short import WORDS  # here, since most command lines are right
@@ -116,15 +143,19 @@ def unknown_command(words: Sequence[str], commands: Sequence[str]) -> str:
             return f"type {ours}"
     if ours := command_here(name, commands):
         return f"type {ours}"
+    if answer := no_command(name):
+        return answer
     if close := get_close_matches(name, [*commands, "help", "version"], n=2, cutoff=_ALIKE):
         return f"did you mean {' or '.join(close)}?"
     first = next((word for word in words[1:] if word in commands), "")
-    if _is_model(name) or _is_machine(name):
-        return f"type mw {first or ('fit' if _is_model(name) else 'hardware')} {name}"
+    if is_model(name) or is_machine(name):
+        return f"type mw {first or ('fit' if is_model(name) else 'hardware')} {name}"
     if owners := _with_option(f"--{name.lstrip('-')}", commands):
         return f"--{name} is an option of {' and '.join(owners[:3])}"
     if ours := command_of_words(name, commands):
         return f"type {ours}"
+    if script := next((word for word in words[1:] if word.endswith(".py")), ""):
+        return f"to audit a function of a script type mw audit {script}:step"
     return _QUESTIONS
 
 
@@ -200,7 +231,7 @@ def _argument(given: str, context: Any) -> str:
     arguments = [param for param in context.command.params if param.param_type_name == "argument"]
     words = {word for each in arguments for word in (each.name, *re.findall(r"[a-z]+", _shown(each).lower()))}
     plain = given.lstrip("-")
-    if plain in words or _MOVES.get(plain.partition("-")[0]) in words:
+    if plain in words or MOVES.get(plain.partition("-")[0]) in words:
         return " ".join(map(_shown, arguments))
     return ""
 
@@ -211,7 +242,7 @@ def _by_value(value: str, options: Sequence[str], given: str) -> str:
         return ""
     from meshwright.dtypes import KNOWN, named  # here, since most command lines are right
 
-    if ours := next((name for name, known in _KINDS.items() if name in options and known(value)), ""):
+    if ours := next((name for name, known in KINDS.items() if name in options and known(value)), ""):
         return f"{given} is {ours} here; write {ours} {value}"
     dtypes = [name for name in options if name.endswith("-dtype")]
     if dtypes and named(value) in KNOWN:
@@ -287,7 +318,7 @@ def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
     path, params = context.command_path, context.command.params
     options = {name: param for param in params if param.param_type_name == "option" for name in param.opts}
     for word in words:
-        if option := next((name for name, known in _KINDS.items() if name in options and known(word)), ""):
+        if option := next((name for name, known in KINDS.items() if name in options and known(word)), ""):
             return f"{word!r} belongs to no option; write {option} {word}"
     word = words[0]
     if joined := _joined(word, context, args):
@@ -313,7 +344,7 @@ def _joined(word: str, context: Any, args: Sequence[str]) -> str:
     """The argument before a surplus word, joined with it, if both together are a value: `rtx 4090`."""
     before = args[args.index(word) - 1] if word in args[1:] else ""
     arguments = {param.name for param in context.command.params if param.param_type_name == "argument"}
-    kinds = [known for name, known in _KINDS.items() if arguments & {name.lstrip("-"), _ARGUMENTS.get(name)}]
+    kinds = [known for name, known in KINDS.items() if arguments & {name.lstrip("-"), ARGUMENTS.get(name)}]
     if before.endswith(".py") and word.isidentifier():
         return f"{before}:{word}"
     for joint in ("", "-"):
@@ -324,58 +355,6 @@ def _joined(word: str, context: Any, args: Sequence[str]) -> str:
 
 def _shown(argument: Any) -> str:
     return (argument.metavar or argument.name or "").upper()
-
-
-def _is_machine(word: str) -> bool:
-    from meshwright.hardware.catalog import load
-
-    try:
-        load(word)
-    except (OSError, ValueError):  # not a file name: too long, or with a NUL
-        return False
-    except HardwareError:
-        return ":" not in word and is_chip(word)
-    return True
-
-
-def _is_model(word: str) -> bool:
-    from meshwright.models.presets import load_model
-
-    try:
-        load_model(word)
-    except (ModelError, OSError):
-        return False
-    return True
-
-
-def _is_layout(word: str) -> bool:
-    from meshwright.layout.short import WORDS, read_words, word_here
-
-    try:
-        words = read_words(word)
-    except MeshwrightError:
-        return False
-    return bool(words) and all(word_here(key).partition("=")[0] in WORDS for key in words)
-
-
-def _is_address(word: str) -> bool:
-    return re.fullmatch(r"(https?://\S+|(localhost|[\d.]{7,15}|[\w.-]+):\d{2,5}(/\S*)?)", word) is not None
-
-
-def _is_corpus(word: str) -> bool:
-    return word in ("stdlib", "stories") or word.endswith((".txt", ".jsonl", ".parquet"))
-
-
-_ARGUMENTS = {"--hardware": "name"}  # names of arguments that take the values of an option
-# Options whose values are recognised by their form, in the order in which they are tried.
-_KINDS = {
-    "--layout": _is_layout,
-    "--hardware": _is_machine,
-    "--model": _is_model,
-    "--url": _is_address,
-    "--data": _is_corpus,
-}
-_OF_PLANS = ("--layout", "--hardware", "--model")
 
 
 def _missing(context: Any, args: Sequence[str]) -> str:
@@ -392,7 +371,7 @@ def _missing(context: Any, args: Sequence[str]) -> str:
         for name in param.opts
     }
     words = [word for before, word in pairwise(["", *args]) if before not in valued and word[:1] != "-"]
-    typed = {name: next(filter(_KINDS[name], words), "") for name in lacking if name in _OF_PLANS}
+    typed = {name: next(filter(KINDS[name], words), "") for name in lacking if name in OF_PLANS}
     if written := " ".join(f"{name} {word}" for name, word in typed.items() if word):
         return f"{context.command_path} needs {', '.join(lacking)}; write {written}"
     return f"{context.command_path} needs {', '.join(lacking)}{_such_as(context)}"

@@ -58,6 +58,7 @@ def local(
     """
     if not command:
         raise MeshwrightError("no command: write it after --, as in mw launch local -n 4 -- mw train ...")
+    _check(command, "local -n 4")
     code = launch_local(
         command,
         processes,
@@ -67,6 +68,14 @@ def local(
         say=lambda text: note(f"mw: {text}"),
     )
     raise typer.Exit(code)
+
+
+def _check(command: list[str], launcher: str) -> None:
+    """Raise MeshwrightError for a plan in the place of the command that trains with it."""
+    if command and command[0].endswith(".toml"):
+        raise MeshwrightError(
+            f"{command[0]} is no command; write mw launch {launcher} -- mw train {' '.join(command)}"
+        )
 
 
 @command(app, context_settings=_COMMAND)
@@ -87,6 +96,7 @@ def slurm(
     \b
     mw launch slurm -o job.sh -- mw train plan.toml --data corpus --run /shared/run && sbatch job.sh
     """
+    _check(command, "slurm")
     job = cluster_job(command, name, restarts)
     _write(slurm_script(job, time_limit=time, partition=partition, join_seconds=timeout), output)
 
@@ -113,6 +123,7 @@ def k8s(
     if serve:
         _write(as_yaml(_ray_service(command, name, image, volume)), output)
         return
+    _check(command, f"k8s --image {image}")
     job = cluster_job(command, name, restarts)
     _write(as_yaml(jobset(job, image=image, volume=volume, join_seconds=timeout)), output)
 

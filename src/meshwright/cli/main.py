@@ -23,7 +23,7 @@ from typer.main import get_command as to_command
 
 from meshwright import __version__
 from meshwright.cli.extras import bringing
-from meshwright.cli.faults import unknown_command, usage_fault, value_fault
+from meshwright.cli.faults import unknown_command, usage_fault, value_fault, with_line
 from meshwright.cli.other_values import plain_words
 from meshwright.errors import MeshwrightError, shorten
 
@@ -158,7 +158,8 @@ def main(args: Sequence[str]) -> int:
     except MeshwrightError as error:
         from meshwright.cli.other_files import other_file  # here, since help reads no files
 
-        return _fail(other_file(args, str(error)) or value_fault(str(error), args))
+        answer = other_file(args, str(error)) or value_fault(str(error), args)
+        return _fail(with_line(answer, args, list(COMMANDS)))
     except typer.TyperException as error:
         return _fail(usage_fault(error, args, list(COMMANDS)))
     except ModuleNotFoundError as error:

@@ -35,7 +35,7 @@ _FOREIGN = {
         "is in a format that is not read; save the model with save_pretrained(DIR, safe_serialization=True)"
     ),
     (".safetensors",): "has weights only; name the folder that has it and config.json",
-    (".ipynb",): "is a notebook; save it as .py",
+    (".ipynb",): "is a notebook; save it as .py, then mw audit NAME.py:step",
 }
 _BY_OPTION = {
     "--model": {_MODEL}, "--hardware": {_CHIP}, "--checkpoint": {_WEIGHTS}, "--from": {_WEIGHTS},
@@ -60,12 +60,48 @@ def other_file(args: Sequence[str], message: str) -> str:
         taken = _BY_OPTION.get(name) or (set() if name.startswith("-") else _BY_COMMAND.get(command, set()))
         if taken - {_CHIP, _PLAN} and (elsewhere := _elsewhere(value, name)):
             return f"{value}: {elsewhere}"
+        if taken and value and value in message and (answer := _of_another_program(Path(value))):
+            return f"{value}: {answer}"
         if taken and value and value in message and (kind := _kind_of(Path(value), taken)):
             what = _OURS.get(kind, kind).format(path=value)
             takes = ", or ".join(_TAKEN[each] for each in sorted(taken, key=list(_TAKEN).index))
             taker = name if name.startswith("--") else f"mw {command}"
             return f"{value}: {what}; {taker} takes {takes}"
     return ""
+
+
+def program_file(args: Sequence[str]) -> str:
+    """The answer to a command line that names the settings or the script of another program; else empty."""
+    for arg in args:
+        if arg.endswith((".py", ".jsonl")):
+            continue  # commands take these
+        if answer := _of_another_program(Path(arg.rpartition("=")[2])):
+            return f"{arg}: {answer}"
+    return ""
+
+
+def _of_another_program(path: Path) -> str:
+    """The answer to the settings or a script of another program, with the line that does the same here."""
+    from meshwright.cli.corrected_line import line_of_settings
+    from meshwright.cli.other_programs import whose
+
+    with suppress(OSError, ValueError):
+        if not path.is_file() or _of_file(path) in (_PLAN, _CHIP, _MODEL):
+            return ""
+        if path.suffix == ".py":
+            return _of_script(path)
+        phrase, command, options = whose(path)
+        line = line_of_settings(command, options) if command else ""
+        takes = f"; type {line or ' '.join(('mw', *command))}" if command else ""
+        return f"{phrase}{takes}"
+    return ""
+
+
+def _of_script(path: Path) -> str:
+    """The answer to a script in the place of a plan, with its function of a step."""
+    functions = re.findall(r"^def (\w+)", read_text(path, MeshwrightError), re.M)
+    step = next((name for name in functions if "step" in name), next(iter(functions), "step"))
+    return f"is a script; to audit one of its functions type mw audit {path}:{step}"
 
 
 _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -76,6 +112,8 @@ def _elsewhere(value: str, option: str) -> str:
     if value.startswith(("http://", "https://")):
         return "is an address; download it first: curl -LO, then name the file"
     path = Path(value)
+    if "\\" in value and (posix := Path(value.replace("\\", "/"))).exists():
+        return f"here folders are divided by /; write {posix}"
     if path.exists() or path.parent.exists():
         files = value.replace(",", " ").split()
         several = option in ("--data", "--eval") and len(files) > 1 and not path.exists()

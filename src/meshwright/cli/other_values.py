@@ -44,6 +44,13 @@ def with_value(words: str, value: str) -> str:
         return words
     if words.startswith("--hardware"):
         return _machine(words, value)
+    example = words.split()[1] if " " in words else ""
+    if re.fullmatch(r"[A-Z]=\d+(,[A-Z]=\d+)*", example) and "=" in value:
+        return words.replace(example, value, 1)
+    if words.startswith("--target "):
+        return f"--target {'gpu' if value in ('cuda', 'rocm', 'nvidia') else value}"
+    if words.startswith("--host ") and (address := re.fullmatch(r"(?:https?://)?([\w.-]+):(\d+)", value)):
+        return f"--host {address[1]} --port {address[2]}"
     if words.startswith("--headroom 10%"):
         return words.replace("10%", _rest(value))
     if match := re.fullmatch(r"(--engine|--for) NAME", words):
@@ -55,8 +62,11 @@ def with_value(words: str, value: str) -> str:
         return f"{match[1]} {ours}" if ours else words
     if _TIME.fullmatch(value):
         return re.sub(r"\d+(ms|s)\b", value.replace(" ", ""), words, count=1)
-    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)(?:/day)?", value)
-    if not number or (not value.isdigit() and not re.match(r"--(price|rate)", words)):
+    if words.startswith("--url ") and value.isdigit():
+        return words.replace("8000", value)
+    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)(?:/day| ?d| ?days?)?", value)
+    is_whole = number and number[1].isdigit()
+    if not number or (not is_whole and not re.match(r"--(price|rate)", words)):
         return words
     return re.sub(r"(?<=[= ])\d+(?:\.\d+)?(?=$| --|,)", number[1], words, count=1)
 
@@ -97,7 +107,12 @@ def _machine(words: str, value: str) -> str:
         load(spec if ":" in spec else f"{spec}:1")
     except HardwareError as error:
         hint = re.search(r"did you mean (\S+?)\?", str(error))
-        return f"--hardware {hint[1]}" if hint else words
+        number = re.search(r"\d+", spec)
+        if hint is None:
+            return words
+        # A hint for another number, the 4090 for a 4060, is another chip.
+        is_same = number is None or number[0] in re.findall(r"\d+", hint[1])
+        return f"--hardware {hint[1] if is_same else spec}"
     return f"--hardware {spec}"
 
 
@@ -117,12 +132,32 @@ def is_chip(text: str) -> bool:
     return True
 
 
+# Number types by names of other programs, without punctuation; the first pattern that begins a name counts.
+_DTYPES = (
+    (r"q?4|int4|awq|gptq|w4|iq4|i4|u4|4bit", "int4"), (r"nf4|bnb|bitsandbytes", "nf4"),
+    (r"q?8|int8|i8|w8a16|smoothquant|8bit", "int8"), (r"f(loat)?8|fp8|w8a8|e4m3|e5m2|mxfp8", "fp8"),
+    (r"half|f(p|loat)?16|bfloat16|brain|bf16|16", "bf16"), (r"full|single|f(p|loat)?32|32|tf32", "f32"),
+)  # fmt: skip
+
+
+def dtype_here(name: str) -> str:
+    """The number type of a name in other programs; empty if it is unknown.
+
+    >>> dtype_here("Q4_K_M"), dtype_here("fp8_e5m2"), dtype_here("half"), dtype_here("other")
+    ('int4', 'fp8', 'bf16', '')
+    """
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    return next((ours for pattern, ours in _DTYPES if re.match(pattern, plain)), "")
+
+
 # Options whose values are lists of words, which scripts also write as JSON.
 _LISTS = {"--hardware", "--layout", "--given", "--weights-dtype", "--kv-dtype", "--set", "--dims", "--mesh"}
 
 
 # Characters that editors and chats put in the place of dashes, quotes and times signs.
 _DASHES = re.compile("^(?:[\u2013\u2014\u2212]-?|-[\u2013\u2014\u2212])(?=[A-Za-z])")
+# An option as Windows' own programs have it: /hardware:rtx4090.
+_SLASH = re.compile(r"^/([a-z][a-z-]+)[:=](?=[^/\\])")
 _TYPOGRAPHIC = str.maketrans("\u00d7", "x", "\u201c\u201d\u2018\u2019")
 
 
@@ -134,7 +169,7 @@ def plain_words(args: Sequence[str]) -> list[str]:
     >>> plain_words(["\u2013-model", "\u201cllama-3-8b\u201d", "--hardware", "8\u00d7h100"])
     ['--model', 'llama-3-8b', '--hardware', '8xh100']
     """
-    words = [_DASHES.sub("--", word) for word in args]
+    words = [_SLASH.sub(r"--\1=", _DASHES.sub("--", word)) for word in args]
     for at, (option, value) in enumerate(pairwise(words), 1):
         if option == "--model" or option in _LISTS:
             words[at] = value.translate(_TYPOGRAPHIC)

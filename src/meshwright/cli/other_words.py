@@ -9,8 +9,8 @@ from meshwright.cli.other_values import MACHINE, with_value
 # commands that have their first option, so an option may be listed several times.
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "--batch-tokens, the sequences times --seq-len,": (
-        "--global-batch", "--global-batch-size", "--gbs", "--batch-size", "--train-batch-size", "--batch",
-        "--global-bs",
+        "--per-device-train-batch-size", "--per-device-batch-size", "--global-batch",
+        "--global-batch-size", "--gbs", "--batch-size", "--train-batch-size", "--batch", "--global-bs",
     ),
     "--seq-len": (
         "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
@@ -58,7 +58,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage", "--stage", "--zero3"),
     "--given zero=1": ("--distributed-optimizer", "--use-distributed-optimizer", "--shard-optimizer"),
     "--given remat=full": (
-        "--remat", "--gradient-checkpointing", "--activation-checkpointing", "--recompute",
+        "--activation-checkpoint", "--activation-checkpoint-mode", "--ac", "--remat",
+        "--activation-checkpointing",
+        "--gradient-checkpointing", "--recompute",
         "--recompute-granularity", "--recompute-activations", "--checkpoint-activations",
     ),
     "--given microbatches=8": (
@@ -66,7 +68,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--accumulation", "--accumulate-grad-batches",
     ),
     "--given microbatches=N, a replica's sequences divided by that size,": (
-        "--micro-batch-size", "--mbs", "--per-device-train-batch-size", "--train-micro-batch-size-per-gpu",
+        "--micro-batch-size", "--mbs", "--train-micro-batch-size-per-gpu",
     ),
     "--given sequence_parallel=true": ("--sp", "--sequence-parallel"),
     "--given schedule=interleaved": ("--pipeline-schedule", "--schedule", "--pipeline-parallel-schedule"),
@@ -99,6 +101,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--output-tokens": (
         "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens",
         "--max-completion-length", "--max-response-length", "--completion-tokens", "--decode-len",
+        "--gen-len", "--gen-tokens", "--generation-len", "--decode-tokens",
     ),
     "--max-tokens": ("--max-new-tokens", "--num-tokens", "--max-length", "--length", "--n-predict", "-n"),
     "--temperature": ("--temp",),
@@ -118,10 +121,16 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--prompt-tokens and --output-tokens": (
         "--max-model-len", "--seq-len", "--max-seq-len", "--context-length",
     ),
-    "--checkpoint": ("--model", "--model-path", "--weights", "--ckpt", "--pretrained", "--model-id"),
+    "--checkpoint": (
+        "--model-name-or-path", "--model", "--model-path", "--weights", "--ckpt", "--pretrained",
+        "--model-id",
+    ),
     "--to": ("--dtype", "--weights-dtype", "--bits", "--quantization", "--scheme", "--precision"),
-    "--from": ("--pretrained", "--base-model", "--model", "--init-from", "--checkpoint"),
-    "--model": ("--model-name", "--model-id", "--arch", "--config", "--preset"),
+    "--from": (
+        "--model-name-or-path", "--pretrained-model-name-or-path", "--pretrained", "--base-model", "--model",
+        "--init-from", "--checkpoint",
+    ),
+    "--model": ("--model-name-or-path", "--model-name", "--model-id", "--arch", "--config", "--preset"),
     "--data": ("--dataset", "--train-data", "--data-path", "--train-file", "--corpus", "--dataset-path"),
     "--learning-rate": ("--lr", "--peak-lr", "--max-lr"),
     "--steps, the batches to train on,": (
@@ -150,7 +159,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--budget", "--max-cost", "--max-price", "--max-cost-per-hour", "--max-hourly-cost",
         "--hourly-budget",
     ),
-    "--days": ("--deadline", "--duration"),
+    "--smallest --days 30": ("--deadline", "--duration", "--in-days", "--finish-in"),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
     "--set num_layers=32": ("--num-layers", "--layers"),
     "--set d_model=4096": ("--hidden-size", "--d-model"),
@@ -166,6 +175,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--no-prefix-cache": (
         "--disable-radix-cache", "--no-enable-prefix-caching", "--disable-prefix-caching",
     ),
+    "--host 0.0.0.0 --port 8000": ("--bind", "--listen", "--address", "--addr", "--bind-address"),
+    "--target gpu": ("--backend", "--platform", "--device", "--accelerator", "--compiler"),
+    "--hlo": ("--xla-dump", "--hlo-file", "--xla-dump-to", "--dump", "--module"),
     "--cors-origin": ("--allowed-origins", "--cors", "--cors-allow-origins"),
     "--keep": ("--save-total-limit", "--keep-last", "--max-checkpoints"),
     "--concurrency": ("--max-concurrency", "--parallel", "--num-workers"),
@@ -178,7 +190,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--requests": ("--num-prompts", "--num-requests"),
     "--tpot-p95": ("--itl-p95",),
     "--tpot-p95 30ms, the planned percentile,": ("--tpot-p99", "--tpot-p90", "--itl-p99", "--itl-p90"),
-    "--ttft-p95 1s, the planned percentile,": ("--ttft-p99", "--ttft-p90"),
+    "--ttft-p95 1s, the planned percentile,": ("--ttft-p99", "--ttft-p90", "--p99-ttft", "--p90-ttft"),
+    "--ttft-p95 1s": ("--p95-ttft",),
+    "--tpot-p95 30ms": ("--p95-tpot", "--p95-itl", "--p99-tpot", "--p99-itl"),
     "--ttft-p95 1s --tpot-p95 30ms": (
         "--p99", "--p95", "--p90", "--slo", "--sla", "--latency-slo", "--goodput",
     ),
@@ -195,9 +209,18 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--given offload=true": ("--offload", "--cpu-offload", "--activation-offload"),
     "--given offload_optimizer=true": ("--offload-optimizer", "--optimizer-offload"),
     "--fast": ("--quick", "--short"),
+    "--url http://localhost:8000": ("--port",),
     "--url": ("--base-url", "--endpoint", "--host"),
 }  # fmt: skip
 
+# Letters of other programs' options, each with the options here that it may mean: the first that the command
+# has. -c is a context in llama.cpp and a checkpoint elsewhere, -p a prompt and a port.
+_LETTERS: dict[str, tuple[str, ...]] = {
+    "-m": ("--model", "--checkpoint", "--from"), "-c": ("--context", "--checkpoint"), "-n": ("--max-tokens",),
+    "-p": ("--port",), "-t": ("--temperature",), "-d": ("--data", "--hardware"), "-g": ("--hardware",),
+    "-b": ("--batch-tokens", "--batch"), "-s": ("--seq-len", "--steps", "--seed"), "-l": ("--layout",),
+    "-r": ("--run", "--rate"), "-e": ("--engine", "--eval"), "-u": ("--url",), "-f": ("--for",),
+}  # fmt: skip
 _SHORT = 5  # characters, with dashes: --tps is not --tp
 _RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
 _LENGTH_OF_RUN = "--epochs", "--num-epochs", "--num-train-epochs", "--steps", "--max-steps", "--train-iters"
@@ -241,6 +264,12 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "--hardware h100:64 is the most, and --smallest finds the fewest that suffice": (
             "--max-gpus", "--max-nodes", "--max-chips", "--min-gpus",
         ),
+        "--tokens 15T adds the price of the run; --price 2.5 sets that of a chip-hour": (
+            "--budget", "--max-cost", "--max-price", "--cost",
+        ),
+        "--smallest finds the fewest chips, and mw compare the cheapest of several plans": (
+            "--cheapest", "--cheap", "--min-cost", "--lowest-cost",
+        ),
         "slices are part of the machine: --hardware 2*v5p:4x4x4": ("--num-slices", "--slices", "--num-pods"),
         "repeat --hardware to compare machines": ("--compare", "--vs", "--versus", "--against"),
         "with --smallest and --tokens 15T type --days 30": (
@@ -250,6 +279,13 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "a plan prices one step; --tokens 15T adds the time of a run": _LENGTH_OF_RUN,
     },
     "mw plan serve": {
+        "the frontier has the price of a million tokens; --max-price-per-hour 50 bounds the machine's": (
+            "--cost-per-million-tokens", "--price-per-million-tokens", "--max-cost-per-token",
+            "--cost-per-token", "--price-per-token", "--usd-per-million", "--cost-per-million",
+        ),
+        "lengths are --prompt-tokens 2k --output-tokens 500": (
+            "--input-output-ratio", "--ratio", "--io-ratio", "--isl-osl",
+        ),
         "--rate 20 finds the fewest servers that hold it": ("--smallest", "--max-gpus", "--min-gpus"),
         "the whole frontier is printed; leave it out": ("--top", "--limit", "--topk"),
         "a plan is of requests, --prompt-tokens 1k --output-tokens 256; --rate 20 adds a load": (
@@ -273,6 +309,12 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "a run takes all devices of its plan; hide others with CUDA_VISIBLE_DEVICES=0": (
             "--gpu", "--gpus", "--device",
         ),
+        "the schedule sets it: --schedule cosine or wsd, --schedule-steps N": (
+            "--min-lr", "--lr-min", "--final-lr", "--lr-decay-iters", "--min-learning-rate",
+        ),
+        "the model and its layout are in a PLAN.toml, which mw plan train -o PLAN.toml writes": (
+            "--config", "--config-file", "--yaml", "--cfg", "--strategy",
+        ),
         "a run ends after --steps batches; it goes on with --resume": (
             "--hours", "--minutes", "--time", "--max-time",
         ),
@@ -294,9 +336,29 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
             "--gpu", "--gpus", "--device",
         ),
     },
+    "mw bench serve": {
+        "a load ends after --requests 600, its rate times its seconds": (
+            "--duration", "--time", "--seconds", "--runtime", "--test-duration",
+        ),
+    },
+    "mw quantize": {
+        "the form is --to int8, fp8 or int4, by rounding; leave it out": (
+            "--method", "--algorithm", "--calibration", "--calib-data", "--group-size", "--q-group-size",
+        ),
+    },
     "mw ui": {
         "it listens on this machine only; on another, type ssh -L 8765:localhost:8765 THIS_HOST": (
             "--listen", "--host", "--bind", "--address", "--share",
+        ),
+    },
+    "mw reshard": {
+        "it moves weights from one plan's layout to another's: mw reshard before.toml after.toml": (
+            "--tp", "--pp", "--dp", "--fsdp", "--layout", "--tensor-parallel-size", "--to-layout",
+        ),
+    },
+    "mw report": {
+        "it writes one HTML page, -o report.html, which a browser prints as PDF": (
+            "--format", "--pdf", "--type", "--output-format",
         ),
     },
     "mw doctor": {
@@ -308,19 +370,20 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "demo": ("quickstart", "init", "tutorial", "example", "examples", "start", "hello", "try"),
     "plan train": (
-        "estimate", "search", "optimize", "optimise", "layout", "layouts", "parallelism", "autotune", "cost",
+        "estimate", "search", "optimize", "optimise", "layout", "layouts", "parallelism", "cost",
+        "tco", "budget", "roi", "feasibility",
         "mfu", "solve", "plan-training", "planner", "predict",
     ),
     "plan train --smallest": ("how-many", "how-many-gpus", "how-many-chips", "gpus-needed", "smallest"),
     "plan serve": (
-        "size", "capacity", "sizing", "slo", "latency", "throughput", "qps", "deploy", "frontier",
+        "size", "capacity", "sizing", "slo", "latency", "throughput", "qps", "frontier",
         "inference", "plan-serving",
     ),
     "train --from DIR --lora 16": ("finetune", "fine-tune", "sft", "lora", "qlora", "peft", "adapt"),
     "train plan.toml --rl": ("rl", "grpo", "ppo", "rlhf", "dpo"),
     "generate": ("chat", "run", "infer", "complete", "prompt", "sample", "ask"),
     "serve --checkpoint DIR": (
-        "server", "api", "host", "openai", "up", "vllm", "sglang", "deploy-model", "tgi", "trtllm-serve",
+        "server", "api", "host", "openai", "up", "vllm", "sglang", "tgi", "trtllm-serve",
         "trtllm", "ollama", "lmdeploy", "sglang.launch_server", "triton",
     ),
     "model": (
@@ -331,14 +394,15 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "chips", "gpus", "gpu", "tpu", "tpus", "devices", "machines", "machine", "chip", "accelerators",
     ),
     "fit": ("memory", "vram", "oom", "fits", "will-it-fit", "can-i-run", "mem"),
-    "audit": ("check", "verify", "lint", "hlo", "analyze", "analyse", "inspect-hlo", "profile"),
+    "audit": ("check", "verify", "test", "lint", "hlo", "analyze", "analyse", "inspect-hlo"),
     "bench serve --url URL": ("loadtest", "load-test", "load", "stress", "simulate"),
     "bench": ("benchmark", "benchmarks", "perf", "measure"),
     "doctor": (
-        "env", "info", "status", "diagnose", "test", "setup", "install", "nvidia-smi", "smi", "rocm-smi",
+        "env", "info", "status", "diagnose", "setup", "install", "nvidia-smi", "smi", "rocm-smi",
         "nvtop", "top",
     ),
     "export": ("convert", "to-hf", "save", "merge", "gguf", "ollama", "push"),
+    "tune": ("autotune", "autotuning", "tuning", "optimize-plan"),
     "reshard": ("convert-checkpoint", "resharding"),
     "quantize": ("quantise", "quant", "awq", "gptq"),
     "shard": ("einsum", "sharding", "derive"),
@@ -346,7 +410,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "ui": ("web", "gui", "dashboard", "app", "explore", "studio"),
     "report": ("html", "visualize", "visualise", "render"),
     "compare": ("diff", "vs"),
-    "validate": ("evaluate", "accuracy", "score"),
+    "validate": ("accuracy", "score"),
     "launch slurm -- mw train plan.toml": ("sbatch", "srun", "slurm", "salloc", "squeue"),
     "launch k8s -- mw train plan.toml": ("kubectl", "k8s", "kubernetes", "helm", "kueue", "xpk"),
     "launch local -n 2 -- mw train plan.toml": (
@@ -358,6 +422,99 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "train --run RUN --resume": ("resume", "continue", "restart", "resume-training"),
     "plot": ("roofline", "curves", "graph", "chart", "figure"),
 }  # fmt: skip
+
+
+# Answers to commands that have no counterpart, each with the commands that people try.
+_NO_COMMANDS: dict[str, tuple[str, ...]] = {
+    "models come from the hub: hf download OWNER/NAME --local-dir NAME, then mw serve --checkpoint NAME": (
+        "pull",
+        "download",
+        "get",
+        "fetch",
+        "hf",
+        "huggingface-cli",
+    ),
+    "a run's log is its metrics.jsonl: tail -f RUN/metrics.jsonl; mw report RUN -o report.html draws it": (
+        "log",
+        "logs",
+        "tail",
+        "history",
+        "monitor",
+        "watch",
+        "tensorboard",
+        "wandb",
+        "trace",
+    ),
+    "of a server type curl http://localhost:8000/health; of this machine mw doctor": (
+        "health",
+        "healthcheck",
+        "ping",
+        "ready",
+    ),
+    "of a server type curl http://localhost:8000/metrics; of a run tail RUN/metrics.jsonl": (
+        "metrics",
+        "stats",
+        "prometheus",
+    ),
+    "mw launch k8s -- mw train plan.toml writes a manifest, which kubectl apply -f takes": (
+        "apply",
+        "rollout",
+        "scale",
+        "autoscale",
+        "namespace",
+        "pods",
+    ),
+    "the price of a chip-hour is in mw hardware h100, and --price 2.5 sets it in mw plan train and mw plan "
+    "serve": ("price", "prices", "pricing", "costs", "billing"),
+    "type pip install -U meshwright": ("upgrade", "update", "self-update"),
+    "a run or a server ends with Ctrl-C, or by the scheduler that started it: scancel, kubectl delete": (
+        "stop",
+        "kill",
+        "cancel",
+        "ps",
+        "down",
+        "delete",
+    ),
+    "machines are made with your cloud's own command; mw plan train --hardware v5p:64 plans for one": (
+        "gcloud",
+        "aws",
+        "az",
+        "sky",
+        "cluster",
+        "create",
+        "provision",
+        "vm",
+        "instance",
+    ),
+    "mw plan serve sizes a service, mw serve --checkpoint DIR runs one, and mw launch k8s --serve --image "
+    "IMAGE -- mw serve --checkpoint DIR writes a manifest": ("deploy", "deployment", "deploy-model"),
+    "a run evaluates itself: mw train plan.toml --eval NAME=PATH; RUN/metrics.jsonl has the losses": (
+        "eval",
+        "evaluate",
+        "perplexity",
+        "ppl",
+        "lm-eval",
+    ),
+    "it needs no account; leave it out": ("login", "logout", "whoami", "auth"),
+    "mw audit plan.toml lists its collectives, and mw train plan.toml --profile DIR records a profile": (
+        "profile",
+        "profiler",
+        "nsys",
+        "ncu",
+        "xprof",
+        "perfetto",
+    ),
+}
+
+
+def no_command(given: str) -> str:
+    """The answer to a command that has no counterpart; empty if none is known.
+
+    >>> no_command("whoami")
+    'it needs no account; leave it out'
+    """
+    plain = given.replace("_", "-").lower()
+    return next((answer for answer, theirs in _NO_COMMANDS.items() if plain in theirs), "")
 
 
 def option_here(given: str, options: Collection[str], value: str = "") -> str:
@@ -380,7 +537,10 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
             if narrow and "--given" in options and value in types_for("operands"):
                 return f"--given matmul_dtype={value}"
             return with_value(ours, value)
-    return plain if plain in options and plain != given else ""
+    letters = [name for name in _LETTERS.get(given, ()) if name in options]
+    if given == "-c" and not value.isdigit():
+        letters = letters[::-1]
+    return letters[0] if letters else plain if plain in options and plain != given else ""
 
 
 def _plain(option: str) -> str:
@@ -443,7 +603,7 @@ def command_of_words(given: str, commands: Collection[str]) -> str:
     words = re.split(r"[-_ .]", given.lower())
     if set(words) & _NUMBERS and set(words) & _OF_CHIPS:
         return "mw plan train --smallest"
-    # A first verb, or the last noun, says what is wanted: merge-lora, gpu-memory.
+    # A first verb, or the last noun, is the subject: merge-lora, gpu-memory.
     for word in words if words[0] in _VERBS else words[::-1]:
         if ours := f"mw {word}" if word in commands else command_here(word, commands):
             return ours
@@ -456,10 +616,36 @@ _SUBCOMMANDS = {
     "slurm": ("sbatch", "srun", "hpc"),
     "k8s": ("kubernetes", "kubectl", "jobset", "kueue", "gke", "helm"),
     "train": ("training", "pretrain", "pretraining", "finetune", "fit"),
-    "serve": ("serving", "inference", "infer", "server", "generate", "decode", "prefill", "deploy"),
+    "serve": (
+        "serving",
+        "inference",
+        "infer",
+        "server",
+        "generate",
+        "decode",
+        "prefill",
+        "deploy",
+        "latency",
+        "throughput",
+        "load",
+        "server",
+    ),
     "rl": ("rlhf", "grpo", "ppo", "reinforcement", "post-training"),
     "matmul": ("gemm", "matmuls", "mfu"),
-    "collectives": ("nccl", "comms", "all-reduce", "collective", "network"),
+    "collectives": (
+        "nccl",
+        "comms",
+        "all-reduce",
+        "collective",
+        "network",
+        "allreduce",
+        "all-gather",
+        "allgather",
+        "all-to-all",
+        "reduce-scatter",
+        "bandwidth",
+        "links",
+    ),
 }
 
 

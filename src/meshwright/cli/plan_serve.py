@@ -320,7 +320,9 @@ def _price_step(asked: _Asked, workload: Workload, output: Path | None, as_json:
     if machines or precisions:
         raise PlanError("--phase prices one step; name one machine and one dtype")
     point = price_phase(config, machine, workload, _layouts(config, machine, precision, asked.layout))
-    document = point.to_dict()
+    is_roofline = machine.chip.step.is_roofline
+    engine = None if is_roofline else asked.engine or ENGINES["meshwright"]
+    document = point.to_dict() | {"engine": engine and engine.name}
     if output and point.fits:
         note(f"wrote {write_serve_plan(output, plan_of_phase(point), document)}")
     if as_json:
@@ -329,7 +331,7 @@ def _price_step(asked: _Asked, workload: Workload, output: Path | None, as_json:
         from meshwright.report.terminal.frontier_table import phase_lines
         from meshwright.report.terminal.tables import breakdown_table
 
-        show(phase_lines(document), breakdown_table(document))
+        show(phase_lines(document, engine), breakdown_table(document))
     if not point.fits:
         over = point.memory.total - machine.chip.program_bytes
         most = format_number_of(point.max_batch, "sequence")

@@ -76,7 +76,14 @@ def usual(spec: str) -> str:
     ('rtx4090', 'rtx4090:2')
     >>> usual("2 x RTX 3090"), usual("v5e 16x16")
     ('rtx3090:2', 'v5e:16x16')
+    >>> usual("h100:8*8"), usual("h100:64gpus"), usual("64 H100 GPUs")
+    ('h100:8x8', 'h100:64', 'h100:64')
     """
+    spec = re.sub(r"(?<=\d)[ -](\d+) ?gb\b", r"-\1gb", spec, flags=re.I)
+    spec = re.sub(r"\s*(gpus?|chips?|cards?|devices?)$", "", spec, flags=re.I) or spec
+    spec = re.sub(r"(?<=[:x*]\d)(\d*)\*(?=\d+$)|(?<=:)(\d+)\*(?=\d+$)", r"\1\2x", spec)
+    if match := re.fullmatch(r"(\d+) ((?!x )[a-z].*)", spec, re.I):
+        spec = f"{match[1]}x{match[2]}"
     for joined in (spec.replace(" ", ""), spec.replace(" ", "-")):
         name, colon, sizes = joined.partition(":")
         if " " in spec and name.lower() in _aliases():

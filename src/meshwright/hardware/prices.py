@@ -9,6 +9,7 @@ from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.options import option
+from meshwright.units import decimal_comma
 
 # Signs and names of currencies, as people write them in a price.
 _CURRENCIES = {
@@ -101,8 +102,8 @@ def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
     prices: dict[str, float] = {}
     if chips and (match := _PRICE.fullmatch(text)):
         text = ",".join(f"{chip}={match[2]}" for chip in dict.fromkeys(chips))
-    if re.fullmatch(r"\s*\d+,\d+\s*", text):
-        raise HardwareError(f"--price {text.strip()!r} has a comma; write {text.strip().replace(',', '.')}")
+    if decimal := decimal_comma(text):
+        raise HardwareError(f"--price {text.strip()!r} has a comma; write {decimal}")
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, price = item.partition("=")
         match = _PRICE.fullmatch(price)

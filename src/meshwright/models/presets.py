@@ -51,6 +51,9 @@ def _like(spec: str) -> str:
     if spec.lower().startswith(_CLOSED):
         return "its sizes are not published: take an open model, or a TOML of your own"
 
+    if "," in spec and all(_on_the_hub(name.strip()) in PRESETS for name in spec.split(",")):
+        return "it is one model; mw compare MODEL@HARDWARE MODEL@HARDWARE compares several"
+
     if spec.lower().endswith((".gguf", ".safetensors", ".bin", ".pt", ".pth")):
         return "give the folder that has its config.json"
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from operator import eq, ge, gt, le, lt, ne
 
 from meshwright.errors import PlanError
-from meshwright.layout import COMPANY, Layout
+from meshwright.layout import COMPANY, DEGREES, Layout
 from meshwright.layout.short import WORDS, clean_words, read_words, word_here
 from meshwright.units import parse_bytes
 
@@ -58,6 +58,8 @@ _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|=|<|>)\s*([^\s<>=!]+)\s*")
 _REVERSED = re.compile(r"\s*(\d+)\s*(<=|>=|!=|=|<|>)\s*([a-z_]+)\s*")
 _VALUE = r"[^\W_][\w.]*"
 _SEVERAL = re.compile(rf"\s*(\w+)\s*=\s*({_VALUE}(?:\s*[|/]\s*{_VALUE}|\s+or\s+{_VALUE})+)\s*")
+
+_RANGE = re.compile(r"\s*(\w+)\s*=\s*(\d+)\s*(?:\.\.+|-|to)\s*(\d+)\s*")
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,18 @@ def _bounds(field: str, values: Sequence[str]) -> str:
 
 def _refuse(text: str) -> None:
     """Raise PlanError for text that is not one condition, with the conditions that it may mean."""
-    if _CONDITION.fullmatch(text) and not (_SEVERAL.fullmatch(text) or _REVERSED.fullmatch(text)):
+    is_range = re.fullmatch(r"\s*\w+\s*=\s*\d+\s*(\.\.+|-)\s*\d+\s*", text)
+    if (
+        _CONDITION.fullmatch(text)
+        and not is_range
+        and not (_SEVERAL.fullmatch(text) or _REVERSED.fullmatch(text))
+    ):
         return
     given, several = f"--given {text.strip()}", text.split()
+    if match := _RANGE.fullmatch(text):
+        raise PlanError(f"{given}: {_bounds(match[1], match.groups()[1:])}")
+    if (match := re.fullmatch(r"\s*(?:no|without)[ -](\w+?)(?:line|s)?\s*", text)) and match[1] in DEGREES:
+        raise PlanError(f"{given}: a condition is a comparison; write {match[1]}=1")
     bare = re.sub(r"[\[\]{}()'\"]", "", text)
     if match := _REVERSED.fullmatch(text):
         turned = match[2].translate(str.maketrans("<>", "><"))

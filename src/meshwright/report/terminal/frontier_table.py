@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table as RichTable
 
+from meshwright.engines.serving_engine import ServingEngine
 from meshwright.report.run_documents import JsonDocument
 from meshwright.report.serving_points import TERMINAL, point_cells, point_layout
 from meshwright.report.table import Row, Table
@@ -82,8 +83,8 @@ def frontier_plot(document: JsonDocument) -> str:
     )
 
 
-def phase_lines(document: JsonDocument) -> str:
-    """The headlines of one step of one phase."""
+def phase_lines(document: JsonDocument, engine: ServingEngine | None) -> str:
+    """The headlines of one step of one phase. engine: whose steps they are; None for a roofline."""
     memory = document["bytes_per_chip"]
     fits = "fits" if document["fits"] else "does not fit"
     return (
@@ -93,5 +94,20 @@ def phase_lines(document: JsonDocument) -> str:
         f"tokens/s, bound by {document['bound_name']}\n"
         f"{format_bytes(memory['total'])} per chip ({fits}): weights {format_bytes(memory['weights'])}, "
         f"cache {format_bytes(memory['cache'])}, buffers {format_bytes(memory['buffers'])}; at most "
-        f"{format_number_of(document['max_batch'], 'sequence')} fit"
+        f"{format_number_of(document['max_batch'], 'sequence')} fit\n{_software(engine)}"
     )
+
+
+def _software(engine: ServingEngine | None) -> str:
+    """The software whose step is priced, and its releases if its figures are from load tests of some.
+
+    >>> from meshwright.engines.serving_engine import ENGINES
+    >>> _software(ENGINES["sglang"])
+    'a step of SGLang, releases 0.5.1 to 0.5.9'
+    """
+    if engine is None:
+        return "a roofline, of no software"
+    if engine.name == "meshwright":
+        return "a step of mw serve; --engine vllm, sglang or tensorrt-llm prices another server's"
+    releases = f", releases {' to '.join(engine.versions)}" if engine.versions else ""
+    return f"a step of {engine.about}{releases}"

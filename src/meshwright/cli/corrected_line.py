@@ -1,0 +1,249 @@
+"""The whole command line to type instead: every option, value and word that is wrong replaced at once.
+
+A line is offered only if the command's own parser accepts it.
+"""
+
+import re
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from typer.main import get_command as to_command
+
+from meshwright.cli.line_forms import completed, in_tokens, launched, merged, on_all_chips
+from meshwright.cli.line_options import joined_words, placed, replaced
+from meshwright.cli.line_pieces import Command, Piece, pieces_of
+from meshwright.cli.line_values import is_no_value, with_a_right_value
+from meshwright.cli.other_notation import expression_here, sizes_here
+from meshwright.cli.other_values import plain_words
+from meshwright.cli.other_words import command_here, subcommand_here
+from meshwright.cli.value_kinds import KINDS
+from meshwright.errors import MeshwrightError
+
+# Parts of a message's words that are to be replaced by the reader: NAME, N, C.
+_LONGEST_WORD = 200  # characters; comparing longer ones takes long
+_PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
+
+
+def _check_expression(command: Command, pieces: Sequence[Piece]) -> None:
+    """Raise MeshwrightError for an expression of mw shard or mw collective that does not parse."""
+    text = next((piece.value for piece in pieces if not piece.option), "")
+    mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
+    if command.path == ("shard",):
+        from meshwright.cli.shard import parse_shard
+
+        parse_shard(text)
+    elif command.path == ("collective",):
+        from meshwright.cli.collective import parse_collective
+        from meshwright.notation.parse import parse_mesh
+
+        parse_collective(text, parse_mesh(mesh))
+
+
+def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
+    """The line to type in place of `mw ARGS`; empty if no fault is known or no line would be accepted.
+
+    commands: the modules of cli/ that are commands.
+
+    >>> from meshwright.cli.main import COMMANDS
+    >>> corrected_line(["hardwares", "h100", "--jsn"], COMMANDS)
+    'mw hardware h100 --json'
+    """
+    words = plain_words(args)
+    # The words after -- are another command's.
+    if "--" in words or not words or not all(0 < len(word) <= _LONGEST_WORD for word in words):
+        return ""
+    candidates = list(_candidates(words, commands))
+    strict, lenient = (
+        (_repaired(command, rest, drops=drops) for command, rest in candidates) for drops in (False, True)
+    )
+    line = next(filter(None, strict), "") or _elsewhere(words, commands) or next(filter(None, lenient), "")
+    return "" if line == shlex.join(["mw", *words]) else line
+
+
+def line_of_settings(path: tuple[str, ...], words: Sequence[str]) -> str:
+    """The line of a command with those of another program's options that it has words for."""
+    command = command_at(path)
+    if command is None:
+        return ""
+    groups = (
+        [piece] if command.takes_value(piece.option) else replaced(piece, command) or []
+        for piece in pieces_of(words, command)
+        if piece.option
+    )
+    pieces = [replace(piece, is_other=True) for group in groups for piece in group]
+    return _finished(pieces, command, drops=True)
+
+
+@cache
+def command_at(path: tuple[str, ...]) -> Command | None:
+    if not path[0].isidentifier():
+        return None
+    command = to_command(import_module(f"meshwright.cli.{path[0]}").app)
+    inner = getattr(command, "commands", None)
+    if inner:
+        command = inner.get(path[1]) if len(path) == 2 else None
+    elif len(path) != 1:
+        return None
+    return None if command is None else Command(path, command)
+
+
+@cache
+def _every(commands: tuple[str, ...]) -> tuple[Command, ...]:
+    paths = []
+    for name in commands:
+        inner = getattr(to_command(import_module(f"meshwright.cli.{name}").app), "commands", None) or {}
+        paths += [(name, each) for each in inner] or [(name,)]
+    return tuple(command for path in paths if (command := command_at(path)))
+
+
+def _candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tuple[Command, list[str]]]:
+    """The commands that the first words name, or mean, each with the words after its name."""
+    named = [word for word in words[:3] if not word.startswith("-")]
+    if (compared := _of_machines(words)) and (command := command_at(("plan", "train"))):
+        yield command, compared
+    for path in (tuple(named[1::-1]), tuple(named[:1]), tuple(named[:2])):
+        if path and path[0] in commands and (command := command_at(path)):
+            rest = list(words)
+            for word in path:
+                rest.remove(word)
+            yield command, rest
+    if named and named[0] in commands and command_at(tuple(named[:1])) is None:
+        for word in words[1:]:
+            if command := command_at((named[0], subcommand_here(word) or word)):
+                at = words.index(word)
+                begins = at - 1 if words[at - 1].startswith("--") and "=" not in words[at - 1] else at
+                yield command, [*words[1:begins], *words[at + 1 :]]
+    elif named and named[0] not in commands:
+        ours = command_here(named[0], commands).split()[1:]
+        typo = get_close_matches(named[0], list(commands), n=1, cutoff=0.7)
+        rest = [word for word in words if word != named[0]]
+        yield from filter(None, (_of_another_name(line, rest) for line in (ours, typo) if line))
+
+
+def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command, list[str]] | None:
+    """The command of an example, and the words after its name: those given, then the example's own.
+
+    The example's DIR or RUN is the first of the given words, if it is a folder.
+    """
+    path = tuple(line[:2]) if line[0] in ("plan", "bench", "launch", "plot") else tuple(line[:1])
+    command = command_at(path)
+    if command is None and rest:  # bench serve, for benchmark serve
+        inner = getattr(to_command(import_module(f"meshwright.cli.{path[0]}").app), "commands", {})
+        named = get_close_matches(rest[0], list(inner), n=1, cutoff=0.7)
+        command, rest = command_at((path[0], *named)), rest[1:]
+    extra = list(line[len(path) :])
+    if command is None or "--" in extra:  # the words after -- are another command's
+        return None
+    if _PLACEHOLDER.search(" ".join(extra)):
+        if not rest:
+            return None
+        if not Path(rest[0]).is_dir():
+            return command, list(rest)
+        extra, rest = [rest[0] if _PLACEHOLDER.fullmatch(word) else word for word in extra], rest[1:]
+    return command, [*rest, *extra]
+
+
+def _of_machines(words: Sequence[str]) -> list[str]:
+    """The words of mw plan train for mw compare with machines in the place of plans; [] for other words."""
+    if words[0] != "compare" or "--model" not in words:
+        return []
+    machines = [word for word in words[1:] if KINDS["--hardware"](word) and not word.endswith(".toml")]
+    if not machines:
+        return []
+    rest = [word for word in words[1:] if word not in (*machines, "--hardware")]
+    return ["--hardware", ",".join(machines), *rest]
+
+
+def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
+    """The line of another command, if it is the only one with most of the options; otherwise empty."""
+    given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    counts = {
+        command: sum(option in command.options for option in given) - (command.path[0] not in words) / 2
+        for command in _every(tuple(commands))
+    }
+    most = max(counts.values(), default=0)
+    best = [command for command, count in counts.items() if count == most]
+    if len(best) != 1 or most < 2:
+        return ""
+    [command] = best
+    begun = 0
+    while begun < len(words) and (words[begun] in commands or words[begun] in command.path):
+        begun += 1
+    return _repaired(command, list(words[begun:]))
+
+
+def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> str:
+    """The line of a command with every fault replaced; empty if one has no replacement.
+
+    drops: leave out options that have no replacement.
+    """
+    pieces: list[Piece] = []
+    for piece in joined_words(pieces_of(rest, command), command):
+        known = command.takes_value(piece.option) if piece.value else piece.option in command.options
+        if known or not piece.option:
+            pieces.append(piece)
+        elif (ours := replaced(piece, command)) is not None:
+            pieces += [replace(each, is_other=True) for each in ours]
+        elif not drops:
+            return ""
+    every = placed(pieces, command)
+    return "" if every is None else _finished(every, command)
+
+
+def _finished(pieces: Sequence[Piece], command: Command, *, drops: bool = False) -> str:
+    """The line of pieces, joined, with right values, and complete; empty if the parser refuses it.
+
+    drops: leave out pieces whose values are wrong.
+    """
+    pieces = [piece for piece in in_tokens(merged(pieces)) if not is_no_value(piece, command)]
+    sized = any(piece.option == "--smallest" for piece in pieces)
+    pieces = [
+        piece if sized and piece.option == "--hardware" else with_a_right_value(piece, command)
+        for piece in pieces
+    ]
+    if command.path[0] in ("shard", "collective"):
+        named = next((piece.value for piece in pieces if piece.option == "--mesh"), "XYZ")
+        axes = re.sub("[^A-Z]", "", named)
+        pieces = [
+            piece if piece.option else replace(piece, value=expression_here(piece.value, axes))
+            for piece in pieces
+        ]
+        pieces = [
+            replace(piece, value=sizes_here(piece.value, "IJK")) if piece.option == "--dims" else piece
+            for piece in pieces
+        ]
+    if drops:
+        pieces = [piece for piece in pieces if not piece.value or not command.fault(*piece.words)]
+    given = {piece.option for piece in pieces}
+    pieces = on_all_chips(completed(pieces, command))
+    if command.path == ("shard",) and not {"--dims"} & {piece.option for piece in pieces}:
+        letters = dict.fromkeys(
+            re.findall(r"[\[ ,]([A-Z])(?=[_,\]])", " ".join(piece.value for piece in pieces))
+        )
+        pieces.append(Piece("--dims", ",".join(f"{letter}=512" for letter in letters)))
+    try:
+        _check_expression(command, pieces)
+    except MeshwrightError:
+        return ""
+    if command.path[0] == "launch":
+        pieces = launched(pieces)
+    words = [word for piece in pieces for word in piece.words]
+    is_right = all(
+        not piece.option
+        or not piece.value
+        or (sized and piece.option == "--hardware")
+        or not command.fault(*piece.words)
+        for piece in pieces
+    )
+    if not is_right or not command.parses(words):
+        return ""
+    examples = [
+        piece.option for piece in pieces if piece.option not in given and piece.option.startswith("--")
+    ]
+    named = f" ({' and '.join(examples)} for example)" if examples else ""
+    return shlex.join(["mw", *command.path, *words]) + named

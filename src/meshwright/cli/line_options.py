@@ -1,0 +1,138 @@
+"""Options and words of a command line that the command lacks, in its own words."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from meshwright.cli.line_pieces import Command, Piece, pieces_of
+from meshwright.cli.line_values import with_a_right_value
+from meshwright.cli.other_subjects import meaning, subject
+from meshwright.cli.other_values import strategy, with_value
+from meshwright.cli.other_words import answer_here, option_here
+from meshwright.cli.value_kinds import KINDS, MOVES
+
+_TYPO = 0.85  # difflib's least ratio of similarity for a typing error
+_NONSENSE = "?!"  # which only an option of any text takes
+_LETTER = 2  # characters, with its dash, of an option of one letter
+_MOST_JOINED = 4  # words of one value
+# Parts of a message's words that are to be replaced by the reader: NAME, N, C.
+_PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
+_OF_SEQUENCES = "--batch-tokens, the sequences"
+_OF_EPOCHS = {"epoch", "epochs"}
+_OF_A_DEVICE = {"device", "per", "micro", "local"}
+
+
+def replaced(piece: Piece, command: Command) -> list[Piece] | None:
+    """The pieces in place of an unknown option; [] to leave it out, None if it has no replacement."""
+    given, value, path = piece.option, piece.value, " ".join(("mw", *command.path))
+    options = list(command.options)
+    if given in command.options and value:  # a flag with a value
+        return [Piece(given), Piece("", value)]
+    if value and _is_of_argument(given, value, command):
+        return [Piece("", value)]
+    if words := strategy(given, options, value):
+        return pieces_of(shlex.split(words), command)
+    if answer_here(given, path) or _OF_EPOCHS & set(re.split(r"\W|_", given.lower())):
+        return []
+    if words := option_here(given, options, value) or with_value(meaning(given, options), value):
+        return _in_other_words(piece, words, command)
+    if close := get_close_matches(given.lower(), options, n=1, cutoff=_TYPO):
+        return [Piece(close[0], value)] if command.takes_value(close[0]) or not value else None
+    if subject(given, path) or subject(given, ""):
+        return []
+    ours = next((name for name, fits in KINDS.items() if value and name in options and fits(value)), "")
+    return [Piece(ours, value)] if ours else None
+
+
+def _is_of_argument(option: str, value: str, command: Command) -> bool:
+    """Whether an option's value is an argument of the command, by the option's name or the value."""
+    plain, names = option.lstrip("-"), {param.name for param in command.arguments}
+    letters = {name[0] for name in names} if len(option) == _LETTER else set()
+    is_moved = MOVES.get(plain.partition("-")[0]) in names
+    return is_moved or plain in names | letters or (command.path == ("report",) and Path(value).exists())
+
+
+def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] | None:
+    """The pieces of the words to type for an option; [] if the reader has to complete them."""
+    if words.startswith(_OF_SEQUENCES):
+        of_a_device = bool(_OF_A_DEVICE & set(re.split(r"\W|_", piece.option.lower())))
+        is_count = piece.value.isdigit()
+        return [Piece("--batch-tokens", piece.value, is_sequences=is_count, of_a_device=of_a_device)]
+    plain = words.partition(", ")[0].rstrip(",")
+    if _PLACEHOLDER.search(plain) or " and " in plain:
+        return []
+    pieces = pieces_of(shlex.split(plain), command)
+    last = pieces[-1]
+    if not last.value and command.takes_value(last.option):
+        pieces[-1] = replace(last, value=piece.value)
+    return pieces
+
+
+def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
+    """The pieces, with words after an option's value joined to it if both are one value: `8 x h100`."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        before = joined[-1] if joined else None
+        if piece.option or before is None or not command.takes_value(before.option):
+            joined.append(piece)
+            continue
+        both = f"{before.value} {piece.value}"
+        is_unit = re.fullmatch(r"[A-Za-z]{1,8}", piece.value) and before.value[-1:].isdigit()
+        if (is_unit or command.fault(*before.words)) and not command.fault(before.option, both):
+            joined[-1] = replace(before, value=both)
+        elif command.fault(*before.words) and len(both.split()) <= _MOST_JOINED:
+            joined[-1] = replace(before, value=both)  # more words may follow
+        else:
+            joined.append(piece)
+    return joined
+
+
+def placed(pieces: Sequence[Piece], command: Command) -> list[Piece] | None:
+    """The pieces, with surplus arguments as values of options by their form; None if one fits no option."""
+    if command.path in (("shard",), ("collective",)):
+        pieces = _with_one_expression(pieces)
+    given = {piece.option for piece in pieces}
+    required = [name for name, param in command.options.items() if param.required and name not in given]
+    surplus = sum(not piece.option for piece in pieces) - command.most_arguments
+    placed = []
+    for piece in pieces:
+        if piece.option:
+            placed.append(piece)
+            continue
+        if "--resume" in given and "--run" not in given and Path(piece.value).is_dir():
+            placed.append(Piece("--run", piece.value))
+            surplus -= 1
+            continue
+        kinds = [name for name in KINDS if name in command.options and name not in given]
+        ours = next((name for name in kinds if KINDS[name](piece.value)), "")
+        if not ours or not (surplus > 0 or ours in required):
+            fitting = (
+                name for name in required if name not in given and not command.fault(name, piece.value)
+            )
+            ours = next(fitting, "") if surplus > 0 else ""
+        if ours:
+            placed.append(Piece(ours, piece.value))
+            given.add(ours)
+            surplus -= 1
+        elif surplus > 0 and not command.arguments:
+            return None
+        else:
+            placed.append(piece)
+    return None if sum(not piece.option for piece in placed) > command.most_arguments else placed
+
+
+def _fits(value: str, option: str, command: Command) -> bool:
+    """Whether an option that refuses some text takes a value, or another name of it."""
+    if not command.fault(option, _NONSENSE):
+        return False
+    return not command.fault(*with_a_right_value(Piece(option, value), command).words)
+
+
+def _with_one_expression(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces with the parts of an expression without quotes as one; a shell takes > for itself."""
+    parts = [piece.value for piece in pieces if not piece.option]
+    options = [piece for piece in pieces if piece.option]
+    return [Piece("", " ".join(parts).rstrip(" -")), *options] if parts else options

@@ -1,0 +1,153 @@
+"""A command line taken apart into options and arguments, and the command that reads them."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import typer
+
+from meshwright.dtypes import Use
+from meshwright.errors import MeshwrightError
+
+# Options of number types and their uses.
+_USES: dict[str, Use] = {"--weights-dtype": "weights", "--kv-dtype": "cache"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An option with its value, or an argument, whose `option` is empty.
+
+    is_other: put in place of another option. is_sequences: the value counts sequences, and the option takes
+    tokens. of_a_device: it counts those of one device.
+    """
+
+    option: str
+    value: str = ""
+    is_other: bool = False
+    is_sequences: bool = False
+    of_a_device: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        return [word for word in (self.option, self.value) if word]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `mw` with its parameters, by its path, such as `plan train`."""
+
+    path: tuple[str, ...]
+    command: Any = field(hash=False, compare=False)
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The parameters by all names of the options."""
+        return {
+            name: param
+            for param in self.command.params
+            if param.param_type_name == "option"
+            for name in (*param.opts, *param.secondary_opts)
+        }
+
+    @cached_property
+    def arguments(self) -> list[Any]:
+        return [param for param in self.command.params if param.param_type_name == "argument"]
+
+    @property
+    def most_arguments(self) -> float:
+        return sum(float("inf") if param.nargs == -1 else param.nargs for param in self.arguments)
+
+    def takes_value(self, option: str) -> bool:
+        return option in self.options and not self.options[option].is_flag
+
+    def fault(self, option: str, value: str) -> str:
+        """The message for a value that an option refuses; empty for others."""
+        try:
+            check_value(option, value, is_one_machine=self.path in (("plan", "train"), ("plan", "rl")))
+            self.command.make_context(self.path[-1], [option, value])
+        except (MeshwrightError, OSError, ValueError) as error:
+            return str(error) or "?"
+        except typer.TyperException as error:
+            # The parser reads the values before it misses other options.
+            return "" if type(error).__name__ == "MissingParameter" else error.message
+        return ""
+
+    def parses(self, words: Sequence[str]) -> bool:
+        try:
+            self.command.make_context(self.path[-1], list(words))
+        except (typer.TyperException, MeshwrightError, typer.Exit):
+            return False
+        return True
+
+    def example_of(self, option: str) -> str:
+        """The value of an option, or with "" the first argument, in the examples of the command's help."""
+        for line in (self.command.help or "").splitlines():
+            if line.strip().startswith("mw "):
+                words = shlex.split(line.strip())[1 + len(self.path) :]
+                for piece in pieces_of(words, self):
+                    if piece.option == option:
+                        return piece.value
+        return ""
+
+
+def check_value(option: str, value: str, *, is_one_machine: bool) -> None:
+    """Raise MeshwrightError for a value that a command refuses only when it runs.
+
+    is_one_machine: the command needs the number of chips.
+    """
+    if option == "--model":
+        from meshwright.models.presets import load_model
+
+        load_model(value)
+    elif option == "--hardware":
+        from meshwright.hardware.catalog import chip_of, load, usual
+
+        for spec in value.split(","):
+            is_chip = ":" not in usual(spec) and not is_one_machine
+            chip_of(usual(spec)) if is_chip else load(spec)
+    elif option == "--layout":
+        from meshwright.layout.short import clean_words, read_words, whole_form
+
+        whole_form(clean_words(read_words(value)))
+    elif option == "--given":
+        from meshwright.plan.given import memory_limit, parse_conditions
+
+        parse_conditions(memory_limit(value)[0])
+    elif option in ("--mesh", "--dims"):
+        from meshwright.notation.parse import parse_sizes
+
+        parse_sizes(value)
+    elif use := _USES.get(option):
+        from meshwright.dtypes import named, types_for
+
+        for name in value.split(","):
+            if named(name) not in types_for(use):
+                raise MeshwrightError(f"{option} {name}: fits: {', '.join(types_for(use))}")
+
+
+def pieces_of(words: Sequence[str], command: Command) -> list[Piece]:
+    """The options and arguments of a line; an unknown option takes the next word as its value."""
+    pieces, at = [], 0
+    while at < len(words):
+        word, at = words[at], at + 1
+        name, equals, value = word.partition("=")
+        follows = at < len(words) and not re.match(r"--?[A-Za-z]", words[at])
+        if equals and f"--{name.replace('_', '-')}" in command.options:
+            pieces.append(Piece(f"--{name.replace('_', '-')}", value))
+        elif equals and any(name == param.name for param in command.arguments):
+            pieces.append(Piece("", value))
+        elif not re.match(r"--?[A-Za-z]", word):
+            pieces.append(Piece("", word))
+        elif equals and name.startswith("--"):
+            pieces.append(Piece(name, value))
+        elif word in command.options and not command.takes_value(word):
+            pieces.append(Piece(word))
+        elif follows:
+            pieces.append(Piece(word, words[at]))
+            at += 1
+        else:
+            pieces.append(Piece(word))
+    return pieces

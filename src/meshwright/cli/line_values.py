@@ -1,0 +1,126 @@
+"""The values to type in place of wrong ones, from the messages about them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from meshwright.cli.line_pieces import Command, Piece, check_value
+from meshwright.cli.other_notation import sizes_here
+from meshwright.cli.other_values import dtype_here
+from meshwright.errors import MeshwrightError
+
+# Arguments with the values of an option, by the command and the argument.
+_ARGUMENTS = {("model", "model"), ("fit", "model"), ("support", "model"), ("hardware", "name")}
+_MOST_ROUNDS = 6  # corrections of one value
+# A message's words for a value to type. A comma within it joins words, one after it ends it.
+_HINT = re.compile(r"(?:write|did you mean|fits:) (?:--[\w-]+ )?('[^']+'|[^\s;?']+)")
+
+
+def with_a_right_value(piece: Piece, command: Command) -> Piece:
+    """The piece with the value that the messages about it say to write, if that is accepted."""
+    if not piece.option:
+        return _with_a_right_name(piece, command)
+    if not piece.value or piece.option not in command.options:
+        return piece
+    value = piece.value
+    for _ in range(_MOST_ROUNDS):
+        message = command.fault(piece.option, value)
+        if not message:
+            return replace(piece, value=value)
+        better = list(_better(piece.option, value, message))
+        better = [each for each in better if _has_digits_of(piece.value, each, piece.option)]
+        right = [each for each in better if not command.fault(piece.option, each)]
+        value = next(iter([*right, *(each for each in better if each != value)]), "")
+        if not value:
+            break
+    return piece
+
+
+def _with_a_right_name(argument: Piece, command: Command) -> Piece:
+    """The argument as the name of a model or of a chip, if the command takes one."""
+    taken = next((f"--{name}" for path, name in _ARGUMENTS if command.path == (path,)), "")
+    option = taken.replace("--name", "--hardware")
+    if command.path == ("audit",):
+        return replace(argument, value=_script(argument.value))
+    if not option:
+        return argument
+    value = argument.value
+    for _ in range(_MOST_ROUNDS):
+        try:
+            check_value(option, value, is_one_machine=False)
+        except (MeshwrightError, OSError, ValueError) as error:
+            value = next((each for each in _better(option, value, str(error)) if each not in ("", value)), "")
+            if not value:
+                break
+            continue
+        return replace(argument, value=value)
+    return argument
+
+
+def _script(name: str) -> str:
+    """The function of a script as mw audit takes it; the name itself if there is no such script."""
+    function = re.fullmatch(r"([\w./-]+?)(?:\.py)?:+(\w+)(?:\(.*\))?", name)
+    is_file = function is not None and Path(f"{function[1]}.py").is_file()
+    return f"{function[1]}.py:{function[2]}" if function and is_file else name
+
+
+def _better(option: str, value: str, message: str) -> Iterator[str]:
+    """Values in place of a wrong one, from the words of the message about it."""
+    if option in ("--mesh", "--dims"):
+        yield sizes_here(value, "XYZ" if option == "--mesh" else "IJK")
+        return
+    choices = re.findall(r"'([^']+)'", message.partition("not one of")[2]) or re.findall(
+        r"[\w-]+", message.partition("fits: ")[2]
+    )
+    chip, colon, counts = value.partition(":")
+    if option == "--hardware" and re.fullmatch(r"\d+(,\d+)+", counts):
+        yield ",".join(f"{chip}:{count}" for count in counts.split(","))
+        return
+    if (option.endswith("dtype") or option == "--to") and (ours := dtype_here(value)) in choices:
+        yield ours
+        return
+    yield from get_close_matches(value.lower().replace("_", "-"), choices, n=1, cutoff=0.5)
+    if option in ("--layout", "--given") and " " in value.strip():
+        yield re.sub(r"(?<=[\w])\s+(?=[a-z])", ",", value.strip())
+    if option not in ("--layout", "--given"):
+        message = message.partition("fits:")[0]  # a list of values is no hint
+    for hint in _HINT.findall(message):
+        hint = hint.strip("'").rstrip(",.:")
+        is_guess = option in ("--model", "--hardware") and f"did you mean {hint}" in message
+        if is_guess and not _has_numbers_of(value, hint):
+            continue
+        for item in (*re.split(r"[,;]\s*", value), *value.split()):
+            if re.match(r"\w+[<>=!]", hint) and item:
+                yield value.replace(item, hint, 1)
+        yield hint
+        chip, colon, sizes = value.partition(":")
+        if colon and chip:
+            yield f"{hint}:{sizes}"
+
+
+def _has_digits_of(value: str, other: str, option: str) -> bool:
+    """Whether all numbers of an offered value are those of the value that it replaces.
+
+    Otherwise it is an example of a message, and not the value that was meant.
+    """
+    if option in ("--model", "--hardware", "--layout", "--given", "--weights-dtype", "--kv-dtype", "--to"):
+        return True
+    given = re.findall(r"\d+", value)
+    return bool(given) and all(number in given for number in re.findall(r"\d+", other))
+
+
+def _has_numbers_of(name: str, hint: str) -> bool:
+    """Whether a name that is offered has the first number of the name that it replaces.
+
+    >>> _has_numbers_of("llama-70b", "llama-3-70b"), _has_numbers_of("4060ti", "rtx4090")
+    (True, False)
+    """
+    first = re.search(r"\d+", name.partition(":")[0])
+    return first is None or first[0] in re.findall(r"\d+", hint)
+
+
+def is_no_value(piece: Piece, command: Command) -> bool:
+    """Whether a value means that the option is to be left out, such as --layout auto."""
+    return piece.option == "--layout" and "leave it out" in command.fault(piece.option, piece.value)

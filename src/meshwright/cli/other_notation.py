@@ -1,0 +1,78 @@
+"""Sharded products and collectives as other texts and programs write them, in the notation here."""
+
+import re
+
+_JOINED = re.compile(r"\]\s*(?:[*@x\u00d7\u00b7\u2217]|,|matmul)?\s*(?=[A-Za-z]\w*\[)")
+_ARROW = re.compile(r"\s*(?:=>|\u2192|->)\s*")
+_EINSUM = re.compile(r"\s*([A-Za-z]+)\s*,\s*([A-Za-z]+)\s*->\s*([A-Za-z]+)\s*")
+_ARRAY = re.compile(r"\[([^\]]*)\](\{[^}]*\})?")
+# Collectives, by their names in other programs without punctuation.
+_OPS = {
+    **dict.fromkeys(("allgather", "gather"), "AllGather"),
+    **dict.fromkeys(("reducescatter", "psumscatter", "scatter"), "ReduceScatter"),
+    **dict.fromkeys(("allreduce", "psum", "pmean", "allsum"), "AllReduce"),
+    **dict.fromkeys(("alltoall", "a2a"), "AllToAll"),
+}
+
+
+def expression_here(text: str, axes: str) -> str:
+    """The expression of mw shard or mw collective that a text means; the text itself if it is unknown.
+
+    axes: the mesh axes; a collective is over those that shard its array, a sum over the others.
+
+    >>> expression_here("A[I_x, J] * B[J, K_y]", "XY"), expression_here("ij,jk->ik", "X")
+    ('A[I_X, J] . B[J, K_Y]', 'A[I, J] . B[J, K] -> C[I, K]')
+    >>> expression_here("all-gather A[I_X, J]", "X"), expression_here("AllReduce([B_X, D])", "XY")
+    ('AllGather_X([I_X, J])', 'AllReduce_Y([B_X, D]{U_Y})')
+    """
+    if match := _EINSUM.fullmatch(text):
+        first, second, out = (f"[{', '.join(letters.upper())}]" for letters in match.groups())
+        return f"A{first} . B{second} -> C{out}"
+    plain = re.sub(r"_([a-z])\b", lambda letter: f"_{letter[1].upper()}", text)
+    plain = _ARROW.sub(" -> ", _JOINED.sub("] . ", plain))
+    begins = re.match(r"\s*([A-Za-z]+(?:[-_ ][a-z]+)*)", text)
+    name = re.sub(r"[^a-z]", "", begins[1].lower()) if begins else ""
+    op = next((ours for theirs, ours in _OPS.items() if name.startswith(theirs)), "")
+    array = _ARRAY.search(plain)
+    if op and re.match(r"\w+_(\{|[A-Z])", text):
+        return text
+    return _collective(op, array[1], array[2] or "", axes) if op and array and " . " not in plain else plain
+
+
+def _collective(op: str, dims: str, partial: str, axes: str) -> str:
+    sharded = re.findall(r"_\{?([A-Z]+(?:,[A-Z]+)*)", dims)
+    own = [axis for each in sharded for axis in each.split(",")]
+    other = re.findall(r"[A-Z]", partial.replace("U", "", 1)) or [axis for axis in axes if axis not in own]
+    if op == "AllGather":
+        return f"AllGather_{_subscript(own)}([{dims}])" if own else ""
+    if op == "AllToAll":
+        first, *rest = re.split(r",\s*", dims)
+        moved = [re.sub(r"_.*", "", first), *rest]
+        moved[-1] += f"_{own[0]}" if own else ""
+        return f"AllToAll_{own[0]}([{dims}] -> [{', '.join(moved)}])" if own and rest else ""
+    if own and not partial and (op == "ReduceScatter" or not other):
+        other = own[:1]  # the sum is over this axis
+        dims = re.sub(rf"_\{{?{own[0]}\}}?", "", dims)
+    over = _subscript(other[:1])
+    target = f"{{{over},{re.split(r'[_,]', dims)[0].strip()}}}" if op == "ReduceScatter" else over
+    return f"{op}_{target}([{dims}]{{U_{over}}})" if over else ""
+
+
+def _subscript(axes: list[str]) -> str:
+    return axes[0] if len(axes) == 1 else f"{{{','.join(axes)}}}" if axes else ""
+
+
+def sizes_here(text: str, letters: str) -> str:
+    """Sizes of mesh axes or dimensions as NAME=SIZE, ...; the text itself if it is unknown.
+
+    letters: names for sizes without one.
+
+    >>> sizes_here("4x4", "XYZ"), sizes_here("X:2,Y:2", "XYZ"), sizes_here("(2, 4)", "XYZ")
+    ('X=4,Y=4', 'X=2,Y=2', 'X=2,Y=4')
+    """
+    bare = text.strip().strip("()[]{}")
+    if re.fullmatch(r"\d+(\s*[x,*]\s*\d+)*", bare):
+        sizes = re.split(r"\s*[x,*]\s*", bare)
+        return ",".join(f"{name}={size}" for name, size in zip(letters, sizes, strict=False))
+    pairs = re.findall(r"([A-Za-z]\w*)['\"]?\s*[:=]?\s*(\d[\w.]*)", bare)
+    return ",".join(f"{name.upper() if len(name) == 1 else name}={size}" for name, size in pairs) or text

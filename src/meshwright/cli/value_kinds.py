@@ -1,0 +1,66 @@
+"""Kinds of values that are recognised by their form: a machine, a model, a layout, an address, a text."""
+
+import re
+from pathlib import Path
+
+from meshwright.cli.other_values import is_chip
+from meshwright.errors import HardwareError, MeshwrightError, ModelError
+
+
+def is_machine(word: str) -> bool:
+    from meshwright.hardware.catalog import load
+
+    try:
+        load(word)
+    except (OSError, ValueError):  # not a file name: too long, or with a NUL
+        return False
+    except HardwareError:
+        return ":" not in word and is_chip(word)
+    return True
+
+
+def is_model(word: str) -> bool:
+    from meshwright.models.presets import load_model
+
+    try:
+        load_model(word)
+    except (ModelError, OSError):
+        return False
+    return True
+
+
+def is_layout(word: str) -> bool:
+    from meshwright.layout.short import WORDS, read_words, word_here
+
+    try:
+        words = read_words(word)
+    except MeshwrightError:
+        return False
+    return bool(words) and all(word_here(key).partition("=")[0] in WORDS for key in words)
+
+
+def is_address(word: str) -> bool:
+    return re.fullmatch(r"(https?://\S+|(localhost|[\d.]{7,15}|[\w.-]+):\d{2,5}(/\S*)?)", word) is not None
+
+
+def is_corpus(word: str) -> bool:
+    return word in ("stdlib", "stories") or word.endswith((".txt", ".jsonl", ".parquet"))
+
+
+def is_checkpoint(word: str) -> bool:
+    return Path(word).is_dir() or is_model(word)
+
+
+ARGUMENTS = {"--hardware": "name"}  # names of arguments that take the values of an option
+# Options with values that are recognised by their form; the first match counts.
+KINDS = {
+    "--layout": is_layout,
+    "--hardware": is_machine,
+    "--model": is_model,
+    "--url": is_address,
+    "--data": is_corpus,
+    "--checkpoint": is_checkpoint,
+}
+OF_PLANS = ("--layout", "--hardware", "--model")
+# Words for the arguments of mw reshard.
+MOVES = {"from": "before", "src": "before", "source": "before", "to": "after", "dst": "after"}

@@ -1,0 +1,132 @@
+"""The whole line to type in place of a wrong one: every fault replaced, and accepted by the parser."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.main import main
+
+TRAIN = "--model llama-3-8b --hardware h100:8 --batch-tokens 1M --seq-len 8k"
+SERVE = "--model llama-3-8b --hardware h100:8 --prompt-tokens 1k --output-tokens 200"
+
+
+def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(shlex.split(typed.replace("$P", TRAIN).replace("$S", SERVE))) == 2
+    return capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        # several options at once
+        ("plan train --modle llama-3-8b --hardwear h100:8 --batch-tokns 1M --seqlen 8k", "plan train $P"),
+        (
+            "plan train --model gpt-3-175b --hardware a100-80gb:128x8 --global-batch-size 1536 --seq-length "
+            "2048 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --recompute-activations "
+            "--use-distributed-optimizer",
+            "plan train --model gpt-3-175b --hardware a100-80gb:128x8 --batch-tokens 3145728 --seq-len 2048 "
+            "--given tensor=8,pipe=16,remat=full,zero=1",
+        ),
+        (
+            "plan train --model llama-2-70b --hardware v5e:16x16 --per_device_batch_size 4 "
+            "--max_target_length 2048",
+            "plan train --model llama-2-70b --hardware v5e:16x16 --batch-tokens 2097152 --seq-len 2048",
+        ),
+        (
+            "plan serve --model llama-3-8b --hardware h100:8 --qps 5 --p99-ttft 2s --isl 1k --osl 200",
+            "plan serve --model llama-3-8b --hardware h100:8 --rate 5 --ttft-p95 2s --prompt-tokens 1k "
+            "--output-tokens 200",
+        ),
+        ("serve --checkpoint a --bind 0.0.0.0:80", "serve --checkpoint a --host 0.0.0.0 --port 80"),
+        ("generate -m a -p hi -n 8 --temp 0", "generate --checkpoint a hi --max-tokens 8 --temperature 0"),
+        # an option inside a layout
+        (
+            "plan train $P --layout tensor=4 --sequence-parallel",
+            "plan train $P --layout data=2,tensor=4,sequence_parallel=true",
+        ),
+        # values
+        ("plan train $P --tokens 1,5T", "plan train $P --tokens 1.5T"),
+        ("plan train $P --given tensor=1..4", "plan train $P --given 'tensor>=1,tensor<=4'"),
+        ("plan train $P --layout best", "plan train $P"),
+        ("plan serve $S --ttft 200 --tpot 20", "plan serve $S --ttft 200ms --tpot 20ms"),
+        ("plan serve $S --kv-cache-dtype fp8_e5m2", "plan serve $S --kv-dtype fp8"),
+        ("plan serve $S --rate 3,5", "plan serve $S --rate 3.5"),
+        ("model llama3-8b --flops", "model llama-3-8b"),
+        # words without an option
+        ("plan train llama-3-8b h100:8 1M 8k", "plan train $P"),
+        ("plan train --model llama-3-8b --hardware 8 x h100 --batch-tokens 1M --seq-len 8k",
+         "plan train --model llama-3-8b --hardware '8 x h100' --batch-tokens 1M --seq-len 8k"),
+        ("fit model=llama-3-8b hardware=rtx4090", "fit llama-3-8b --hardware rtx4090"),
+        # another command
+        ("plna trian $P", "plan train $P"),
+        ("train plan $P", "plan train $P"),
+        ("serve plan $S", "plan serve $S"),
+        ("plan $P", "plan train $P"),
+        ("finetune --model a --data b.jsonl --lora_r 8", "train --from a --data b.jsonl --lora 8"),
+        ("compare h100:8 b200:8 --model llama-3-8b --batch-tokens 1M --seq-len 8k",
+         "plan train --hardware h100:8,b200:8 --model llama-3-8b --batch-tokens 1M --seq-len 8k"),
+        ("launch sbatch plan.toml --partition gpu", "launch slurm --partition gpu -- mw train plan.toml"),
+        ("reshard --from a.toml --to b.toml", "reshard a.toml b.toml"),
+        # the notation
+        ("shard 'A[I_x, J] * B[J, K_y]' --mesh 2x2",
+         "shard 'A[I_X, J] . B[J, K_Y]' --mesh X=2,Y=2 --dims I=512,J=512,K=512"),
+        ("shard ij,jk->ik --mesh X=2 --dims i=8,j=8,k=8",
+         "shard 'A[I, J] . B[J, K] -> C[I, K]' --mesh X=2 --dims I=8,J=8,K=8"),
+        ("collective 'AllReduce([B_X, D])' --mesh X:4,Y:4 --dims B=1k,D=4k",
+         "collective 'AllReduce_Y([B_X, D]{U_Y})' --mesh X=4,Y=4 --dims B=1k,D=4k --hardware h100:16"),
+    ],
+)  # fmt: skip
+def test_the_whole_line_is_named(typed: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = shlex.join(["mw", *shlex.split(line.replace("$P", TRAIN).replace("$S", SERVE))])
+    assert _answer(typed, capsys).partition(" (--")[0].endswith(f"type {wanted}")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "plan train $P --top 1,2,4",  # several numbers
+        "serve --checkpoint a --slots all",  # no number
+        "fit llama-3-8b --hardware 4060ti",  # a chip that the catalog lacks, not the 4090
+        "plan train --model llama-3-8b --hardware v5e:300 --batch-tokens 1M --seq-len 8k",
+        "shard 'A[I_X, J] . B[J, K_X] -> C[I_X, K_X]' --mesh X=4 --dims I=8,J=8,K=8",
+        "finetune",
+    ],
+)
+def test_no_line_is_guessed(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value that nobody typed, such as the example of a message, is in no line."""
+    assert "type mw " not in _answer(typed, capsys).replace("type mw train --from DIR --lora 16", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer"),
+    [
+        ("run.sbatch", "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\nsrun pretrain_gpt.py "
+         "--tensor-model-parallel-size 8 --seq-length 4096 --global-batch-size 512 --num-layers 32\n",
+         "a script for SLURM; mw launch slurm -- mw train plan.toml writes one; type mw plan train "
+         "--hardware h100:4x8 --given tensor=8 --seq-len 4096 --batch-tokens 2097152 --set num_layers=32"),
+        ("base.yml", "model_name: llama2-70b\nper_device_batch_size: 4\nici_tensor_parallelism: 4\n",
+         "MaxText's settings; type mw plan train --model llama-2-70b --given tensor=4"),
+        ("axolotl.yml", "base_model: meta/x\nsequence_len: 64\nlora_r: 8\ndatasets:\n  - path: a/b\n",
+         "axolotl's settings; type mw train --from meta/x --lora 8 --data a/b"),
+        ("ds.json", '{"zero_optimization": {"stage": 3}}', "DeepSpeed's settings; type mw plan train"),
+        ("titan.toml", "[parallelism]\ntensor_parallel_degree = 2\n",
+         "torchtitan's settings; type mw plan train --given tensor=2"),
+        ("job.yaml", "apiVersion: batch/v1\nkind: Job\n", "a Kubernetes manifest, which kubectl apply -f"),
+        ("trace.json", '{"traceEvents": []}', "a profiler's trace; to audit a program"),
+    ],
+)  # fmt: skip
+def test_files_of_other_programs_are_named(
+    name: str, text: str, answer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the line that says the same here, from their settings."""
+    path = tmp_path / name
+    path.write_text(text)
+    assert answer in _answer(f"train {path}", capsys)
+
+
+def test_a_script_is_audited_by_its_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("def loss(w): ...\n\ndef train_step(w): ...\n")
+    assert f"type mw audit {path}:train_step" in _answer(f"audit {path}", capsys)
+    assert _answer(f"audit {path}::loss", capsys).endswith(f"type mw audit {path}:loss")
