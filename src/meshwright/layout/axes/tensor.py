@@ -31,7 +31,7 @@ MAX_TENSOR, MAX_SERVING_TENSOR, _SERVING_TENSOR2 = 64, 128, (2, 4, 8)
 MIN_IN_2D = 16
 
 
-class _Tensor(Axis):
+class TensorAxis(Axis):
     """N, K, F and V over `tensor`; with sequence parallelism T takes it if no other letter does."""
 
     def compose(self, tables: Composition) -> None:
@@ -135,5 +135,7 @@ class Tensor2(Axis):
 
 _ALSO = ("tp", "tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size", "mp")
 _SEQUENCE_PARALLEL = FormWord((False, True), ("tensor", "kv_replicas"))
-TENSOR = _Tensor("tensor", turn=2, options={"sequence_parallel": _SEQUENCE_PARALLEL}, always=True, also=_ALSO)
+TENSOR = TensorAxis(
+    "tensor", turn=2, options={"sequence_parallel": _SEQUENCE_PARALLEL}, always=True, also=_ALSO
+)
 TENSOR2 = Tensor2("tensor2", turn=3, takes_from=("tensor",))
