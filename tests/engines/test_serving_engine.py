@@ -11,6 +11,42 @@ from meshwright.programs.efficiency import StepEfficiency
 
 WORDS = {"name", "about", "parent", "also", "sources", "defaults", "cache_names"}
 
+# Options of the engines' parsers, read off the releases that `flags` in each record's sources names.
+PARSERS = {
+    "vllm": (
+        "0.33.0",
+        "--tensor-parallel-size --data-parallel-size --enable-expert-parallel --max-num-seqs "
+        "--max-num-batched-tokens --max-model-len --gpu-memory-utilization --kv-cache-dtype",
+    ),
+    "sglang": (
+        "0.5.23",
+        "--model-path --tp-size --dp-size --attn-dp-size --ep-size --max-running-requests "
+        "--chunked-prefill-size --context-length --mem-fraction-static --kv-cache-dtype",
+    ),
+    "tensorrt-llm": (
+        "00209af1",
+        "--tp_size --ep_size --max_batch_size --max_num_tokens --max_seq_len "
+        "--kv_cache_free_gpu_memory_fraction --extra_llm_api_options",
+    ),
+    "sglang-jax": (
+        "cddbf6f1",
+        "--model-path --tp-size --ep-size --max-running-requests --chunked-prefill-size --context-length "
+        "--mem-fraction-static",
+    ),
+}
+# Values of --kv-cache-dtype that the parsers take.
+CACHES = {"vllm": {"auto", "fp8"}, "sglang": {"auto", "fp8_e4m3"}, "tensorrt-llm": {"auto", "fp8"}}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_flags_are_those_of_the_engines_parser(name: str) -> None:
+    engine, (release, known) = ENGINES[name], PARSERS[name]
+    stated = tomllib.loads((resources.files("meshwright.engines") / f"{name}.toml").read_text())
+    assert release in stated["sources"]["flags"]
+    words = " ".join([engine.command, *engine.flags.values()]).split()
+    assert {word for word in words if word.startswith("--")} == set(known.split())
+    assert set(engine.cache_names.values()) <= CACHES.get(name, {"auto"})
+
 
 @pytest.mark.parametrize("name", ENGINES.names)
 def test_every_figure_has_a_source(name: str) -> None:

@@ -14,8 +14,8 @@ def test_ranks_of_a_mixture_share_experts():
     layout = Layout.of(data=8, expert=8, weights_dtype="fp8", kv_dtype="fp8")
     line = launch_line(ENGINES["sglang"], MIXTURE, layout, sequences=512, context=9216)
     assert line.command == (
-        "python -m sglang.launch_server --model-path deepseek-v3 --tp-size 8 --dp-size 8 "
-        "--enable-dp-attention --ep-size 8 --max-running-requests 512 --chunked-prefill-size 16384 "
+        "python -m sglang.launch_server --model-path deepseek-v3 --tp-size 8 "
+        "--attn-dp-size 8 --ep-size 8 --max-running-requests 512 --chunked-prefill-size 16384 "
         "--context-length 9216 --mem-fraction-static 0.9 --kv-cache-dtype fp8_e4m3"
     )
     assert line.needs == ("a checkpoint with weights in fp8",) and line.defaults
