@@ -103,10 +103,10 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
         not in (*plain, *types_for("operands", served)),
-        # Products are narrow where both operands are: activations are cast to the type of the weights.
+        # Products are narrow where both operands are: the weights' type names that of activations.
         f"matmul_dtype={precision.matmul_dtype} with weights_dtype={precision.weights_dtype}": is_inference
         and precision.matmul_dtype in types_for("operands", served)
-        and precision.weights_dtype != precision.matmul_dtype,
+        and number_type(precision.weights_dtype).served_operands != precision.matmul_dtype,
         f"matmul_scales={precision.matmul_scales}": precision.matmul_scales is not None and is_inference,
         f"saved_dtype={precision.saved_dtype}": precision.saved_dtype is not None and is_inference,
         f"weights_dtype={precision.weights_dtype}": precision.weights_dtype
