@@ -10,7 +10,8 @@ from typing import Any
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families import families, naming
-from meshwright.models.families.family import Family, Preset
+from meshwright.models.families.family import Family
+from meshwright.models.families.releases import Preset
 from meshwright.models.hf import from_hf
 from meshwright.models.model_files import model_from_dict, read_model
 from meshwright.models.stored import dtype_in_name

@@ -8,8 +8,8 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.families import PLAINEST, families, load_family, naming
-from meshwright.models.families.common import EVERY_FILE, OTHER_MODELS
 from meshwright.models.families.family import Family, Fixed, Ignored, Key, Part, Rule
+from meshwright.models.families.keys import EVERY_FILE, OTHER_MODELS
 
 # Tables that hold the text model of one that also sees, hears or speaks, by their names in files of the hub.
 _TEXT_TABLES = ("thinker_config", "text_config", "llm_config", "language_config")

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.models.families.common import HERMES
-from meshwright.models.families.common import LLAMA_CALLS as LLAMA
-from meshwright.models.families.common import MISTRAL_CALLS as MISTRAL
-from meshwright.models.families.family import ToolFormat
+from meshwright.models.families.tool_formats import HERMES, ToolFormat
+from meshwright.models.families.tool_formats import LLAMA_CALLS as LLAMA
+from meshwright.models.families.tool_formats import MISTRAL_CALLS as MISTRAL
 from meshwright.serve.text.tools import Call, ToolText, format_of_template
 
 WEATHER = Call("weather", '{"city": "Köln"}')

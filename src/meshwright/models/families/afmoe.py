@@ -1,24 +1,8 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EPS_1E_5,
-    EXPERTS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    experts,
-    linear,
-    norms,
-)
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Tensor,
-    fixed,
-    ignored,
-    needed,
-)
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, EXPERTS, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts, linear, norms
 
 FAMILY = Family(
     "afmoe",

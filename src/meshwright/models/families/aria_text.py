@@ -1,13 +1,7 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    ROUTER,
-    experts,
-)
 from meshwright.models.families.family import Family, Key, Tensor, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, ROUTER
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts
 
 _FC1 = f"{LAYER}.mlp.experts.fc1.weight"
 

@@ -1,17 +1,9 @@
-from meshwright.models.families.common import (
-    DEEPSEEK_EXPERTS,
-    LATENT,
-    LATENT_TENSORS,
-    LAYER,
-    LLAMA_TENSORS,
-    MTP,
-    SIZES,
-    experts,
-    norms,
-)
-from meshwright.models.families.family import Family, Key, fixed, ignored, mixture, preset, release
+from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LATENT, MTP, SIZES
 from meshwright.models.families.layers import ExpertLayers
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LATENT_TENSORS, LAYER, LLAMA_TENSORS, experts, norms
 
 FAMILY = Family(
     "axk1",

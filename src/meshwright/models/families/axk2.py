@@ -2,9 +2,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix
-from meshwright.models.families.common import PLANNED_POSITIONS
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
 from meshwright.models.families.family import Family, Key
+from meshwright.models.families.keys import PLANNED_POSITIONS
 from meshwright.models.families.layers import ExpertLayers
 
 

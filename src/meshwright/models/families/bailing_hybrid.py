@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix
-from meshwright.models.families.common import DEEPSEEK_EXPERTS, LATENT, PLANNED_POSITIONS, SIZES
 from meshwright.models.families.family import Family, Fixed, Key, fixed, ignored
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LATENT, PLANNED_POSITIONS, SIZES
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.mixers import GatedDelta
 

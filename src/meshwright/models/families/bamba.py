@@ -1,16 +1,9 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EPS_1E_5,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    PROJECTIONS,
-    feed_forward,
-    norms,
-)
-from meshwright.models.families.family import Family, Key, ignored, preset, release
+from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS, StateLayers, mamba_tensors
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, PROJECTIONS, feed_forward, norms
 
 BAMBA_TENSORS = (
     LLAMA_TENSORS

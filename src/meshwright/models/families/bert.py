@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, matrix, vector
-from meshwright.models.families.common import activation
 from meshwright.models.families.family import Family, Key, fixed, ignored, needed
+from meshwright.models.families.keys import activation
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-from meshwright.models.families.common import LLAMA_KEYS, activation, linear, norms
-from meshwright.models.families.family import Family, Key, Tensor, ignored, preset, release
+from meshwright.models.families.family import Family, Key, Tensor, ignored
+from meshwright.models.families.keys import LLAMA_KEYS, activation
+from meshwright.models.families.releases import preset, release
+from meshwright.models.families.tensors import linear, norms
 
 _LAYER = "biogpt.layers.{}"
 _NOT_READ = ("rms_norm_eps", "num_key_value_heads", "head_dim")

@@ -1,14 +1,8 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EPS_1E_5,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    activation,
-    norms,
-)
-from meshwright.models.families.family import Family, preset, release
+from meshwright.models.families.family import Family
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS, activation
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, norms
 
 FAMILY = Family(
     "bitnet",

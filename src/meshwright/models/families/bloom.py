@@ -1,6 +1,7 @@
-from meshwright.models.families.common import HEAD, QKV, fused, linear, norms
-from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed, preset, release
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
 from meshwright.models.families.gpt2 import GPT_SETS
+from meshwright.models.families.releases import preset, release
+from meshwright.models.families.tensors import HEAD, QKV, fused, linear, norms
 
 _H = "transformer.h.{}"
 

@@ -1,14 +1,8 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    FACTOR,
-    LAYER,
-    LAYER_NORM_EPS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    in_pairs,
-)
-from meshwright.models.families.family import Family, Key, Release, Rule, Tensor, preset
+from meshwright.models.families.family import Family, Key, Rule, Tensor
+from meshwright.models.families.keys import ATTENTION_BIAS, FACTOR, LAYER_NORM_EPS, LLAMA_KEYS
+from meshwright.models.families.releases import Release, preset
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, in_pairs
 
 COHERE_KEYS: dict[str, Rule] = (
     {key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}

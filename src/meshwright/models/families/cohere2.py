@@ -1,6 +1,7 @@
 from meshwright.models.families.cohere import COHERE_KEYS, COHERE_SETS, COHERE_TENSORS, SHARED
-from meshwright.models.families.family import Family, ignored, preset, release
+from meshwright.models.families.family import Family, ignored
 from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(

@@ -1,8 +1,9 @@
 from meshwright.models.families.cohere import COHERE_KEYS, COHERE_SETS, COHERE_TENSORS
-from meshwright.models.families.common import EXPERTS, experts
 from meshwright.models.families.family import Family, Fixed, Key, fixed, needed
+from meshwright.models.families.keys import EXPERTS
 from meshwright.models.families.layers import ExpertLayers, LocalLayers
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import experts
 
 FAMILY = Family(
     "cohere2_moe",

@@ -1,6 +1,6 @@
 from meshwright.models.families.cohere import COHERE_KEYS, COHERE_SETS
-from meshwright.models.families.common import PLANNED_POSITIONS
 from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import PLANNED_POSITIONS
 from meshwright.models.families.layers import LocalLayers
 
 FAMILY = Family(

@@ -1,7 +1,8 @@
-from meshwright.models.families.common import EPS_1E_5, LLAMA_KEYS, LLAMA_TENSORS
 from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
 
 FAMILY = Family(
     "cwm",

@@ -2,18 +2,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import HEAD, LLAMA_TENSORS, fused, linear, norms
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Part,
-    Tensor,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Key, Part, Tensor, ignored, needed
+from meshwright.models.families.releases import mixture, preset, release
+from meshwright.models.families.tensors import HEAD, LLAMA_TENSORS, fused, linear, norms
 
 
 class _Theta:

@@ -4,8 +4,8 @@ from typing import Any
 from meshwright.errors import ModelError
 from meshwright.models.config import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix
-from meshwright.models.families.common import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS
 from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS
 
 _MULTIPLE = 256  # widths of feed-forwards are multiples of it
 

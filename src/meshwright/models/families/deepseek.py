@@ -1,12 +1,8 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    DEEPSEEK_EXPERTS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    experts,
-)
-from meshwright.models.families.family import Family, Key, fixed, ignored, published, release
+from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, DEEPSEEK_EXPERTS, LLAMA_KEYS
+from meshwright.models.families.releases import published, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, experts
 
 FAMILY = Family(
     "deepseek",

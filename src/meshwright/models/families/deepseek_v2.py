@@ -1,13 +1,8 @@
-from meshwright.models.families.common import (
-    DEEPSEEK_EXPERTS,
-    LATENT,
-    LATENT_TENSORS,
-    LLAMA_TENSORS,
-    SIZES,
-    experts,
-)
-from meshwright.models.families.family import Family, by_letter, fixed, ignored, mixture, preset, release
+from meshwright.models.families.family import Family, fixed, ignored
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LATENT, SIZES
+from meshwright.models.families.releases import by_letter, mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LATENT_TENSORS, LLAMA_TENSORS, experts
 
 _LATENT = {"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
 

@@ -1,15 +1,8 @@
-from meshwright.models.families.common import (
-    DEEPSEEK_EXPERTS,
-    LATENT,
-    LATENT_TENSORS,
-    LLAMA_TENSORS,
-    MTP,
-    NEXT_LAYER,
-    SIZES,
-    experts,
-)
-from meshwright.models.families.family import Family, Key, Release, fixed, ignored, mixture, preset
+from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LATENT, MTP, SIZES
+from meshwright.models.families.releases import Release, mixture, preset
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LATENT_TENSORS, LLAMA_TENSORS, NEXT_LAYER, experts
 
 LATENT_FIELDS = {"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}
 _YARN = {"kind": "yarn", "original_max_seq_len": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}

@@ -1,8 +1,9 @@
-from meshwright.models.families.common import LAYER, Tensor, linear
 from meshwright.models.families.deepseek_v3 import FAMILY as V3
 from meshwright.models.families.deepseek_v3 import LATENT_FIELDS, V3_PRESET
-from meshwright.models.families.family import Family, Preset, Rule, fixed, ignored, needed, release
+from meshwright.models.families.family import Family, Rule, Tensor, fixed, ignored, needed
+from meshwright.models.families.releases import Preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, linear
 
 # Keys and tensors of the indexer, in both families that have one.
 INDEXER_KEYS: dict[str, Rule] = {

@@ -11,8 +11,9 @@ from meshwright.models.families.by_layer import (
     matrix,
     vector,
 )
-from meshwright.models.families.common import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
-from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed, published, release
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
+from meshwright.models.families.releases import published, release
 
 _RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 

@@ -1,6 +1,6 @@
 from meshwright.models.families.by_layer import ByLayer, vector
-from meshwright.models.families.common import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.family import Family, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
 
 FAMILY = Family(
     "diffllama",

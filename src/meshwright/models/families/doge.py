@@ -3,8 +3,8 @@ from math import isqrt
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, matrix, vector
-from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_KEYS, PLANNED_POSITIONS, ROUTER
 from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, PLANNED_POSITIONS, ROUTER
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,13 +1,8 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    DEEPSEEK_EXPERTS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    NO_LOCAL_LAYERS,
-    experts,
-)
-from meshwright.models.families.family import Family, Fixed, Key, fixed, mixture, preset, release
+from meshwright.models.families.family import Family, Fixed, Key, fixed
+from meshwright.models.families.keys import ATTENTION_BIAS, DEEPSEEK_EXPERTS, LLAMA_KEYS, NO_LOCAL_LAYERS
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, experts
 
 FAMILY = Family(
     "dots1",

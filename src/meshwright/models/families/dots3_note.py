@@ -4,9 +4,9 @@ from typing import Any
 
 from meshwright.models.config import MLA
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
-from meshwright.models.families.common import EPS_1E_5, PLANNED_POSITIONS
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
 from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import EPS_1E_5, PLANNED_POSITIONS
 from meshwright.models.families.layers import ExpertLayers
 
 # Names of a local layer's sizes, and their values if a file has neither them nor `per_layer_config`.

@@ -1,6 +1,8 @@
-from meshwright.models.families.common import EPS_1E_5, LLAMA_KEYS, LLAMA_TENSORS, in_pairs
-from meshwright.models.families.family import Family, Key, preset, release
+from meshwright.models.families.family import Family, Key
+from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, in_pairs
 
 FAMILY = Family(
     "ernie4_5",

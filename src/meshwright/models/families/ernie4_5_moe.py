@@ -1,25 +1,8 @@
-from meshwright.models.families.common import (
-    EPS_1E_5,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    MTP,
-    ROUTER,
-    experts,
-    in_pairs,
-)
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Tensor,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS, MTP, ROUTER
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts, in_pairs
 
 FAMILY = Family(
     "ernie4_5_moe",

@@ -3,8 +3,9 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, matrix
-from meshwright.models.families.common import EPS_1E_5, LLAMA_KEYS, MTP, PLANNED_POSITIONS, ROUTER
-from meshwright.models.families.family import Family, Key, fixed, ignored, published, release
+from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS, MTP, PLANNED_POSITIONS, ROUTER
+from meshwright.models.families.releases import published, release
 
 
 def _first(value: Any, default: Any) -> Any:

@@ -1,5 +1,6 @@
-from meshwright.models.families.common import ACTIVATION, LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.family import Family, Key, ignored, needed, published, release
+from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS, PLANNED_POSITIONS
+from meshwright.models.families.releases import published, release
 
 _KEYS = {key: rule for key, rule in LLAMA_KEYS.items() if key not in ("num_hidden_layers", "hidden_act")}
 

@@ -1,7 +1,9 @@
-from meshwright.models.families.common import EPS_1E_5, LLAMA_KEYS, LLAMA_TENSORS, POST_NORMS_ONLY
-from meshwright.models.families.family import Family, Rule, preset, release
+from meshwright.models.families.family import Family, Rule
+from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, POST_NORMS_ONLY
 
 EXAONE_4_KEYS: dict[str, Rule] = LLAMA_KEYS | EPS_1E_5
 

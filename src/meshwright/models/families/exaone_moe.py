@@ -1,25 +1,9 @@
-from meshwright.models.families.common import (
-    DEEPSEEK_EXPERTS,
-    EPS_1E_5,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    MTP,
-    experts,
-)
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Tensor,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LLAMA_KEYS, MTP
 from meshwright.models.families.layers import ExpertLayers, LocalLayers
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts
 
 _OTHER_NAMES = ("n_routed_experts", "n_shared_experts", "first_k_dense_replace")
 

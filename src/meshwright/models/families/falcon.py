@@ -3,19 +3,11 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import ACTIVATION, HEAD, fused, linear, norms
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Part,
-    Tensor,
-    fixed,
-    ignored,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Key, Part, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import ACTIVATION
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import HEAD, fused, linear, norms
 
 _H = "transformer.h.{}"
 _TWO_NORMS = norms("attention_norm", f"{_H}.ln_attn") | norms("mlp_norm", f"{_H}.ln_mlp")

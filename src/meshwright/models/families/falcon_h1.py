@@ -5,23 +5,9 @@ from typing import Any
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.bamba import BAMBA_TENSORS
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EPS_1E_5,
-    FACTOR,
-    LLAMA_KEYS,
-)
-from meshwright.models.families.family import (
-    Family,
-    Fixed,
-    Key,
-    Part,
-    Preset,
-    Tensor,
-    ignored,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Fixed, Key, Part, Tensor, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, FACTOR, LLAMA_KEYS
+from meshwright.models.families.releases import Preset, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS
 

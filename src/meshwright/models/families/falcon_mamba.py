@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshwright.models.families.family import Family, Key, published, release
+from meshwright.models.families.family import Family, Key
 from meshwright.models.families.mamba import (
     BLOCK_KEYS,
     BLOCK_TENSORS,
@@ -10,6 +10,7 @@ from meshwright.models.families.mamba import (
     SelectiveBlocks,
     read_blocks,
 )
+from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

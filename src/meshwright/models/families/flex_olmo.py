@@ -1,8 +1,8 @@
-from meshwright.models.families.common import experts
 from meshwright.models.families.family import Family, Key
 from meshwright.models.families.olmo2 import OLMO_2_SETS, OLMO_2_TENSORS
 from meshwright.models.families.olmoe import OLMOE_KEYS
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import experts
 
 FAMILY = Family(
     "flex_olmo",

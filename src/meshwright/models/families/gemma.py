@@ -1,7 +1,9 @@
-from meshwright.models.families.common import ACTIVATION, LLAMA_TENSORS
-from meshwright.models.families.family import Family, Key, by_letter, preset, release
+from meshwright.models.families.family import Family, Key
 from meshwright.models.families.gemma_keys import GEMMA_KEYS, GEMMA_SETS
+from meshwright.models.families.keys import ACTIVATION
+from meshwright.models.families.releases import by_letter, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
 
 FAMILY = Family(
     "gemma",

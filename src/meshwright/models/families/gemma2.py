@@ -1,8 +1,9 @@
-from meshwright.models.families.common import LLAMA_TENSORS, POST_NORMS
-from meshwright.models.families.family import Family, preset, release
+from meshwright.models.families.family import Family
 from meshwright.models.families.gemma_keys import GEMMA_2_KEYS, GEMMA_2_SETS
 from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, POST_NORMS
 
 FAMILY = Family(
     "gemma2",

@@ -3,8 +3,9 @@ from typing import Any
 
 from meshwright.models.config import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed, matrix, vector
-from meshwright.models.families.family import Family, Key, ignored, published, release
+from meshwright.models.families.family import Family, Key, ignored
 from meshwright.models.families.gemma4 import GEMMA_4_KEYS
+from meshwright.models.families.releases import published, release
 
 _PATTERN = 5  # each fifth layer sees all positions, unless a list says otherwise
 

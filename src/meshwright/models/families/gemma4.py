@@ -4,8 +4,9 @@ from typing import Any
 
 from meshwright.models.config import Extra, MoE
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
-from meshwright.models.families.common import ACTIVATION, SIZES
-from meshwright.models.families.family import Family, Key, Rule, ignored, published, release
+from meshwright.models.families.family import Family, Key, Rule, ignored
+from meshwright.models.families.keys import ACTIVATION, SIZES
+from meshwright.models.families.releases import published, release
 
 _PATTERN = 6  # each sixth layer sees all positions, unless a list says otherwise
 

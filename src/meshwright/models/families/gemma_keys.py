@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from meshwright.models.families.common import ACTIVATION, LLAMA_KEYS, QUERY_SCALAR
 from meshwright.models.families.family import Key, Rule, fixed, ignored
+from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS, QUERY_SCALAR
 
 GEMMA_SETS: dict[str, Any] = {"norm_offset": True, "scale_embedding": True}
 GEMMA_KEYS: dict[str, Rule] = (

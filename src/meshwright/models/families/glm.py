@@ -1,6 +1,8 @@
-from meshwright.models.families.common import HEAD, LAYER, LLAMA_KEYS, LLAMA_TENSORS, fused, in_pairs
-from meshwright.models.families.family import Family, Key, Rule, preset, release
+from meshwright.models.families.family import Family, Key, Rule
+from meshwright.models.families.keys import LLAMA_KEYS
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import HEAD, LAYER, LLAMA_TENSORS, fused, in_pairs
 
 GLM_KEYS: dict[str, Rule] = LLAMA_KEYS | {
     "attention_bias": Key("qkv_bias", True),

@@ -1,7 +1,8 @@
-from meshwright.models.families.common import LAYER, norms
-from meshwright.models.families.family import Family, by_letter, preset, release
+from meshwright.models.families.family import Family
 from meshwright.models.families.glm import GLM_KEYS, GLM_TENSORS
+from meshwright.models.families.releases import by_letter, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, norms
 
 FAMILY = Family(
     "glm4",

@@ -1,14 +1,8 @@
-from meshwright.models.families.common import (
-    DEEPSEEK_EXPERTS,
-    EPS_1E_5,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    MTP,
-    NEXT_LAYER,
-    experts,
-)
-from meshwright.models.families.family import Family, Key, by_letter, fixed, ignored, mixture, preset, release
+from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LLAMA_KEYS, MTP
+from meshwright.models.families.releases import by_letter, mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, NEXT_LAYER, experts
 
 _GLM_4_5 = by_letter("L=92, D=5120, F=12_288") | {
     "qk_norm": True,

@@ -1,17 +1,9 @@
-from meshwright.models.families.common import (
-    DEEPSEEK_EXPERTS,
-    EPS_1E_5,
-    LATENT,
-    LATENT_TENSORS,
-    LLAMA_TENSORS,
-    MTP,
-    NEXT_LAYER,
-    SIZES,
-    experts,
-)
-from meshwright.models.families.family import Family, Key, fixed, mixture, preset, release
+from meshwright.models.families.family import Family, Key, fixed
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LATENT, MTP, SIZES
 from meshwright.models.families.layers import ExpertLayers
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LATENT_TENSORS, LLAMA_TENSORS, NEXT_LAYER, experts
 
 FAMILY = Family(
     "glm4_moe_lite",

@@ -9,9 +9,9 @@ from meshwright.models.families.by_layer import (
     matrix,
     vector,
 )
-from meshwright.models.families.common import EPS_1E_5, PLANNED_POSITIONS
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
 from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import EPS_1E_5, PLANNED_POSITIONS
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.mixers import GatedDelta
 

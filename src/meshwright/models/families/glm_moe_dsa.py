@@ -7,17 +7,8 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import by_layer
 from meshwright.models.families.deepseek_v3 import FAMILY as V3
 from meshwright.models.families.deepseek_v32 import INDEXER_KEYS, INDEXER_TENSORS
-from meshwright.models.families.family import (
-    Family,
-    Fixed,
-    Key,
-    Part,
-    Release,
-    ignored,
-    mixture,
-    preset,
-    published,
-)
+from meshwright.models.families.family import Family, Fixed, Key, Part, ignored
+from meshwright.models.families.releases import Release, mixture, preset, published
 from meshwright.models.families.rope import Rope
 
 

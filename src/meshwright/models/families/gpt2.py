@@ -1,5 +1,7 @@
-from meshwright.models.families.common import ACTIVATION, HEAD, norms
-from meshwright.models.families.family import Family, Key, Release, Tensor, fixed, ignored, needed, preset
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import ACTIVATION
+from meshwright.models.families.releases import Release, preset
+from meshwright.models.families.tensors import HEAD, norms
 
 GPT_SETS = {
     "norm": "layer",

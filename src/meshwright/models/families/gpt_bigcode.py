@@ -1,7 +1,8 @@
-from meshwright.models.families.common import fused, linear
-from meshwright.models.families.family import Family, fixed, ignored, preset, release
+from meshwright.models.families.family import Family, fixed, ignored
 from meshwright.models.families.gpt2 import FAMILY as GPT_2
 from meshwright.models.families.gpt2 import GPT_SETS
+from meshwright.models.families.releases import preset, release
+from meshwright.models.families.tensors import fused, linear
 
 _H = "transformer.h.{}"
 

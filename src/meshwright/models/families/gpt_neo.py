@@ -3,8 +3,10 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import ACTIVATION, HEAD, linear, norms
-from meshwright.models.families.family import Family, Key, Part, Tensor, ignored, needed, preset, release
+from meshwright.models.families.family import Family, Key, Part, Tensor, ignored, needed
+from meshwright.models.families.keys import ACTIVATION
+from meshwright.models.families.releases import preset, release
+from meshwright.models.families.tensors import HEAD, linear, norms
 
 _H = "transformer.h.{}"
 

@@ -1,6 +1,8 @@
-from meshwright.models.families.common import LAYER_NORM_EPS, LLAMA_KEYS, activation, fused, linear, norms
-from meshwright.models.families.family import Family, Key, Release, Tensor, ignored, preset
+from meshwright.models.families.family import Family, Key, Tensor, ignored
+from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, activation
+from meshwright.models.families.releases import Release, preset
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import fused, linear, norms
 
 _LAYER = "gpt_neox.layers.{}"
 _NOT_READ = ("rms_norm_eps", "num_key_value_heads")

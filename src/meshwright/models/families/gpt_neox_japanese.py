@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, vector
-from meshwright.models.families.common import LAYER_NORM_EPS, LLAMA_KEYS, PLANNED_POSITIONS, activation
 from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, PLANNED_POSITIONS, activation
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

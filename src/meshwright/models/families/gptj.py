@@ -1,5 +1,7 @@
-from meshwright.models.families.common import ACTIVATION, in_pairs, linear, norms
-from meshwright.models.families.family import Family, Key, Rule, Tensor, ignored, needed, preset, release
+from meshwright.models.families.family import Family, Key, Rule, Tensor, ignored, needed
+from meshwright.models.families.keys import ACTIVATION
+from meshwright.models.families.releases import preset, release
+from meshwright.models.families.tensors import in_pairs, linear, norms
 
 _H = "transformer.h.{}"
 GPTJ_KEYS: dict[str, Rule] = (

@@ -1,6 +1,8 @@
-from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_KEYS, LLAMA_TENSORS, MULTIPLIERS
-from meshwright.models.families.family import Family, Key, by_letter, preset, release
+from meshwright.models.families.family import Family, Key
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, MULTIPLIERS
+from meshwright.models.families.releases import by_letter, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
 
 FAMILY = Family(
     "granite",

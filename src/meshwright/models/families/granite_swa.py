@@ -3,17 +3,11 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EPS_1E_5,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    MULTIPLIERS,
-)
 from meshwright.models.families.family import Family, Key, Part, Tensor
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS, MULTIPLIERS
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS
 
 
 class _LayerThetas:

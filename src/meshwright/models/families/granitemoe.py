@@ -1,23 +1,8 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EXPERTS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    MULTIPLIERS,
-    fused_experts,
-)
-from meshwright.models.families.family import (
-    Family,
-    Rule,
-    Tensor,
-    by_letter,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Rule, Tensor, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, EXPERTS, LLAMA_KEYS, MULTIPLIERS
+from meshwright.models.families.releases import by_letter, mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, fused_experts
 
 _MOE = f"{LAYER}.block_sparse_moe"
 GRANITE_MOE_KEYS: dict[str, Rule] = (

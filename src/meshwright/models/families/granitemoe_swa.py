@@ -1,9 +1,9 @@
-from meshwright.models.families.common import LAYER, LLAMA_TENSORS, fused_experts
 from meshwright.models.families.family import Family, Tensor, fixed
 from meshwright.models.families.granite_swa import LAYER_THETAS, SINKS
 from meshwright.models.families.granitemoe import GRANITE_MOE_KEYS
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, fused_experts
 
 _MOE = f"{LAYER}.block_sparse_moe"
 

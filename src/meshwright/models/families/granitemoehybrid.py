@@ -3,28 +3,12 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    MULTIPLIERS,
-    ROUTER,
-    fused_experts,
-)
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Part,
-    Release,
-    Tensor,
-    ignored,
-    mixture,
-    preset,
-    published,
-)
+from meshwright.models.families.family import Family, Key, Part, Tensor, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, MULTIPLIERS, ROUTER
+from meshwright.models.families.releases import Release, mixture, preset, published
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS, StateLayers, mamba_tensors
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, fused_experts
 
 _MOE = f"{LAYER}.block_sparse_moe"
 

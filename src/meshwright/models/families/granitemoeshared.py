@@ -3,10 +3,10 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import LAYER, fused_experts
 from meshwright.models.families.family import Family, Part
 from meshwright.models.families.granitemoe import GRANITE_MOE_KEYS, GRANITE_MOE_TENSORS
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, fused_experts
 
 
 class _SharedWidth:

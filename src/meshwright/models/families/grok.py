@@ -2,8 +2,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.common import EPS_1E_5, EXPERTS, LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.family import Family, Key, fixed, ignored, needed, published, release
+from meshwright.models.families.family import Family, Key, fixed, ignored, needed
+from meshwright.models.families.keys import EPS_1E_5, EXPERTS, LLAMA_KEYS, PLANNED_POSITIONS
+from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

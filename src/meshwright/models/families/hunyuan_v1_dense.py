@@ -1,13 +1,8 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EPS_1E_5,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    norms,
-)
-from meshwright.models.families.family import Family, Key, Rule, fixed, ignored, published, release
+from meshwright.models.families.family import Family, Key, Rule, fixed, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS
+from meshwright.models.families.releases import published, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, norms
 
 HUNYUAN_KEYS: dict[str, Rule] = (
     LLAMA_KEYS

@@ -1,20 +1,11 @@
 from typing import Any
 
-from meshwright.models.families.common import LAYER, ROUTER, experts
-from meshwright.models.families.family import (
-    Family,
-    Form,
-    Key,
-    Tensor,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Form, Key, Tensor, fixed, ignored, needed
 from meshwright.models.families.hunyuan_v1_dense import HUNYUAN_KEYS, HUNYUAN_SETS, HUNYUAN_TENSORS
+from meshwright.models.families.keys import ROUTER
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, experts
 
 
 def _read_same(value: Any) -> Any:

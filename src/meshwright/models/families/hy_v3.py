@@ -1,7 +1,8 @@
-from meshwright.models.families.common import EPS_1E_5, EXPERTS, LAYER, LLAMA_KEYS, LLAMA_TENSORS, experts
 from meshwright.models.families.family import Family, Key, Tensor, ignored, needed
+from meshwright.models.families.keys import EPS_1E_5, EXPERTS, LLAMA_KEYS
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts
 
 FAMILY = Family(
     "hy_v3",

@@ -2,10 +2,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, hyper_connections, joined_streams, vector
-from meshwright.models.families.common import PLANNED_POSITIONS
 from meshwright.models.families.family import Family, Key, ignored
 from meshwright.models.families.glm_moe_dsa import FAMILY as GLM
 from meshwright.models.families.glm_moe_dsa import Indexers
+from meshwright.models.families.keys import PLANNED_POSITIONS
 from meshwright.models.families.layers import ExpertLayers
 
 

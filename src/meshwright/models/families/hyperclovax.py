@@ -1,14 +1,7 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    FACTOR,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    MULTIPLIERS,
-    norms,
-)
 from meshwright.models.families.family import Family, Form, Key
+from meshwright.models.families.keys import ATTENTION_BIAS, FACTOR, LLAMA_KEYS, MULTIPLIERS
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, norms
 
 # No factor means the usual one.
 _QUERY_SCALE = Form(write=lambda value, model: value or model.d_head**-0.5)

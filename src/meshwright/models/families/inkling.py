@@ -3,8 +3,8 @@ from typing import Any
 
 from meshwright.models.config import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
-from meshwright.models.families.common import LLAMA_KEYS, PLANNED_POSITIONS, ROUTER
 from meshwright.models.families.family import Family, Key, Rule, fixed, ignored, needed
+from meshwright.models.families.keys import LLAMA_KEYS, PLANNED_POSITIONS, ROUTER
 
 _LOCAL = "hybrid_sliding"
 

@@ -1,5 +1,6 @@
-from meshwright.models.families.common import LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.family import Family, Key, ignored, published, release
+from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import LLAMA_KEYS, PLANNED_POSITIONS
+from meshwright.models.families.releases import published, release
 
 FAMILY = Family(
     "internlm2",

@@ -1,12 +1,7 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    LAYER_NORM_EPS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    activation,
-)
 from meshwright.models.families.family import Family, Key
+from meshwright.models.families.keys import ATTENTION_BIAS, LAYER_NORM_EPS, LLAMA_KEYS, activation
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
 
 FAMILY = Family(
     "jais2",

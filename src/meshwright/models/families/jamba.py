@@ -4,25 +4,11 @@ from typing import Any
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.common import (
-    EXPERTS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    PROJECTIONS,
-    feed_forward,
-)
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Tensor,
-    fixed,
-    ignored,
-    needed,
-    published,
-    release,
-)
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import EXPERTS, LLAMA_KEYS
+from meshwright.models.families.releases import published, release
 from meshwright.models.families.state_layers import selective_tensors
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, PROJECTIONS, feed_forward
 from meshwright.models.mixers import Selective
 
 

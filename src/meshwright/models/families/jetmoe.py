@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, matrix, vector
-from meshwright.models.families.common import ACTIVATION, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS, PLANNED_POSITIONS
 
 _NOT_READ = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "intermediate_size")
 

@@ -3,33 +3,19 @@ from typing import Any
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import vector
-from meshwright.models.families.common import (
-    EPS_1E_5,
-    LATENT,
+from meshwright.models.families.family import Family, Fixed, Key, Part, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import EPS_1E_5, LATENT, SIZES
+from meshwright.models.families.releases import Release, mixture, preset, published
+from meshwright.models.families.state_layers import StateLayers
+from meshwright.models.families.tensors import (
     LATENT_TENSORS,
     LAYER,
     LLAMA_TENSORS,
     PROJECTIONS,
-    SIZES,
     experts,
     feed_forward,
     linear,
 )
-from meshwright.models.families.family import (
-    Family,
-    Fixed,
-    Key,
-    Part,
-    Release,
-    Tensor,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    published,
-)
-from meshwright.models.families.state_layers import StateLayers
 
 _ATTENTION = f"{LAYER}.self_attn"
 _CONVOLVED = ("gs", "gs", "gup")

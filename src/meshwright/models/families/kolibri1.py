@@ -1,7 +1,9 @@
-from meshwright.models.families.common import LAYER, LLAMA_KEYS, LLAMA_TENSORS, ROUTER, experts, norms
-from meshwright.models.families.family import Family, Key, Tensor, ignored, mixture, needed, preset, release
+from meshwright.models.families.family import Family, Key, Tensor, ignored, needed
+from meshwright.models.families.keys import LLAMA_KEYS, ROUTER
 from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts, norms
 
 FAMILY = Family(
     "kolibri1",

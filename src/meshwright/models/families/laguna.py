@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed, matrix
-from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_KEYS, NUM_EXPERTS
 from meshwright.models.families.family import Family, Fixed, Key, ignored, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, NUM_EXPERTS
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

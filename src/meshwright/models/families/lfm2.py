@@ -2,20 +2,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import EMBEDDING, LAYER, SIZES, feed_forward, fused, linear, norms
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Part,
-    Rule,
-    Tensor,
-    ignored,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Key, Part, Rule, Tensor, ignored, needed
+from meshwright.models.families.keys import SIZES
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import StateLayers
+from meshwright.models.families.tensors import EMBEDDING, LAYER, feed_forward, fused, linear, norms
 
 
 class _Width:

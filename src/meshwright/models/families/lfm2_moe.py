@@ -1,7 +1,9 @@
-from meshwright.models.families.common import EXPERTS, LAYER, feed_forward
-from meshwright.models.families.family import Family, Key, Tensor, fixed, mixture, needed, preset, release
+from meshwright.models.families.family import Family, Key, Tensor, fixed, needed
+from meshwright.models.families.keys import EXPERTS
 from meshwright.models.families.lfm2 import LFM2_KEYS, LFM2_LAYERS, LFM2_TENSORS
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, feed_forward
 
 _MLP = f"{LAYER}.feed_forward"
 

@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix
-from meshwright.models.families.common import ACTIVATION, PLANNED_POSITIONS
 from meshwright.models.families.family import Family, Key, fixed
+from meshwright.models.families.keys import ACTIVATION, PLANNED_POSITIONS
 from meshwright.models.families.lfm2 import LFM2_KEYS
 
 

@@ -1,7 +1,10 @@
 from meshwright.models.config import Unquantised
-from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_CALLS, LLAMA_KEYS, LLAMA_TENSORS
-from meshwright.models.families.family import Family, Key, Release, fixed, preset
+from meshwright.models.families.family import Family, Key, fixed
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS
+from meshwright.models.families.releases import Release, preset
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
+from meshwright.models.families.tool_formats import LLAMA_CALLS
 
 _LONG = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_seq_len": 8192}
 _LLAMA_3 = {"num_kv_heads": 8, "vocab_size": 128_256, "rope_theta": 500_000.0}

@@ -3,32 +3,19 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EPS_1E_5,
-    EXPERTS,
+from meshwright.models.families.family import Family, Key, Part, Tensor, ignored, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, EXPERTS, LLAMA_KEYS
+from meshwright.models.families.layers import CHUNKED_LAYERS, UnturnedLayers
+from meshwright.models.families.releases import by_letter, mixture, preset, release
+from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import (
     LAYER,
-    LLAMA_KEYS,
     LLAMA_TENSORS,
     PROJECTIONS,
     feed_forward,
     gate_up,
     in_pairs,
 )
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Part,
-    Tensor,
-    by_letter,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    release,
-)
-from meshwright.models.families.layers import CHUNKED_LAYERS, UnturnedLayers
-from meshwright.models.families.rope import Rope
 
 _MLP = f"{LAYER}.feed_forward"
 _FLOOR_SCALE = 8192

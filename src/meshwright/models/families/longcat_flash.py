@@ -4,8 +4,9 @@ from typing import Any
 
 from meshwright.models.config import Variant
 from meshwright.models.families.by_layer import ByLayer, matrix, vector
-from meshwright.models.families.common import ATTENTION_BIAS, EPS_1E_5, LATENT, LLAMA_KEYS, MTP, ROUTER
-from meshwright.models.families.family import Family, Key, ignored, needed, published, release
+from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LATENT, LLAMA_KEYS, MTP, ROUTER
+from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

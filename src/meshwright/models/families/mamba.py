@@ -4,19 +4,11 @@ from typing import Any
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.common import ACTIVATION, HEAD
-from meshwright.models.families.family import (
-    Family,
-    Fixed,
-    Key,
-    Rule,
-    Tensor,
-    ignored,
-    needed,
-    published,
-    release,
-)
+from meshwright.models.families.family import Family, Fixed, Key, Rule, Tensor, ignored, needed
+from meshwright.models.families.keys import ACTIVATION
+from meshwright.models.families.releases import published, release
 from meshwright.models.families.state_layers import selective_tensors
+from meshwright.models.families.tensors import HEAD
 from meshwright.models.mixers import Selective
 
 # A state has no heads. These only bound the degree of a tensor axis.

@@ -4,8 +4,9 @@ from typing import Any
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Fixed, Key, ignored, published, release
+from meshwright.models.families.family import Family, Fixed, Key, ignored
 from meshwright.models.families.mamba import BLOCK_KEYS, OUTER_TENSORS, of_blocks
+from meshwright.models.families.releases import published, release
 from meshwright.models.families.state_layers import mamba_tensors
 from meshwright.models.mixers import StateSpace
 

@@ -1,7 +1,8 @@
-from meshwright.models.families.common import ATTENTION_BIAS, EXPERTS, LLAMA_KEYS, LLAMA_TENSORS, experts
 from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, EXPERTS, LLAMA_KEYS
 from meshwright.models.families.layers import ExpertLayers, LocalLayers
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, experts
 
 FAMILY = Family(
     "mellum",

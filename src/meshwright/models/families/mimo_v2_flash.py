@@ -3,8 +3,9 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer
-from meshwright.models.families.common import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
-from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, published, release
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
+from meshwright.models.families.releases import published, release
 
 _PATTERN = 6
 

@@ -2,9 +2,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS
-from meshwright.models.families.family import Family, Key, Part, fixed, published, release
+from meshwright.models.families.family import Family, Key, Part, fixed
+from meshwright.models.families.keys import LLAMA_KEYS
+from meshwright.models.families.releases import published, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
 
 
 class _Scales:

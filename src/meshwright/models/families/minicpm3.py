@@ -3,9 +3,11 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import EPS_1E_5, FACTOR, LATENT, LATENT_TENSORS, LLAMA_TENSORS, SIZES
-from meshwright.models.families.family import Family, Key, Part, fixed, preset, release
+from meshwright.models.families.family import Family, Key, Part, fixed
+from meshwright.models.families.keys import EPS_1E_5, FACTOR, LATENT, SIZES
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LATENT_TENSORS, LLAMA_TENSORS
 
 
 class _Scales:

@@ -2,30 +2,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import (
-    EPS_1E_5,
-    EXPERTS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    feed_forward,
-    fused,
-    linear,
-)
-from meshwright.models.families.family import (
-    Family,
-    Fixed,
-    Part,
-    Tensor,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Fixed, Part, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import EPS_1E_5, EXPERTS, LLAMA_KEYS
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import StateLayers
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, feed_forward, fused, linear
 
 
 class _Residuals:

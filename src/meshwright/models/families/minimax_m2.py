@@ -1,25 +1,8 @@
-from meshwright.models.families.common import (
-    EXPERTS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    WIDE_QK_NORMS,
-    experts,
-)
-from meshwright.models.families.family import (
-    Family,
-    Fixed,
-    Key,
-    Tensor,
-    by_letter,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Fixed, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import EXPERTS, LLAMA_KEYS
+from meshwright.models.families.releases import by_letter, mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, WIDE_QK_NORMS, experts
 
 _MOE = f"{LAYER}.block_sparse_moe"
 

@@ -4,8 +4,9 @@ from typing import Any
 from meshwright.errors import ModelError
 from meshwright.models.config import Indexer
 from meshwright.models.families.by_layer import ByLayer, by_layer
-from meshwright.models.families.common import LLAMA_KEYS, MTP
-from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed, published, release
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed
+from meshwright.models.families.keys import LLAMA_KEYS, MTP
+from meshwright.models.families.releases import published, release
 
 # Names of the indexer's sizes in transformers, and in the table of older files.
 _INDEX = {

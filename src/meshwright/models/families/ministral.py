@@ -1,7 +1,9 @@
-from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS, MISTRAL_CALLS
 from meshwright.models.families.family import Family
+from meshwright.models.families.keys import LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
+from meshwright.models.families.tool_formats import MISTRAL_CALLS
 
 FAMILY = Family(
     "ministral",

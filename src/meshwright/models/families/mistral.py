@@ -1,7 +1,10 @@
-from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS, MISTRAL_CALLS
-from meshwright.models.families.family import Family, preset, release
+from meshwright.models.families.family import Family
+from meshwright.models.families.keys import LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
+from meshwright.models.families.tool_formats import MISTRAL_CALLS
 
 FAMILY = Family(
     "mistral",

@@ -1,16 +1,8 @@
-from meshwright.models.families.common import (
-    DEEPSEEK_EXPERTS,
-    LATENT,
-    LATENT_TENSORS,
-    LAYER,
-    LLAMA_TENSORS,
-    MISTRAL_CALLS,
-    SIZES,
-    experts,
-    fused_experts,
-)
 from meshwright.models.families.family import Family, Key, fixed
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LATENT, SIZES
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LATENT_TENSORS, LAYER, LLAMA_TENSORS, experts, fused_experts
+from meshwright.models.families.tool_formats import MISTRAL_CALLS
 
 FAMILY = Family(
     "mistral4",

@@ -4,10 +4,10 @@ from typing import Any
 from meshwright.errors import ModelError
 from meshwright.models.config import MLA
 from meshwright.models.families.by_layer import ByLayer, by_layer, vector
-from meshwright.models.families.common import EPS_1E_5
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
 from meshwright.models.families.family import Family, Fixed, Key, ignored
 from meshwright.models.families.glm_moe_dsa import Indexers
+from meshwright.models.families.keys import EPS_1E_5
 from meshwright.models.families.layers import ExpertLayers
 
 

@@ -1,15 +1,10 @@
-from meshwright.models.families.common import (
-    EPS_1E_5,
-    EXPERTS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    MISTRAL_CALLS,
-    experts,
-)
-from meshwright.models.families.family import Family, mixture, needed, preset, release
+from meshwright.models.families.family import Family, needed
+from meshwright.models.families.keys import EPS_1E_5, EXPERTS, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts
+from meshwright.models.families.tool_formats import MISTRAL_CALLS
 
 FAMILY = Family(
     "mixtral",

@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, vector
-from meshwright.models.families.common import EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.family import Family, ignored
+from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,15 +1,6 @@
-from meshwright.models.families.common import HEAD, QKV, fused, linear, norms
-from meshwright.models.families.family import (
-    Family,
-    Fixed,
-    Key,
-    Tensor,
-    fixed,
-    ignored,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Fixed, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.releases import preset, release
+from meshwright.models.families.tensors import HEAD, QKV, fused, linear, norms
 
 _LAYER = "transformer.blocks.{}"
 

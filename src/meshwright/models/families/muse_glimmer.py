@@ -1,5 +1,5 @@
-from meshwright.models.families.common import ACTIVATION, EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import ACTIVATION, EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.layers import LocalLayers
 
 # Keys of both Muse families.

@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, vector
-from meshwright.models.families.common import ROUTER
 from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.keys import ROUTER
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.muse_glimmer import MUSE_KEYS
 

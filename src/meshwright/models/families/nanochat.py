@@ -1,15 +1,10 @@
 from dataclasses import replace
 
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    activation,
-    linear,
-)
-from meshwright.models.families.family import Family, Key, preset, release
+from meshwright.models.families.family import Family, Key
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, activation
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, linear
 
 FAMILY = Family(
     "nanochat",

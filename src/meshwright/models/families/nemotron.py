@@ -1,6 +1,8 @@
-from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_KEYS, LLAMA_TENSORS, activation
-from meshwright.models.families.family import Family, Key, preset, release
+from meshwright.models.families.family import Family, Key
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, activation
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
 
 FAMILY = Family(
     "nemotron",

@@ -3,23 +3,11 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import ACTIVATION, EXPERTS, SIZES, linear
-from meshwright.models.families.family import (
-    Family,
-    Fixed,
-    Key,
-    Part,
-    Release,
-    Rule,
-    Tensor,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    published,
-)
+from meshwright.models.families.family import Family, Fixed, Key, Part, Rule, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import ACTIVATION, EXPERTS, SIZES
+from meshwright.models.families.releases import Release, mixture, preset, published
 from meshwright.models.families.state_layers import ATTENTION_NAMES, STATE_NAMES, mamba_tensors
+from meshwright.models.families.tensors import linear
 
 _LAYER = "backbone.layers.{}"
 _MIXER = f"{_LAYER}.mixer"

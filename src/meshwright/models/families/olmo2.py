@@ -1,13 +1,8 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EPS_1E_5,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    POST_NORMS_ONLY,
-    WIDE_QK_NORMS,
-)
-from meshwright.models.families.family import Family, Rule, preset, release
+from meshwright.models.families.family import Family, Rule
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, POST_NORMS_ONLY, WIDE_QK_NORMS
 
 OLMO_2_KEYS: dict[str, Rule] = LLAMA_KEYS | EPS_1E_5 | ATTENTION_BIAS
 OLMO_2_SETS = {"pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_over": "width"}

@@ -1,6 +1,7 @@
-from meshwright.models.families.family import Family, preset, release
+from meshwright.models.families.family import Family
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.olmo2 import OLMO_2_KEYS, OLMO_2_SETS, OLMO_2_TENSORS
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 
 FAMILY = Family(

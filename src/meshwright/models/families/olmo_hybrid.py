@@ -2,8 +2,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer
-from meshwright.models.families.common import ATTENTION_BIAS, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.family import Family, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.mixers import GatedDelta
 
 

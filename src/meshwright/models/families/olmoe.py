@@ -1,14 +1,8 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EPS_1E_5,
-    EXPERTS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    WIDE_QK_NORMS,
-    experts,
-)
-from meshwright.models.families.family import Family, Key, Rule, mixture, needed, preset, release
+from meshwright.models.families.family import Family, Key, Rule, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, EXPERTS, LLAMA_KEYS
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, WIDE_QK_NORMS, experts
 
 OLMOE_KEYS: dict[str, Rule] = (
     LLAMA_KEYS

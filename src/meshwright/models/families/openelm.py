@@ -2,8 +2,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed
-from meshwright.models.families.common import ACTIVATION, PLANNED_POSITIONS
-from meshwright.models.families.family import Family, Key, fixed, ignored, needed, published, release
+from meshwright.models.families.family import Family, Key, fixed, ignored, needed
+from meshwright.models.families.keys import ACTIVATION, PLANNED_POSITIONS
+from meshwright.models.families.releases import published, release
 
 
 def _rounded(width: float, divisor: int) -> int:

@@ -3,18 +3,10 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import ACTIVATION, HEAD, LLAMA_KEYS, linear, norms
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Part,
-    Tensor,
-    fixed,
-    ignored,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Key, Part, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS
+from meshwright.models.families.releases import preset, release
+from meshwright.models.families.tensors import HEAD, linear, norms
 
 _LAYER = "model.decoder.layers.{}"
 _NOT_READ = ("rms_norm_eps", "num_key_value_heads", "head_dim", "hidden_act", "intermediate_size")

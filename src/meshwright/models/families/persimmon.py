@@ -1,15 +1,8 @@
-from meshwright.models.families.common import (
-    LAYER,
-    LAYER_NORM_EPS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    activation,
-    fused,
-    linear,
-    norms,
-)
-from meshwright.models.families.family import Family, Key, ignored, preset, release
+from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, activation
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, fused, linear, norms
 
 _NOT_READ = ("rms_norm_eps", "num_key_value_heads")
 

@@ -1,14 +1,8 @@
-from meshwright.models.families.common import (
-    LAYER,
-    LAYER_NORM_EPS,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    activation,
-    linear,
-    norms,
-)
-from meshwright.models.families.family import Family, fixed, ignored, preset, release
+from meshwright.models.families.family import Family, fixed, ignored
+from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, activation
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, linear, norms
 
 FAMILY = Family(
     "phi",

@@ -1,7 +1,9 @@
-from meshwright.models.families.common import EPS_1E_5, LAYER, LLAMA_KEYS, LLAMA_TENSORS, QKV, fused
-from meshwright.models.families.family import Family, Release, fixed, ignored, preset
+from meshwright.models.families.family import Family, fixed, ignored
+from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.releases import Release, preset
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, QKV, fused
 
 # Phi-3.5-mini's, for its 48 pairs.
 _SHORT = (

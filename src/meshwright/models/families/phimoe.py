@@ -4,28 +4,12 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import (
-    EPS_1E_5,
-    EXPERTS,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    experts,
-    linear,
-)
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Part,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Key, Part, fixed, ignored, needed
+from meshwright.models.families.keys import EPS_1E_5, EXPERTS, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts, linear
 
 
 class _Magnitude:

@@ -3,7 +3,8 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Key, fixed, ignored, needed, published, release
+from meshwright.models.families.family import Family, Key, fixed, ignored, needed
+from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

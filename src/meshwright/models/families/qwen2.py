@@ -1,6 +1,9 @@
-from meshwright.models.families.common import HERMES, LLAMA_KEYS, LLAMA_TENSORS, MTP, NO_LOCAL_LAYERS
-from meshwright.models.families.family import DraftNames, Family, Release, fixed, ignored, preset
+from meshwright.models.families.family import DraftNames, Family, fixed, ignored
+from meshwright.models.families.keys import LLAMA_KEYS, MTP, NO_LOCAL_LAYERS
+from meshwright.models.families.releases import Release, preset
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
+from meshwright.models.families.tool_formats import HERMES
 
 _SHARED = {"max_seq_len": 131_072, "norm_eps": 1e-6, "rope_theta": 1e6}
 

@@ -1,14 +1,9 @@
-from meshwright.models.families.common import (
-    HERMES,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    NO_LOCAL_LAYERS,
-    ROUTER,
-    experts,
-)
-from meshwright.models.families.family import Family, Key, Tensor, fixed, mixture, needed, preset, release
+from meshwright.models.families.family import Family, Key, Tensor, fixed, needed
+from meshwright.models.families.keys import LLAMA_KEYS, NO_LOCAL_LAYERS, ROUTER
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts
+from meshwright.models.families.tool_formats import HERMES
 
 FAMILY = Family(
     "qwen2_moe",

@@ -1,12 +1,9 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    HERMES,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    NO_LOCAL_LAYERS,
-)
-from meshwright.models.families.family import Family, Key, by_letter, ignored, preset, release
+from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, NO_LOCAL_LAYERS
+from meshwright.models.families.releases import by_letter, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
+from meshwright.models.families.tool_formats import HERMES
 
 FAMILY = Family(
     "qwen3",

@@ -1,5 +1,6 @@
-from meshwright.models.families.common import HERMES, LLAMA_KEYS, LLAMA_TENSORS, NO_LOCAL_LAYERS
-from meshwright.models.families.family import Family, Fixed, Key, fixed, ignored, preset, release
+from meshwright.models.families.family import Family, Fixed, Key, fixed, ignored
+from meshwright.models.families.keys import LLAMA_KEYS, NO_LOCAL_LAYERS
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import (
     DELTA_KEYS,
@@ -7,6 +8,8 @@ from meshwright.models.families.state_layers import (
     SPLIT_DELTA_TENSORS,
     StateLayers,
 )
+from meshwright.models.families.tensors import LLAMA_TENSORS
+from meshwright.models.families.tool_formats import HERMES
 
 # Keys of both Qwen3.5 families.
 QWEN3_5_KEYS = (

@@ -1,16 +1,10 @@
-from meshwright.models.families.common import HERMES, LAYER, LLAMA_TENSORS, NUM_EXPERTS, experts
-from meshwright.models.families.family import (
-    Family,
-    Ignored,
-    Tensor,
-    by_letter,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Ignored, Tensor, needed
+from meshwright.models.families.keys import NUM_EXPERTS
 from meshwright.models.families.qwen3_5 import QWEN3_5_GROUPS, QWEN3_5_KEYS, QWEN3_5_SETS
+from meshwright.models.families.releases import by_letter, mixture, preset, release
 from meshwright.models.families.state_layers import GATED_QUERIES, SPLIT_DELTA_TENSORS
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts
+from meshwright.models.families.tool_formats import HERMES
 
 
 def _delta(num_value_heads: int) -> dict[str, int]:

@@ -1,24 +1,9 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    EXPERTS,
-    HERMES,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    NO_LOCAL_LAYERS,
-    experts,
-)
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Release,
-    by_letter,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-)
+from meshwright.models.families.family import Family, Key, fixed, ignored, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, EXPERTS, LLAMA_KEYS, NO_LOCAL_LAYERS
+from meshwright.models.families.releases import Release, by_letter, mixture, preset
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, experts
+from meshwright.models.families.tool_formats import HERMES
 
 FAMILY = Family(
     "qwen3_moe",

@@ -1,24 +1,6 @@
-from meshwright.models.families.common import (
-    HERMES,
-    LAYER,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    NO_LOCAL_LAYERS,
-    NUM_EXPERTS,
-    QWEN_DRAFTS,
-    experts,
-)
-from meshwright.models.families.family import (
-    Family,
-    Key,
-    Tensor,
-    fixed,
-    ignored,
-    mixture,
-    needed,
-    preset,
-    release,
-)
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.keys import LLAMA_KEYS, NO_LOCAL_LAYERS, NUM_EXPERTS
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import (
     DELTA_KEYS,
@@ -26,6 +8,8 @@ from meshwright.models.families.state_layers import (
     GATED_QUERIES,
     StateLayers,
 )
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, QWEN_DRAFTS, experts
+from meshwright.models.families.tool_formats import HERMES
 
 FAMILY = Family(
     "qwen3_next",

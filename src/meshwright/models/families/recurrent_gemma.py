@@ -4,7 +4,11 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import (
+from meshwright.models.families.family import Family, Form, Key, Part, Tensor, ignored
+from meshwright.models.families.gemma_keys import GEMMA_KEYS
+from meshwright.models.families.releases import published, release
+from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import (
     EMBEDDING,
     HEAD,
     LAYER,
@@ -13,18 +17,6 @@ from meshwright.models.families.common import (
     linear,
     norms,
 )
-from meshwright.models.families.family import (
-    Family,
-    Form,
-    Key,
-    Part,
-    Tensor,
-    ignored,
-    published,
-    release,
-)
-from meshwright.models.families.gemma_keys import GEMMA_KEYS
-from meshwright.models.families.rope import Rope
 from meshwright.models.mixers import LinearUnit
 
 _MIXERS = {"recurrent": "state", "attention": "attention"}

@@ -1,6 +1,8 @@
-from meshwright.models.families.common import LLAMA_KEYS, LLAMA_TENSORS
-from meshwright.models.families.family import Family, Key, ignored, preset, release
+from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import LLAMA_KEYS
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
 
 FAMILY = Family(
     "seed_oss",

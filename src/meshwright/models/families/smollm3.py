@@ -1,13 +1,10 @@
-from meshwright.models.families.common import (
-    ATTENTION_BIAS,
-    HERMES,
-    LLAMA_KEYS,
-    LLAMA_TENSORS,
-    NO_LOCAL_LAYERS,
-)
-from meshwright.models.families.family import Family, Key, preset, release
+from meshwright.models.families.family import Family, Key
+from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, NO_LOCAL_LAYERS
 from meshwright.models.families.layers import UnturnedLayers
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
+from meshwright.models.families.tool_formats import HERMES
 
 FAMILY = Family(
     "smollm3",

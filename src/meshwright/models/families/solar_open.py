@@ -1,6 +1,8 @@
-from meshwright.models.families.common import DEEPSEEK_EXPERTS, EPS_1E_5, LLAMA_KEYS, LLAMA_TENSORS, experts
-from meshwright.models.families.family import Family, Key, fixed, ignored, mixture, preset, release
+from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LLAMA_KEYS
+from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS, experts
 
 FAMILY = Family(
     "solar_open",

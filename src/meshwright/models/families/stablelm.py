@@ -1,6 +1,8 @@
-from meshwright.models.families.common import LLAMA_TENSORS, SIZES
-from meshwright.models.families.family import Family, Key, fixed, ignored, preset, release
+from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import SIZES
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LLAMA_TENSORS
 
 FAMILY = Family(
     "stablelm",

@@ -1,7 +1,9 @@
-from meshwright.models.families.common import ACTIVATION, LAYER, LLAMA_KEYS, LLAMA_TENSORS, linear
-from meshwright.models.families.family import Family, Key, ignored, preset, release
+from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
+from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, linear
 
 _BIASES = ("qkv_bias", "attention_out_bias", "mlp_bias")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.common import LAYER, fused, linear
 from meshwright.models.families.family import Key, Part, Rule, Tensor, needed
+from meshwright.models.families.tensors import LAYER, fused, linear
 
 # The names of layers in lists of transformers 5, and in older files.
 ATTENTION_NAMES = ("full_attention", "attention")

@@ -2,8 +2,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed, matrix
-from meshwright.models.families.common import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS, MTP
-from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed, published, release
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed
+from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS, MTP
+from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:

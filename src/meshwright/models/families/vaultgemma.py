@@ -1,8 +1,8 @@
-from meshwright.models.families.common import LAYER, LLAMA_TENSORS, norms
 from meshwright.models.families.family import Family
 from meshwright.models.families.gemma_keys import GEMMA_2_KEYS, GEMMA_SETS
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, norms
 
 FAMILY = Family(
     "vaultgemma",

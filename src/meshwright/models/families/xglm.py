@@ -1,5 +1,5 @@
-from meshwright.models.families.common import ACTIVATION
 from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.keys import ACTIVATION
 
 FAMILY = Family(
     "xglm",

@@ -1,6 +1,7 @@
-from meshwright.models.families.common import LATENT, LATENT_TENSORS, LLAMA_TENSORS, SIZES
 from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.keys import LATENT, SIZES
 from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import LATENT_TENSORS, LLAMA_TENSORS
 
 FAMILY = Family(
     "youtu",

@@ -13,8 +13,8 @@ import numpy as np
 
 from meshwright.errors import ModelError
 from meshwright.models.config import DRAFT_LAYERS, ModelConfig
-from meshwright.models.families.common import LAYER
 from meshwright.models.families.family import Family, Tensor
+from meshwright.models.families.tensors import LAYER
 from meshwright.models.parameters import (
     DRAFT_EMBED_NORM,
     DRAFT_HIDDEN_NORM,

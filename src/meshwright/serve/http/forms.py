@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from meshwright.models.families.family import ToolFormat
+from meshwright.models.families.tool_formats import ToolFormat
 from meshwright.serve.engine.request import TokenScore
 from meshwright.serve.http.logprobs import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
 from meshwright.serve.http.long_json import LazyList, lazy_list

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic_core import to_json
 
 from meshwright.errors import RequestError
-from meshwright.models.families.family import ToolFormat
+from meshwright.models.families.tool_formats import ToolFormat
 from meshwright.serve.http import embeddings
 from meshwright.serve.http.embeddings import EmbeddingsRequest
 from meshwright.serve.http.logprobs import TokenNames

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.models.families import families
-from meshwright.models.families.family import ToolFormat
+from meshwright.models.families.tool_formats import ToolFormat
 from meshwright.serve.text.detokenizer import StopStrings
 
 

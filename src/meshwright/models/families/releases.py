@@ -1,0 +1,77 @@
+"""Published models of a family: their sizes, and the parameters that their publishers state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published model: fields of ModelConfig, and the parameters that its publisher states.
+
+    params: to the unit, or as printed ("671B"). active: the parameters that one token uses, as printed. file:
+    keys of its config.json in place of fields.
+    """
+
+    fields: Mapping[str, Any]
+    params: int | str | None = None
+    active: str | None = None
+    file: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """Models that were published together. shared: fields of ModelConfig that all of them have."""
+
+    source: str
+    models: Mapping[str, Preset]
+    shared: Mapping[str, Any] = field(default_factory=dict)
+
+
+_LETTERS = {
+    "L": "num_layers",
+    "D": "d_model",
+    "F": "d_ff",
+    "N": "num_heads",
+    "K": "num_kv_heads",
+    "H": "d_head",
+    "V": "vocab_size",
+}
+
+
+def by_letter(sizes: str) -> dict[str, Any]:
+    """Fields of ModelConfig from sizes by letter.
+
+    >>> by_letter("L=12, D=12_288")
+    {'num_layers': 12, 'd_model': 12288}
+    """
+    pairs = (size.split("=") for size in sizes.split(", ") if size)
+    return {_LETTERS[letter]: int(size) for letter, size in pairs}
+
+
+def preset(
+    sizes: str = "", params: int | str | None = None, active: str | None = None, **fields: Any
+) -> Preset:
+    """A Preset with sizes by letter: K is N if it is left out, and H is D / N.
+
+    >>> preset("L=12, D=768", "0.1B", tied_embeddings=True).fields
+    {'num_layers': 12, 'd_model': 768, 'tied_embeddings': True}
+    """
+    return Preset(by_letter(sizes) | fields, params, active)
+
+
+def release(
+    source: str, models: Mapping[str, Preset], shared: Mapping[str, Any] | None = None
+) -> tuple[Release, ...]:
+    """The releases of a family that has one."""
+    return (Release(source, models, shared or {}),)
+
+
+def published(params: int | str | None = None, active: str | None = None, **keys: Any) -> Preset:
+    """A Preset given by keys of its config.json."""
+    return Preset({}, params, active, keys)
+
+
+def mixture(num_experts: int, experts_per_token: int, d_ff: int, **more: Any) -> dict[str, Any]:
+    """The `moe` of a preset."""
+    return {"num_experts": num_experts, "experts_per_token": experts_per_token, "d_ff": d_ff, **more}
