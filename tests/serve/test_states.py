@@ -25,7 +25,7 @@ from tests.nn.test_layouts import (
 from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 
 from meshwright.cost.serving_step import cache_bytes
-from meshwright.errors import ModelError, PlanError
+from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.layout_checks import num_replicas
 from meshwright.layout.moves.attention import token_sharding
@@ -51,6 +51,8 @@ from meshwright.serve.engine.sequence import TokenSequence
 from meshwright.serve.engine.speculate import Drafter, Payoff
 
 HYBRID = replace(DELTA, num_layers=2)
+# With as many heads of keys as devices of `tensor` that do not share them.
+FEW_KEYS = replace(HYBRID, num_kv_heads=2)
 WHOLE = Layout.of(weights_dtype="f32", compute_dtype="f32")
 
 
@@ -124,16 +126,28 @@ def test_prompts_in_chunks_and_preempted_sequences(config: ModelConfig, split: L
     [
         pytest.param(HYBRID, layout(2).replace(context=2), marks=pytest.mark.slow),
         pytest.param(DELTA_BY_ELEMENT, layout(2).replace(context=2), marks=pytest.mark.slow),
+        pytest.param(
+            FEW_KEYS, layout(2).replace(context=2, kv_replicas=2, cache="batch"), marks=pytest.mark.slow
+        ),
         pytest.param(MAMBA, layout(1).replace(context=2, data=2), marks=pytest.mark.slow),
         pytest.param(CONVOLUTION, layout(2).replace(context=2), marks=pytest.mark.slow),
         pytest.param(SELECTIVE, layout(2).replace(context=2), marks=pytest.mark.slow),
         pytest.param(LINEAR_UNIT, layout(1).replace(context=2), marks=pytest.mark.slow),
     ],
-    ids=["delta", "delta-by-element", "mamba", "convolution", "selective", "linear-unit"],
+    ids=[
+        "delta",
+        "delta-by-element",
+        "delta-cache-batch",
+        "mamba",
+        "convolution",
+        "selective",
+        "linear-unit",
+    ],
 )
 def test_prompts_whose_positions_are_split(config: ModelConfig, split: Layout) -> None:
     """Pieces of a prompt on several devices; the states after it, and prefixes of it, are kept by one."""
-    params, replicas = init_params(config, split, device_mesh(split), seed=0), num_replicas(split, config)
+    params = init_params(config, split, device_mesh(split), seed=0)
+    replicas = num_replicas(split.at("generate"), config)
     options = {"num_slots": 2 * replicas, "chunk": None, "block": CONTEXT // 2, "keeps_states": True}
     runner = runner_of(config, params, split, **options)
     fresh, run = list[int](), runner.run
@@ -359,8 +373,6 @@ def test_prefill_and_generation_on_separate_devices(config: ModelConfig, tensor:
 def test_results_that_do_not_depend_on_others_need_attention() -> None:
     with pytest.raises(PlanError, match="batch-invariant with the gated delta rule"):
         check_serves(HYBRID, layout(1), 2, CONTEXT, batch_invariant=True)
-    with pytest.raises(ModelError, match="delta rule with positions split over context and cache=batch"):
-        check_serves(HYBRID, layout(2).replace(context=2, kv_replicas=2, cache="batch"), 8, CONTEXT)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.layout import Layout
 from meshwright.layout.layout_checks import (
-    cached_array,
     check_layout_fields,
     check_stacks,
     check_stages,
@@ -27,7 +26,6 @@ def why_not(
     """Why this model under this layout does not run in this phase on a machine, or any; None if it does."""
     return (
         model_lacks(config)
-        or _mixer_lacks(config, layout, phase)
         or _indexer_lacks(config, layout, phase)
         or layout_lacks(layout, phase)
         or (machine_lacks(layout, hardware) if hardware else None)
@@ -43,23 +41,8 @@ def model_lacks(config: ModelConfig) -> str | None:
 
 def check_model_runs(config: ModelConfig, layout: Layout) -> None:
     """Raises ModelError naming the part of the model that does not run yet, perhaps only in this layout."""
-    part = model_lacks(config) or _mixer_lacks(config, layout, layout.phase)
-    if part := part or _indexer_lacks(config, layout, layout.phase):
+    if part := model_lacks(config) or _indexer_lacks(config, layout, layout.phase):
         raise ModelError(f"{config.name}: {part} can be planned, not yet run")
-
-
-def _mixer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | None:
-    """The use of a mixer with a state that nn/ does not run yet."""
-    mixer = config.state_mixer
-    if mixer is None:
-        return None
-    generate = layout.at("generate")
-    if phase != "train" and layout.rules.prompt_axes:
-        apart = set(cached_array(generate, config).axes_of("B")) - set(generate.batch_axes)
-        if apart:
-            over = "·".join(layout.rules.prompt_axes)
-            return f"{mixer.title} with positions split over {over} and cache=batch"
-    return None
 
 
 def _indexer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | None:
@@ -103,10 +86,10 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
         not in (*plain, *types_for("operands", served)),
-        # Products are narrow where both operands are: the weights' type names that of activations.
+        # Products are narrow where both operands are: activations are cast to the type of the weights.
         f"matmul_dtype={precision.matmul_dtype} with weights_dtype={precision.weights_dtype}": is_inference
         and precision.matmul_dtype in types_for("operands", served)
-        and number_type(precision.weights_dtype).served_operands != precision.matmul_dtype,
+        and precision.weights_dtype != precision.matmul_dtype,
         f"matmul_scales={precision.matmul_scales}": precision.matmul_scales is not None and is_inference,
         f"saved_dtype={precision.saved_dtype}": precision.saved_dtype is not None and is_inference,
         f"weights_dtype={precision.weights_dtype}": precision.weights_dtype

@@ -394,7 +394,16 @@ class InferencePrograms:
             for x in (slots, positions)
         )
         lengths = jnp.sum(of_rows != self._num_slots, axis=1)
-        return PromptStates(states, order, lengths, of_rows[:, 0], of_replicas[:, 0] >= 0)
+        # A device has heads of the states of all replicas of its shard.
+        per_shard, shards = self.cache.replicas_per_shard, self.cache.batch_axes
+        is_own = reshard(of_replicas[:, 0] >= 0, PartitionSpec(shards))
+        is_own = jnp.reshape(
+            is_own,
+            (self.cache.num_shards, per_shard, -1),
+            out_sharding=PartitionSpec(shards, None, None),
+        )
+        is_own = jnp.reshape(jnp.any(is_own, axis=1), -1, out_sharding=PartitionSpec(shards))
+        return PromptStates(states, order, lengths, of_rows[:, 0], is_own)
 
     def _choose(
         self,
