@@ -81,8 +81,8 @@ MIXERS = {
     "codestral-mamba-7b": Mixer(2, None, 4),
     "falcon-mamba-7b": Mixer(2, None, 4),
     "minimax-text-01": Mixer(2, 2, 2),
-    "lfm2-1.2b": Mixer(4, None, 2),
-    "falcon-h1-7b": Mixer(16, None, 4, "data=8"),
+    "lfm2-1.2b": Mixer(4, None, 4),
+    "falcon-h1-7b": Mixer(2, None, 4, "data=8"),
     "recurrentgemma-2b": Mixer(3, None, 3, "data=8"),
     "deepseek-v3.2": Mixer(4, 4, 4),
 }
