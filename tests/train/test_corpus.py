@@ -165,6 +165,16 @@ def test_a_short_evaluation_set_is_named(tmp_path):
         )
 
 
+def test_cut_conversations_are_counted_once(tmp_path):
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "word " * 80}]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(f"{json.dumps({'messages': turns})}\n" * 40)
+    with pytest.warns(UserWarning, match="80 conversations are longer than a row") as warned:
+        data = tmp_path / "data"
+        prepare_corpus(str(chats), data, vocab_size=300, seq_len=16, evaluations={"x": str(chats)})
+    assert len(warned) == 1
+
+
 def test_words_without_end_are_cut_for_the_tokenizer():
     word = "".join(chr(97 + n * 7919 % 26) for n in range(300_000))
     started = time.process_time()
