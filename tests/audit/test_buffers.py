@@ -92,6 +92,7 @@ ENTRY %main (x: f32[262144]) -> f32[] {
     ("operation", "buffers"),
     [
         ("sort(%a), dimensions={0}", 2),
+        ("ragged-all-to-all(%x, %a, %x, %x, %x, %x), replica_groups={{0,1}}", 1),
         ("fusion(%a), kind=kLoop, calls=%half", 1),
         ("fusion(%x), kind=kInput, calls=%half, output_to_operand_aliasing={{}: (0, {})}", 1),
         ('custom-call(%a), custom_call_target="f", output_to_operand_aliasing={{}: (0, {})}', 1),

@@ -25,6 +25,8 @@ _WITHOUT = ("parameter", "constant", "after-all", "partition-id", "replica-id", 
 _SHOWN = 12
 # Index of the result in the tuple of an asynchronous start.
 _RESULT = {"copy-start": 0, "slice-start": 0, "recv": 0}
+# Operand into which an instruction writes its result.
+_IN_PLACE = {"dynamic-update-slice": 0, "ragged-all-to-all": 1, "ragged-all-to-all-start": 1}
 
 
 @dataclass(frozen=True)
@@ -234,15 +236,15 @@ class _Liveness:
     def _updated(self, value: TracedValue, path: Path) -> int | None:
         """The operand whose buffer a result reuses; None if the result has a new buffer.
 
-        A slice update reuses one, also inside a fusion.
+        A slice update reuses one, also inside a fusion, and a ragged exchange the array that it fills.
         """
         instruction = value.instruction
         aliases = instruction.attributes.get("output_to_operand_aliasing", "")
         alias = re.search(rf"\{{{','.join(map(str, path))}\}}: \((\d+), ", aliases)
         if alias:
             return int(alias[1])
-        if instruction.opcode == "dynamic-update-slice":
-            return 0
+        if instruction.opcode in _IN_PLACE:
+            return _IN_PLACE[instruction.opcode]
         if instruction.opcode != "fusion":
             return None
         (called,) = called_by(self.program, instruction)
