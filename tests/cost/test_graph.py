@@ -321,7 +321,7 @@ def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
     nodes = {(node.name, node.kind): node for _, node in graph.nodes()}
     (made,) = nodes["expert_in", "matmul"].outputs
     assert made.bytes_per_device == rows * 14_336 * 2
-    (product,) = nodes["expert_in", "matmul"].forward
+    product, *copies = nodes["expert_in", "matmul"].forward
     assert product.flops == 2 * 8192 * 4096 * 14_336
     assert product.looped == (static_blocks is not None)
     assert not any(work.looped for work in nodes["wo", "matmul"].forward)
@@ -334,10 +334,14 @@ def test_rows_of_experts_have_the_room_of_a_round_and_travel_by_an_even_load(
         assert product.hbm_bytes == pytest.approx(rows_moved + 2 * num_blocks * num_weights, rel=1e-6)
         # Of four blocks of an expert the gradient is one product: of two, where there are two (fsdp=8).
         num_sums = num_blocks / (2 if (text, static_blocks) == ("fsdp=8", TPU.expert_blocks) else 4)
-        # A loop of GPUs writes a product, and reads it before the sum is read and written.
-        of_a_sum = 16 if static_blocks is GPU.expert_blocks else 8
-        moved = rows_moved + of_a_sum * num_sums * num_weights + (4 + 4 + 2) * once
-        assert of_weight.hbm_bytes == pytest.approx(moved, rel=1e-6)
+        # A loop of GPUs writes a product, and reads it before the sum is read and written. It also copies
+        # rows, with three kernels a block and seven a sum; one expert's weights it reads in place.
+        of_gpus = static_blocks is GPU.expert_blocks
+        moved = rows_moved * (3 if of_gpus else 1) + (16 if of_gpus else 8) * num_sums * num_weights
+        assert of_weight.hbm_bytes == pytest.approx(moved + (4 + 4 + 2) * once, rel=1e-6)
+        assert of_weight.kernels == pytest.approx(product.kernels + 7 * num_sums * of_gpus)
+        assert [work.hbm_bytes for work in copies] == pytest.approx([2 * rows_moved] * of_gpus)
+        assert [work.kernels for work in copies] == pytest.approx([3 * num_blocks] * of_gpus)
     if "expert" in text:
         (sent,) = nodes["dispatch", "exchange"].forward_transfers
         assert (sent.op, sent.axes) == ("all_to_all", ("expert",))

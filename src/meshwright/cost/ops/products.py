@@ -25,6 +25,10 @@ from meshwright.units import Numeric, whole
 
 # A kernel that quantises reads two bytes of an element and writes one; one more byte finds the scales.
 CAST_BYTES = 4
+# Kernels beside the product in a turn of a loop over blocks that copies: of an input or cotangent (a slice of
+# rows, the result's place in its stack, the counter), and of a weight's gradient (masks and slices of two
+# arrays, the sum, the counter). XLA for GPUs, jax 0.10.2.
+_ROW_KERNELS, _SUM_KERNELS = 3, 7
 
 
 class ProductOps(Recorder):
@@ -155,7 +159,7 @@ class ProductOps(Recorder):
             kernels -= blocks.least * (kernels - 1)
             product = replace(product, hbm_bytes=rows_moved + weight_bytes * reads, kernels=kernels)
             of_weight = self._of_weight(of_weight, w, rows_moved, blocks)
-            copies = self._copies(weight_bytes * reads, blocks)
+            copies = self._copies(weight_bytes * reads, rows_moved, blocks)
         self.add(
             Node(
                 name,
@@ -175,15 +179,17 @@ class ProductOps(Recorder):
         """The gradient of experts' weights: products of some blocks of rows, the last of them masked.
 
         The gradient is a float32 sum: filled with zeros, read and written for each product, and cast at the
-        end. A loop that copies also writes and reads each product's result.
+        end. A loop that copies also writes and reads each product's result, and its rows.
         """
         more = blocks.sums * blocks.together / blocks.even
+        moved = rows_moved * more * (1 + 2 * blocks.copied)
+        kernels = work.kernels + _SUM_KERNELS * blocks.sums * blocks.copied
         in_float32 = self.elements(w.array) * dtype_bytes("f32")
         of_a_sum = 2 + 2 * blocks.copied
         of_sums = (
             of_a_sum * blocks.sums / self.expert_rows.local_experts + 2
         ) * in_float32 + w.bytes_per_device
-        return replace(work, flops=work.flops * more, hbm_bytes=rows_moved * more + of_sums)
+        return replace(work, flops=work.flops * more, hbm_bytes=moved + of_sums, kernels=kernels)
 
     def _carried(self, stored: Value, blocks: Blocks) -> Any:
         """Bytes of experts' weights and gradients while further passes run; 0 if one pass takes all rows.
@@ -196,15 +202,24 @@ class ProductOps(Recorder):
         gradients = 0 if stored.frozen else 2 * self.elements(stored.array) * dtype_bytes(dtype)
         return (blocks.capacity < blocks.most) * (stored.bytes_per_device + gradients)
 
-    def _copies(self, read_bytes: Any, blocks: Blocks) -> tuple[Work, ...]:
-        """The copies of experts' weights that a loop makes before its products, which read `read_bytes`.
+    def _copies(self, read_bytes: Any, rows_bytes: Any, blocks: Blocks) -> tuple[Work, ...]:
+        """The copies that a loop makes for its products, in kernels of their own; none if it makes none.
 
-        A stack of one expert is not copied.
+        Each turn copies its rows out of their stack and the result into its stack, and counts itself. It
+        copies its expert's weights, which products read for `read_bytes`, unless the stack has one expert.
         """
-        copied = blocks.copied * (self.expert_rows.local_experts > 1)
-        if is_zero(copied):
+        if is_zero(blocks.copied):
             return ()
-        return (Work(hbm_bytes=2 * read_bytes * copied, kernels=blocks.even * copied, looped=copied),)
+        of_weights = blocks.copied * (self.expert_rows.local_experts > 1)
+        of_rows = Work(
+            hbm_bytes=2 * rows_bytes * blocks.copied,
+            kernels=_ROW_KERNELS * blocks.even * blocks.copied,
+            looped=blocks.copied,
+        )
+        if is_zero(of_weights):
+            return (of_rows,)
+        kernels = blocks.even * of_weights
+        return of_rows, Work(hbm_bytes=2 * read_bytes * of_weights, kernels=kernels, looped=of_weights)
 
     def reads_of_weight(self, blocks: Blocks) -> Any:
         """How often a product reads an expert's weight: once for each block of its rows, by even load."""
