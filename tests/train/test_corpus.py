@@ -259,6 +259,23 @@ def test_text_shorter_than_a_row_is_refused_and_nothing_is_left(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
 
+@pytest.mark.parametrize(("text", "last"), [("short", ("reading", 0.0)), ("aa " * 30, ("packing", 0.0))])
+def test_an_evaluation_set_without_a_row_is_named_before_the_data_is_packed(tmp_path, text, last):
+    source, other, seen = tmp_path / "text.txt", tmp_path / "other.txt", []
+    source.write_text("aa bb cc " * 4000)
+    other.write_text(text)
+    with pytest.raises(DataError, match=rf"corpus {other}: its eval.other split has"):
+        prepare_corpus(
+            str(source),
+            tmp_path / "data",
+            vocab_size=300,
+            seq_len=64,
+            evaluations={"other": str(other)},
+            progress=lambda what, fraction: seen.append((what, fraction)),
+        )
+    assert seen[-1] == last
+
+
 def test_a_tokenizer_larger_than_the_model_is_refused(corpus, folder, tmp_path):
     with pytest.raises(DataError) as error:
         prepare_corpus(

@@ -170,6 +170,8 @@ def prepare_corpus(
     sources, evaluations = parse_sources(source), dict(evaluations or {})
     weights = [part.weight for part in sources] if len(sources) > 1 else []
     ingredients = [vocab_size, seq_len, mask_documents, weights, evaluations]
+    for name, path in evaluations.items():
+        _check_length(evaluation_split(name), path, read_documents(path, bad_data, chat), seq_len)
     survey = _survey(sources, bad_data, tokenizer, ingredients, chat)
     existing = _existing(directory)
     if existing is not None and existing.fingerprint == survey.fingerprint:
@@ -190,15 +192,19 @@ def prepare_corpus(
     read_from = dict.fromkeys([*parts, VALIDATION], where)
     read_from |= {evaluation_split(name): path for name, path in evaluations.items()}
 
-    def pieces() -> Iterator[tuple[Document, str]]:
+    def divided() -> Iterator[tuple[Document, str]]:
         for piece, is_validation in division.pieces(read()):
             yield piece, VALIDATION if is_validation else part_of(piece.source)
+
+    def evaluated() -> Iterator[tuple[Document, str]]:
         for name, path in evaluations.items():
             for document in read_documents(path, bad_data, chat):
                 yield document, evaluation_split(name)
 
+    # Evaluation sets first: one that is too short is a fault of minutes, and packing may take hours.
+    pieces = {tuple(map(evaluation_split, evaluations)): evaluated(), (*parts, VALIDATION): divided()}
     with _replacing(directory) as partial:
-        packed = _pack_splits(partial, pieces(), read_from, bpe, end_id, seq_len, survey, report)
+        packed = _pack_splits(partial, pieces, read_from, bpe, end_id, seq_len, survey, report)
         num_documents, num_tokens = packed
         bpe.encode_special_tokens = False  # a server reads special tokens in the text as such
         bpe.save(str(partial / "tokenizer.json"))
@@ -363,6 +369,21 @@ def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
         yield text
 
 
+def _check_length(split: str, source: str, documents: Iterator[Document], seq_len: int) -> None:
+    """Raise DataError for a text without a row of tokens, of which it has at most one a byte and document."""
+    most = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # packing warns
+        for document in documents:
+            most += len(document.text.encode()) + 1
+            if most > seq_len:
+                return
+    raise DataError(
+        f"corpus {source}: its {split} split has at most {most:,} tokens, less than one row of T + 1 = "
+        f"{seq_len + 1:,}; give more text or a shorter sequence"
+    )
+
+
 class Packer:
     """A writer of token ids to a .npy of rows [num_rows, seq_len + 1], without holding them.
 
@@ -423,7 +444,7 @@ class Packer:
 
 def _pack_splits(
     folder: Path,
-    pieces: Iterator[tuple[Document, str]],
+    pieces: Mapping[tuple[str, ...], Iterator[tuple[Document, str]]],
     read_from: Mapping[str, str],
     bpe: Tokenizer,
     end_id: int,
@@ -433,7 +454,8 @@ def _pack_splits(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Pack documents into a file for each split, and return each split's numbers of documents and tokens.
 
-    read_from: the source of each split, for messages.
+    pieces: documents by their splits, in the order of packing. read_from: the source of each split, for
+    messages.
     """
     dtype = np.uint32 if survey.masked or bpe.get_vocab_size() > 1 << 16 else np.uint16
     with ExitStack() as files:
@@ -441,8 +463,19 @@ def _pack_splits(
             split: files.enter_context(closing(Packer(folder / f"{split}.npy", seq_len, dtype, end_id)))
             for split in read_from
         }
-        num_documents = _pack(pieces, bpe, end_id, packers, survey, report)
-        return num_documents, {name: each.finish(name, read_from[name]) for name, each in packers.items()}
+        num_documents: dict[str, int] = {}
+        num_tokens: dict[str, int] = {}
+        for splits, documents in pieces.items():
+            of_group = {split: packers[split] for split in splits}
+            num_documents |= _pack(documents, bpe, end_id, of_group, survey, report)
+            num_tokens |= {
+                split: packer.finish(split, read_from[split]) for split, packer in of_group.items()
+            }
+        if num_cut := sum(packer.num_cut for packer in packers.values()):
+            warnings.warn(
+                f"{num_cut} conversations are longer than a row; their ends are left out", stacklevel=2
+            )
+        return num_documents, num_tokens
 
 
 def _pack(
@@ -473,8 +506,6 @@ def _pack(
         for piece, split in batch:
             num_documents[split] += 1
             done += len(piece.text)
-    if num_cut := sum(packer.num_cut for packer in packers.values()):
-        warnings.warn(f"{num_cut} conversations are longer than a row; their ends are left out", stacklevel=2)
     return num_documents
 
 
