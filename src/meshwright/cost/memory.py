@@ -24,7 +24,8 @@ The phases:
 
 If a compiler gathers the next layer's weights ahead (`Graph.gathers_ahead`), it takes one layer out of the
 loop. While the head runs, that layer's saved values are arrays in addition to the loop's, the weights of one
-layer are gathered, and the gradients exist.
+layer are gathered, and the gradients exist. Outside of loops no weights are gathered ahead; but copies of
+gathered weights of experts (`Graph.copies_experts`) exist until the layer's values are recomputed.
 
 These are programs that XLA plans as a whole. eager.py has the same for programs that run operation by
 operation, and step_memory.py chooses between them.
@@ -187,14 +188,51 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
         left=sum(count * left_bytes(segment) for segment, count in layers),
         once=once,
         on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
-        layer=largest(alive_bytes(segment, remat) + _sums_after(graph, segment) for segment, _ in layers),
+        layer=largest(
+            _in_layer(graph, segment, remat) + _sums_after(graph, segment) for segment, _ in layers
+        ),
         head=largest(map(_beyond_saved, ends)),
         waits=waits,
         head_gradient=head_gradient,
         table=largest(_table(segment) for segment in ends),
-        ahead=largest(_ahead(segment, remat) for segment, _ in layers) if graph.gathers_ahead else 0,
+        ahead=largest(_ahead(segment, remat) for segment, _ in layers if _gathers_ahead(graph, segment)),
         sums=sum(segment.whole_sums for segment, _ in layers),
     )
+
+
+def _gathers_ahead(graph: Graph, segment: Segment) -> bool:
+    """Whether a loop over such layers gathers the weights of the next one."""
+    return graph.gathers_ahead and graph.segments.index(segment) not in graph.unlooped
+
+
+def _in_layer(graph: Graph, segment: Segment, remat: str) -> Any:
+    """`alive_bytes`, or the bytes while values are recomputed from copies of gathered weights of experts.
+
+    In loops the weights that are gathered ahead count instead of copies.
+    """
+    alive = alive_bytes(segment, remat)
+    if not graph.copies_experts or _gathers_ahead(graph, segment):
+        return alive
+    gathered = (value for node in segment.nodes if node.kind == "gather" for value in _new_arrays(node))
+    copies = {id(value): value.memory_bytes * value.is_copy for value in gathered if "E" in value.array.dims}
+    return larger(alive, _recomputing_bytes(segment, remat) + sum(copies.values()))
+
+
+@kept_with
+def _recomputing_bytes(segment: Segment, remat: str) -> Any:
+    """Peak bytes of gathered weights and recomputed values, before the first cotangent."""
+    saved = {id(value) for value in saved_values(segment, remat)}
+    steps = _backward_steps(segment, remat)
+    last = {id(value): place for place, step in enumerate(steps) for value in step.reads}
+    values, most = _Alive(), 0
+    for place, step in enumerate(one for one in steps if one.recomputes):
+        if _is_in_place(step.node):
+            _end_of_use(values, segment, last, place)
+        for value in _new_arrays(step.node):
+            values.add(value, value.memory_bytes * value.is_copy * (id(value) not in saved))
+        most = larger(most, values.total)
+        _end_of_use(values, segment, last, place)
+    return most
 
 
 def _sums_after(graph: Graph, segment: Segment) -> Any:

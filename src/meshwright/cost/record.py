@@ -68,6 +68,7 @@ def record_training(
         record_loss(config, layout, shape, lowering, many),
         head_waits=platform.head_waits,
         gathers_ahead=platform.gathers_ahead,
+        copies_experts=platform.expert_blocks.copied and software.is_ours,
     )
     if platform.whole_sums:
         graph = _with_whole_sums(graph, many.mesh if many else layout.mesh, prod(hardware.dims))
