@@ -302,10 +302,13 @@ class InferenceOps(JaxOps):
             )
             scores = ScoreForm(None, q.shape[-1] ** -0.5 if scale is None else scale)
             plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
-            query = self._with_heads("BNJ,NJR->BNR", plain, up)
+            with jax.named_scope("wk_up"):
+                query = self._with_heads("BNJ,NJR->BNR", plain, up)
             query = jnp.concatenate([query, turned], axis=-1)
             sums = pages.attend(number, query, kind.windows[0], scores, None, chosen).astype(self.dtype)
-            return self._with_heads("BNR,NOR->BNO", sums, out_of)[:, None], cache._replace(cache=pages)
+            with jax.named_scope("wv_up"):
+                values = self._with_heads("BNR,NOR->BNO", sums, out_of)
+            return values[:, None], cache._replace(cache=pages)
 
     def index(
         self,
