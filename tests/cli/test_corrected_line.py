@@ -40,6 +40,11 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         ("serve --checkpoint a --bind 0.0.0.0:80", "serve --checkpoint a --host 0.0.0.0 --port 80"),
         ("generate -m a -p hi -n 8 --temp 0", "generate --checkpoint a hi --max-tokens 8 --temperature 0"),
+        (
+            "plan serve $S --ttft-p99 500 --tpot-p99 50 --max-model-len 8192",
+            "plan serve $S --ttft 500ms --tpot 50ms",  # percentiles and a context belong to other plans
+        ),
+        ("bench serve -u a:80 -c 3 -n 9", "bench serve --url a:80 --concurrency 3 --requests 9"),
         # an option inside a layout
         (
             "plan train $P --layout tensor=4 --sequence-parallel",
@@ -53,6 +58,12 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("plan serve $S --kv-cache-dtype fp8_e5m2", "plan serve $S --kv-dtype fp8"),
         ("plan serve $S --rate 3,5", "plan serve $S --rate 3.5"),
         ("model llama3-8b --flops", "model llama-3-8b"),
+        ("plan train $P --given 'tp=8 pp=1'", "plan train $P --given tensor=8,pipe=1"),
+        ("plan serve $S --engine vLLM", "plan serve $S --engine vllm"),
+        (
+            "plan train --model llama-3-8b --hardware dgx-h100:2 --batch-tokens 1M --seq-len 8k",
+            "plan train --model llama-3-8b --hardware h100:2x8 --batch-tokens 1M --seq-len 8k",
+        ),
         # words without an option
         ("plan train llama-3-8b h100:8 1M 8k", "plan train $P"),
         ("plan train --model llama-3-8b --hardware 8 x h100 --batch-tokens 1M --seq-len 8k",
@@ -68,6 +79,13 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
          "plan train --hardware h100:8,b200:8 --model llama-3-8b --batch-tokens 1M --seq-len 8k"),
         ("launch sbatch plan.toml --partition gpu", "launch slurm --partition gpu -- mw train plan.toml"),
         ("reshard --from a.toml --to b.toml", "reshard a.toml b.toml"),
+        (
+            "torchrun --nnodes=4 --nproc-per-node=8 a.py --tensor-model-parallel-size 8 --seq-length 4096 "
+            "--global-batch-size 256 --model llama-3-8b",
+            "plan train --hardware h100:4x8 --given tensor=8 --seq-len 4096 --batch-tokens 1048576 --model "
+            "llama-3-8b",
+        ),
+        ("vllm serve a/b --tensor-parallel-size 2", "serve --checkpoint a/b --tensor 2"),
         # the notation
         ("shard 'A[I_x, J] * B[J, K_y]' --mesh 2x2",
          "shard 'A[I_X, J] . B[J, K_Y]' --mesh X=2,Y=2 --dims I=512,J=512,K=512"),

@@ -169,8 +169,8 @@ def test_cut_conversations_are_counted_once(tmp_path):
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "word " * 80}]
     chats = tmp_path / "chats.jsonl"
     chats.write_text(f"{json.dumps({'messages': turns})}\n" * 40)
+    data = tmp_path / "data"
     with pytest.warns(UserWarning, match="80 conversations are longer than a row") as warned:
-        data = tmp_path / "data"
         prepare_corpus(str(chats), data, vocab_size=300, seq_len=16, evaluations={"x": str(chats)})
     assert len(warned) == 1
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from typer.main import get_command as to_command
 
-from meshwright.cli.line_forms import completed, in_tokens, launched, merged, on_all_chips
+from meshwright.cli.line_forms import completed, in_tokens, launched, merged, of_its_command, on_all_chips
 from meshwright.cli.line_options import joined_words, placed, replaced
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import is_no_value, with_a_right_value
@@ -35,8 +35,10 @@ def _check_expression(command: Command, pieces: Sequence[Piece]) -> None:
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     if command.path == ("shard",):
         from meshwright.cli.shard import parse_shard
+        from meshwright.notation.written import is_chain
 
-        parse_shard(text)
+        if not is_chain(text):
+            parse_shard(text)
     elif command.path == ("collective",):
         from meshwright.cli.collective import parse_collective
         from meshwright.notation.parse import parse_mesh
@@ -119,10 +121,25 @@ def _candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tup
                 begins = at - 1 if words[at - 1].startswith("--") and "=" not in words[at - 1] else at
                 yield command, [*words[1:begins], *words[at + 1 :]]
     elif named and named[0] not in commands:
+        yield from _of_programs(words)
         ours = command_here(named[0], commands).split()[1:]
         typo = get_close_matches(named[0], list(commands), n=1, cutoff=0.7)
         rest = [word for word in words if word != named[0]]
         yield from filter(None, (_of_another_name(line, rest) for line in (ours, typo) if line))
+
+
+def _of_programs(words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
+    """The commands for the line of another program: vllm serve, python -m MODULE, torchrun script.py."""
+    first, *rest = words
+    if first in ("python", "python3") and "-m" in rest[:-1]:
+        first, rest = rest[rest.index("-m") + 1], rest[rest.index("-m") + 2 :]
+    scripts = [word for word in rest if word.endswith(".py")]
+    if first in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "python", "python3") and scripts:
+        after = rest[rest.index(scripts[0]) + 1 :]
+        if after and (command := command_at(("plan", "train"))):
+            yield command, [*(word for word in rest[: rest.index(scripts[0])] if word != "launch"), *after]
+    if any(name in first for name in ("vllm", "sglang", "trtllm")) and (command := command_at(("serve",))):
+        yield command, [word for word in rest if word != "serve"]
 
 
 def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command, list[str]] | None:
@@ -200,7 +217,8 @@ def _finished(pieces: Sequence[Piece], command: Command, *, drops: bool = False)
 
     drops: leave out pieces whose values are wrong.
     """
-    pieces = [piece for piece in in_tokens(merged(pieces)) if not is_no_value(piece, command)]
+    pieces = of_its_command(in_tokens(merged(pieces)), command)
+    pieces = [piece for piece in pieces if not is_no_value(piece, command)]
     sized = any(piece.option == "--smallest" for piece in pieces)
     pieces = [
         piece if sized and piece.option == "--hardware" else with_a_right_value(piece, command)

@@ -86,6 +86,10 @@ def on_all_chips(pieces: Sequence[Piece]) -> list[Piece]:
     from meshwright.layout.short import DEGREES, read_words
 
     machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
+    mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
+    if machine and mesh and ":" not in machine:
+        sized = f"{machine}:{_num_devices(mesh)}"
+        pieces = [replace(each, value=sized) if each.option == "--hardware" else each for each in pieces]
     made = []
     for piece in pieces:
         if piece.option == "--layout":
@@ -99,11 +103,34 @@ def on_all_chips(pieces: Sequence[Piece]) -> list[Piece]:
     return made
 
 
+def _num_devices(mesh: str) -> int:
+    return prod(int(size) for size in re.findall("=([0-9]+)", mesh))
+
+
+def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
+    """The pieces, without those of another program that contradict the rest of the line.
+
+    In mw plan serve percentiles belong to a rate, and a context to one step; in mw plan train --days belongs
+    to --smallest.
+    """
+    given = {piece.option for piece in pieces}
+    if command.path == ("plan", "serve") and "--phase" not in given:
+        pieces = [
+            piece for piece in pieces if not (piece.is_other and piece.option in ("--context", "--batch"))
+        ]
+    if command.path == ("plan", "serve") and "--rate" not in given:
+        means = {"--ttft-p95": "--ttft", "--tpot-p95": "--tpot"}
+        pieces = [replace(piece, option=means.get(piece.option, piece.option)) for piece in pieces]
+    if "--days" in given and "--smallest" not in given and "--smallest" in command.options:
+        pieces = [*pieces, Piece("--smallest")]
+    return list(pieces)
+
+
 def _example(name: str, pieces: Sequence[Piece], command: Command) -> str:
     """A value for an option that a line lacks: a machine for its mesh, or an example from the help."""
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     if name == "--hardware" and mesh:
-        return f"h100:{prod(int(size) for size in re.findall('=([0-9]+)', mesh))}"
+        return f"h100:{_num_devices(mesh)}"
     return command.example_of(name)
 
 

@@ -20,6 +20,8 @@ _LETTER = 2  # characters, with its dash, of an option of one letter
 _MOST_JOINED = 4  # words of one value
 # Parts of a message's words that are to be replaced by the reader: NAME, N, C.
 _PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
+# Options for what a command reads, which is an argument in some.
+_INPUTS = {"model", "model-path", "input", "checkpoint", "path", "dir", "folder", "run", "source", "file"}
 _OF_SEQUENCES = "--batch-tokens, the sequences"
 _OF_EPOCHS = {"epoch", "epochs"}
 _OF_A_DEVICE = {"device", "per", "micro", "local"}
@@ -52,7 +54,8 @@ def _is_of_argument(option: str, value: str, command: Command) -> bool:
     plain, names = option.lstrip("-"), {param.name for param in command.arguments}
     letters = {name[0] for name in names} if len(option) == _LETTER else set()
     is_moved = MOVES.get(plain.partition("-")[0]) in names
-    return is_moved or plain in names | letters or (command.path == ("report",) and Path(value).exists())
+    is_input = plain.replace("_", "-") in _INPUTS and bool(names) and Path(value).exists()
+    return is_moved or plain in names | letters or is_input
 
 
 def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] | None:

@@ -116,6 +116,10 @@ def check_value(option: str, value: str, *, is_one_machine: bool) -> None:
         from meshwright.plan.given import memory_limit, parse_conditions
 
         parse_conditions(memory_limit(value)[0])
+    elif option == "--engine":
+        from meshwright.engines.serving_engine import ENGINES
+
+        _ = ENGINES[value]
     elif option in ("--mesh", "--dims"):
         from meshwright.notation.parse import parse_sizes
 

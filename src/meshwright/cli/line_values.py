@@ -13,6 +13,7 @@ from meshwright.errors import MeshwrightError
 
 # Arguments with the values of an option, by the command and the argument.
 _ARGUMENTS = {("model", "model"), ("fit", "model"), ("support", "model"), ("hardware", "name")}
+_SIGNS = r"[=<>!]+"  # of a comparison
 _MOST_ROUNDS = 6  # corrections of one value
 # A message's words for a value to type. A comma within it joins words, one after it ends it.
 _HINT = re.compile(r"(?:write|did you mean|fits:) (?:--[\w-]+ )?('[^']+'|[^\s;?']+)")
@@ -71,6 +72,9 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
     if option in ("--mesh", "--dims"):
         yield sizes_here(value, "XYZ" if option == "--mesh" else "IJK")
         return
+    if option in ("--engine", "--for", "--software") and value != value.lower():
+        yield value.lower()
+        return
     choices = re.findall(r"'([^']+)'", message.partition("not one of")[2]) or re.findall(
         r"[\w-]+", message.partition("fits: ")[2]
     )
@@ -94,10 +98,11 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
         for item in (*re.split(r"[,;]\s*", value), *value.split()):
             if re.match(r"\w+[<>=!]", hint) and item:
                 yield value.replace(item, hint, 1)
-        yield hint
         chip, colon, sizes = value.partition(":")
         if colon and chip:
-            yield f"{hint}:{sizes}"
+            name, _, each = hint.partition(":")
+            yield f"{name}:{sizes}x{each}" if each else f"{hint}:{sizes}"
+        yield hint
 
 
 def _has_digits_of(value: str, other: str, option: str) -> bool:
@@ -105,9 +110,11 @@ def _has_digits_of(value: str, other: str, option: str) -> bool:
 
     Otherwise it is an example of a message, and not the value that was meant.
     """
-    if option in ("--model", "--hardware", "--layout", "--given", "--weights-dtype", "--kv-dtype", "--to"):
-        return True
     given = re.findall(r"\d+", value)
+    if option in ("--layout", "--given"):
+        return len(re.findall(_SIGNS, value)) <= len(re.findall(_SIGNS, other))
+    if option in ("--model", "--hardware", "--weights-dtype", "--kv-dtype", "--to", "--engine", "--for"):
+        return True
     return bool(given) and all(number in given for number in re.findall(r"\d+", other))
 
 

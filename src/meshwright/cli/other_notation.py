@@ -30,6 +30,7 @@ def expression_here(text: str, axes: str) -> str:
         return f"A{first} . B{second} -> C{out}"
     plain = re.sub(r"_([a-z])\b", lambda letter: f"_{letter[1].upper()}", text)
     plain = _ARROW.sub(" -> ", _JOINED.sub("] . ", plain))
+    plain = re.sub(r"(\] \. .*\])\s*=\s*(?=\w+\[)", r"\1 -> ", plain)
     begins = re.match(r"\s*([A-Za-z]+(?:[-_ ][a-z]+)*)", text)
     name = re.sub(r"[^a-z]", "", begins[1].lower()) if begins else ""
     op = next((ours for theirs, ours in _OPS.items() if name.startswith(theirs)), "")

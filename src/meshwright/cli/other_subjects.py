@@ -72,11 +72,12 @@ _MEANINGS: dict[str, str] = {
     "--batch-tokens, the sequences times --seq-len,": (
         "batch bs batchsize; sequences training device train global tokens local"
     ),
-    "--lengths sharegpt": "dataset workload distribution; length",
+    "--lengths sharegpt": "sharegpt dataset workload distribution; length",
     "--given 'memory<=70GB'": "mem memory vram hbm; limit gpu",
     "--kv-dtype": "kv; cache dtype quant quantization bits precision",
     "--matmul-dtype fp8": "fp8 w8a8; activations matmul linear",
     "--given matmul_dtype=fp8": "fp8 float8; linear matmul format recipe",
+    "--given gradients_dtype=f32": "fp32; grads gradient gradients grad reduce accumulate allreduce",
     "--given gradients_dtype=bf16": "grads gradient gradients grad; dtype main reduce accumulation fp32 bf16",
     "--given optimizer_dtype=bf16": "moment moments exp-avg optimizer optim state; dtype precision states",
     "--given optimizer=adafactor": "optimizer optim",

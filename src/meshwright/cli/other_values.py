@@ -8,6 +8,7 @@ from itertools import pairwise
 
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"
+_LEAST_MILLISECONDS = 5  # a latency's number without a unit, from which it is of milliseconds
 _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")
 # Options whose values are names of strategies: --strategy ddp, --fsdp full_shard.
 _STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed", "zero"}
@@ -44,13 +45,8 @@ def with_value(words: str, value: str) -> str:
         return words
     if words.startswith("--hardware"):
         return _machine(words, value)
-    example = words.split()[1] if " " in words else ""
-    if re.fullmatch(r"[A-Z]=\d+(,[A-Z]=\d+)*", example) and "=" in value:
-        return words.replace(example, value, 1)
-    if words.startswith("--target "):
-        return f"--target {'gpu' if value in ('cuda', 'rocm', 'nvidia') else value}"
-    if words.startswith("--host ") and (address := re.fullmatch(r"(?:https?://)?([\w.-]+):(\d+)", value)):
-        return f"--host {address[1]} --port {address[2]}"
+    if special := _special(words, value):
+        return special
     if words.startswith("--headroom 10%"):
         return words.replace("10%", _rest(value))
     if match := re.fullmatch(r"(--engine|--for) NAME", words):
@@ -60,15 +56,29 @@ def with_value(words: str, value: str) -> str:
 
         ours = value_here(match[2], value)
         return f"{match[1]} {ours}" if ours else words
+    if re.search(r" \d+m?s\b", words) and re.fullmatch(r"\d+(\.\d+)?", value):
+        value += "ms" if float(value) >= _LEAST_MILLISECONDS else "s"  # no one waits for minutes
     if _TIME.fullmatch(value):
         return re.sub(r"\d+(ms|s)\b", value.replace(" ", ""), words, count=1)
-    if words.startswith("--url ") and value.isdigit():
-        return words.replace("8000", value)
-    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)(?:/day| ?d| ?days?)?", value)
+    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)(?:/day|/min| ?d| ?days?)?", value)
     is_whole = number and number[1].isdigit()
     if not number or (not is_whole and not re.match(r"--(price|rate)", words)):
         return words
     return re.sub(r"(?<=[= ])\d+(?:\.\d+)?(?=$| --|,)", number[1], words, count=1)
+
+
+def _special(words: str, value: str) -> str:
+    """The words for values that are no numbers: sizes, addresses and targets; empty for other words."""
+    example = words.split()[1] if " " in words else ""
+    if re.fullmatch(r"[A-Z]=\d+(,[A-Z]=\d+)*", example) and "=" in value:
+        return words.replace(example, value, 1)
+    if words.startswith("--url ") and value.isdigit():
+        return words.replace("8000", value)
+    if words.startswith("--target "):
+        return f"--target {'gpu' if value in ('cuda', 'rocm', 'nvidia') else value}"
+    if words.startswith("--host ") and (address := re.fullmatch(r"(?:https?://)?([\w.-]+):(\d+)", value)):
+        return f"--host {address[1]} --port {address[2]}"
+    return ""
 
 
 def _rest(share: str) -> str:

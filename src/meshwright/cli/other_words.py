@@ -94,7 +94,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--torch-dtype", "--bits",
     ),
     "--kv-dtype": ("--kv-cache-dtype", "--cache-dtype", "--kv-bits"),
+    "--requests-per-minute 100": ("--rate-limit", "--max-rpm", "--rpm", "--request-limit"),
     "--prompt-tokens": (
+        "--in",
         "--input-len", "--input-tokens", "--isl", "--input-length", "--prompt-len", "--prompt-length",
         "--input", "--max-prompt-length", "--prefill-len", "--input-seq-len", "--random-input-len",
     ),
@@ -216,7 +218,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 # Letters of other programs' options, each with the options here that it may mean: the first that the command
 # has. -c is a context in llama.cpp and a checkpoint elsewhere, -p a prompt and a port.
 _LETTERS: dict[str, tuple[str, ...]] = {
-    "-m": ("--model", "--checkpoint", "--from"), "-c": ("--context", "--checkpoint"), "-n": ("--max-tokens",),
+    "-m": ("--model", "--checkpoint", "--from"), "-c": ("--context", "--concurrency", "--checkpoint"),
+    "-n": ("--max-tokens", "--requests"),
     "-p": ("--port",), "-t": ("--temperature",), "-d": ("--data", "--hardware"), "-g": ("--hardware",),
     "-b": ("--batch-tokens", "--batch"), "-s": ("--seq-len", "--steps", "--seed"), "-l": ("--layout",),
     "-r": ("--run", "--rate"), "-e": ("--engine", "--eval"), "-u": ("--url",), "-f": ("--for",),
@@ -530,6 +533,8 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     from meshwright.dtypes import types_for  # here, since most command lines are right
 
     plain = _plain(given)
+    if plain == "--out" and value[:1].isdigit() and "--output-tokens" in options:
+        return "--output-tokens"
     for ours, theirs in _OPTIONS.items():
         first_option = ours.split()[0].rstrip(",")
         if not {plain, *_other_number(plain)}.isdisjoint(theirs) and first_option in options:

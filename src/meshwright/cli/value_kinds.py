@@ -48,7 +48,7 @@ def is_corpus(word: str) -> bool:
 
 
 def is_checkpoint(word: str) -> bool:
-    return Path(word).is_dir() or is_model(word)
+    return Path(word).is_dir() or is_model(word) or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", word) is not None
 
 
 ARGUMENTS = {"--hardware": "name"}  # names of arguments that take the values of an option
