@@ -109,6 +109,8 @@ def test_the_whole_line_is_named(typed: str, line: str, capsys: pytest.CaptureFi
         "plan train --model llama-3-8b --hardware v5e:300 --batch-tokens 1M --seq-len 8k",
         "shard 'A[I_X, J] . B[J, K_X] -> C[I_X, K_X]' --mesh X=4 --dims I=8,J=8,K=8",
         "finetune",
+        "model gpt-3",  # one of several sizes
+        "plan train --model llama-3-8b --hardware tpu --batch-tokens 1M --seq-len 8k",
     ],
 )
 def test_no_line_is_guessed(typed: str, capsys: pytest.CaptureFixture[str]) -> None:

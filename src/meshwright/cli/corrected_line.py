@@ -179,6 +179,9 @@ def _of_machines(words: Sequence[str]) -> list[str]:
 def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
     """The line of another command, if it is the only one with most of the options; otherwise empty."""
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    typed = command_at(tuple(words[:1])) if words[0] in commands else None
+    if typed is not None and all(option in typed.options for option in given):
+        return ""
     counts = {
         command: sum(option in command.options for option in given) - (command.path[0] not in words) / 2
         for command in _every(tuple(commands))
@@ -202,7 +205,9 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
     pieces: list[Piece] = []
     for piece in joined_words(pieces_of(rest, command), command):
         known = command.takes_value(piece.option) if piece.value else piece.option in command.options
-        if known or not piece.option:
+        if _is_count_of_output(piece, command):
+            pieces.append(Piece("--output-tokens", piece.value))
+        elif known or not piece.option:
             pieces.append(piece)
         elif (ours := replaced(piece, command)) is not None:
             pieces += [replace(each, is_other=True) for each in ours]
@@ -210,6 +215,12 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
             return ""
     every = placed(pieces, command)
     return "" if every is None else _finished(every, command)
+
+
+def _is_count_of_output(piece: Piece, command: Command) -> bool:
+    """Whether the value of --output, a path, is meant as the tokens of an answer."""
+    is_output = piece.option in ("-o", "--output") and piece.value[:1].isdigit() and "." not in piece.value
+    return is_output and "--output-tokens" in command.options
 
 
 def _finished(pieces: Sequence[Piece], command: Command, *, drops: bool = False) -> str:

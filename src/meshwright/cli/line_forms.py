@@ -114,6 +114,9 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     to --smallest.
     """
     given = {piece.option for piece in pieces}
+    if {"--prompt-tokens", "--output-tokens"} <= given:  # of requests, of which no step is priced
+        pieces = [piece for piece in pieces if not (piece.is_other and piece.option == "--phase")]
+        given = {piece.option for piece in pieces}
     if command.path == ("plan", "serve") and "--phase" not in given:
         pieces = [
             piece for piece in pieces if not (piece.is_other and piece.option in ("--context", "--batch"))

@@ -32,6 +32,8 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     given, value, path = piece.option, piece.value, " ".join(("mw", *command.path))
     options = list(command.options)
     if given in command.options and value:  # a flag with a value
+        if value.lower() in ("true", "yes", "on", "false", "no", "off"):
+            return [Piece(given)] if value.lower() in ("true", "yes", "on") else []
         return [Piece(given), Piece("", value)]
     if value and _is_of_argument(given, value, command):
         return [Piece("", value)]
@@ -54,6 +56,8 @@ def _is_of_argument(option: str, value: str, command: Command) -> bool:
     plain, names = option.lstrip("-"), {param.name for param in command.arguments}
     letters = {name[0] for name in names} if len(option) == _LETTER else set()
     is_moved = MOVES.get(plain.partition("-")[0]) in names
+    if "model" in names and plain in ("name", "model-name", "model") and KINDS["--model"](value):
+        return True
     is_input = plain.replace("_", "-") in _INPUTS and bool(names) and Path(value).exists()
     return is_moved or plain in names | letters or is_input
 

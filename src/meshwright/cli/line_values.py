@@ -93,7 +93,8 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
     for hint in _HINT.findall(message):
         hint = hint.strip("'").rstrip(",.:")
         is_guess = option in ("--model", "--hardware") and f"did you mean {hint}" in message
-        if is_guess and not _has_numbers_of(value, hint):
+        is_one = f"did you mean {hint}?" in message  # and not one of several
+        if is_guess and not (is_one and _has_numbers_of(value, hint)):
             continue
         for item in (*re.split(r"[,;]\s*", value), *value.split()):
             if re.match(r"\w+[<>=!]", hint) and item:

@@ -60,7 +60,7 @@ def other_file(args: Sequence[str], message: str) -> str:
         taken = _BY_OPTION.get(name) or (set() if name.startswith("-") else _BY_COMMAND.get(command, set()))
         if taken - {_CHIP, _PLAN} and (elsewhere := _elsewhere(value, name)):
             return f"{value}: {elsewhere}"
-        if taken and value and value in message and (answer := _of_another_program(Path(value))):
+        if taken and value and value in message and (answer := _of_another_program(Path(value), args)):
             return f"{value}: {answer}"
         if taken and value and value in message and (kind := _kind_of(Path(value), taken)):
             what = _OURS.get(kind, kind).format(path=value)
@@ -75,13 +75,16 @@ def program_file(args: Sequence[str]) -> str:
     for arg in args:
         if arg.endswith((".py", ".jsonl")):
             continue  # commands take these
-        if answer := _of_another_program(Path(arg.rpartition("=")[2])):
+        if answer := _of_another_program(Path(arg.rpartition("=")[2]), args):
             return f"{arg}: {answer}"
     return ""
 
 
-def _of_another_program(path: Path) -> str:
-    """The answer to the settings or a script of another program, with the line that does the same here."""
+def _of_another_program(path: Path, args: Sequence[str]) -> str:
+    """The answer to the settings or a script of another program, with the line that does the same here.
+
+    args: the words after `mw`, of which the line keeps the options.
+    """
     from meshwright.cli.corrected_line import line_of_settings
     from meshwright.cli.other_programs import whose
 
@@ -91,7 +94,8 @@ def _of_another_program(path: Path) -> str:
         if path.suffix == ".py":
             return _of_script(path)
         phrase, command, options = whose(path)
-        line = line_of_settings(command, options) if command else ""
+        others = [arg for arg in args if arg != str(path)]
+        line = line_of_settings(command, [*others, *options]) if command else ""
         takes = f"; type {line or ' '.join(('mw', *command))}" if command else ""
         return f"{phrase}{takes}"
     return ""

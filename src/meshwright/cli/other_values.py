@@ -76,6 +76,8 @@ def _special(words: str, value: str) -> str:
         return words.replace("8000", value)
     if words.startswith("--target "):
         return f"--target {'gpu' if value in ('cuda', 'rocm', 'nvidia') else value}"
+    if words.startswith("--host ") and re.fullmatch(r"[\w.-]+", value):
+        return f"--host {value}"
     if words.startswith("--host ") and (address := re.fullmatch(r"(?:https?://)?([\w.-]+):(\d+)", value)):
         return f"--host {address[1]} --port {address[2]}"
     return ""

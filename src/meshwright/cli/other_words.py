@@ -15,10 +15,11 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--seq-len": (
         "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
         "--context", "--ctx", "--max-length", "--block-size", "--max-target-length", "--model-max-length",
+        "--sl",
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
     "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
-    "--lora": ("--lora-r", "--lora-rank", "--peft"),
+    "--lora": ("--lora-r", "--lora-rank", "--peft", "--r", "--rank"),
     "--lora 16 --base-dtype nf4": ("--qlora", "--load-in-4bit", "--weights-dtype", "--quantization"),
     MACHINE: (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
