@@ -15,9 +15,10 @@ _MOST_TOKENS = 20_000  # of all words, since long ones are compared with the ans
 def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens, ...]:
     """The tokens of each word, as they begin a text and, if as many, as they follow a blank.
 
-    Raises RequestError for a word without tokens.
+    Raises RequestError for a word without tokens, and at the first that makes them too many.
     """
     sequences: list[Tokens] = []
+    num_tokens = 0
     for word in words:
         first, after_blank = (
             tuple(tokenizer.ids(text, add_special_tokens=False)) for text in (word, " " + word.lstrip())
@@ -27,8 +28,10 @@ def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens,
         sequences.append(first)
         if len(after_blank) == len(first) and after_blank[0] != first[0]:
             sequences.append(after_blank)
-    if sum(map(len, sequences)) > _MOST_TOKENS:
-        raise RequestError(f"bad_words have more than {_MOST_TOKENS:,} tokens", param="bad_words")
+            num_tokens += len(after_blank)
+        num_tokens += len(first)
+        if num_tokens > _MOST_TOKENS:  # before the others cost their tokens
+            raise RequestError(f"bad_words have more than {_MOST_TOKENS:,} tokens", param="bad_words")
     return tuple(sequences)
 
 
