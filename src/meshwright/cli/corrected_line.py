@@ -60,10 +60,12 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     if "--" in words or not words or not all(0 < len(word) <= _LONGEST_WORD for word in words):
         return ""
     candidates = list(_candidates(words, commands))
-    strict, lenient = (
-        (_repaired(command, rest, drops=drops) for command, rest in candidates) for drops in (False, True)
-    )
-    line = next(filter(None, strict), "") or _elsewhere(words, commands) or next(filter(None, lenient), "")
+
+    def first(*, drops: bool) -> str:
+        lines = (_repaired(command, rest, drops=drops) for command, rest in candidates)
+        return next(filter(None, lines), "")
+
+    line = first(drops=False) or _elsewhere(words, commands) or first(drops=True)
     return "" if line == shlex.join(["mw", *words]) else line
 
 
@@ -214,7 +216,7 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
         elif not drops:
             return ""
     every = placed(pieces, command)
-    return "" if every is None else _finished(every, command)
+    return "" if every is None else _finished(every, command, completes=not drops)
 
 
 def _is_count_of_output(piece: Piece, command: Command) -> bool:
@@ -223,10 +225,13 @@ def _is_count_of_output(piece: Piece, command: Command) -> bool:
     return is_output and "--output-tokens" in command.options
 
 
-def _finished(pieces: Sequence[Piece], command: Command, *, drops: bool = False) -> str:
+def _finished(
+    pieces: Sequence[Piece], command: Command, *, drops: bool = False, completes: bool = True
+) -> str:
     """The line of pieces, joined, with right values, and complete; empty if the parser refuses it.
 
-    drops: leave out pieces whose values are wrong.
+    drops: leave out pieces whose values are wrong. completes: add examples of missing options, if they are
+    not most of the line.
     """
     pieces = of_its_command(in_tokens(merged(pieces)), command)
     pieces = [piece for piece in pieces if not is_no_value(piece, command)]
@@ -249,7 +254,10 @@ def _finished(pieces: Sequence[Piece], command: Command, *, drops: bool = False)
     if drops:
         pieces = [piece for piece in pieces if not piece.value or not command.fault(*piece.words)]
     given = {piece.option for piece in pieces}
-    pieces = on_all_chips(completed(pieces, command))
+    every = on_all_chips(completed(pieces, command))
+    if not drops and len(every) - len(pieces) > (len(pieces) + 1 if completes else 0):
+        return ""
+    pieces = every
     if command.path == ("shard",) and not {"--dims"} & {piece.option for piece in pieces}:
         letters = dict.fromkeys(
             re.findall(r"[\[ ,]([A-Z])(?=[_,\]])", " ".join(piece.value for piece in pieces))

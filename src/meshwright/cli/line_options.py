@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +14,7 @@ from meshwright.cli.other_values import strategy, with_value
 from meshwright.cli.other_words import answer_here, option_here
 from meshwright.cli.value_kinds import KINDS, MOVES
 
+_ALIKE = 0.7  # of an option that no table explains
 _TYPO = 0.85  # difflib's least ratio of similarity for a typing error
 _NONSENSE = "?!"  # which only an option of any text takes
 _LETTER = 2  # characters, with its dash, of an option of one letter
@@ -47,7 +48,9 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
         return [Piece(close[0], value)] if command.takes_value(close[0]) or not value else None
     if subject(given, path) or subject(given, ""):
         return []
+    near = get_close_matches(given.lower(), options, n=1, cutoff=_ALIKE)
     ours = next((name for name, fits in KINDS.items() if value and name in options and fits(value)), "")
+    ours = ours or (near[0] if near and value and command.takes_value(near[0]) else "")
     return [Piece(ours, value)] if ours else None
 
 
@@ -104,31 +107,42 @@ def placed(pieces: Sequence[Piece], command: Command) -> list[Piece] | None:
     given = {piece.option for piece in pieces}
     required = [name for name, param in command.options.items() if param.required and name not in given]
     surplus = sum(not piece.option for piece in pieces) - command.most_arguments
-    placed = []
+    words = [piece.value for piece in pieces if not piece.option]
+    owners = _owners(words, required, surplus)
+    placed: list[Piece] = []
     for piece in pieces:
-        if piece.option:
-            placed.append(piece)
-            continue
-        if "--resume" in given and "--run" not in given and Path(piece.value).is_dir():
-            placed.append(Piece("--run", piece.value))
-            surplus -= 1
-            continue
-        kinds = [name for name in KINDS if name in command.options and name not in given]
-        ours = next((name for name in kinds if KINDS[name](piece.value)), "")
-        if not ours or not (surplus > 0 or ours in required):
-            fitting = (
-                name for name in required if name not in given and not command.fault(name, piece.value)
-            )
-            ours = next(fitting, "") if surplus > 0 else ""
+        ours = "" if piece.option else owners.pop(piece.value, "")
+        if not (piece.option or ours) and "--resume" in given and "--run" not in given:
+            ours = "--run" if Path(piece.value).is_dir() else ""
+        if not (piece.option or ours) and surplus > 0:
+            ours = _owner_of_surplus(piece.value, command, given, required)
         if ours:
-            placed.append(Piece(ours, piece.value))
+            piece, surplus = Piece(ours, piece.value), surplus - 1
             given.add(ours)
-            surplus -= 1
-        elif surplus > 0 and not command.arguments:
-            return None
-        else:
-            placed.append(piece)
+        placed.append(piece)
     return None if sum(not piece.option for piece in placed) > command.most_arguments else placed
+
+
+def _owners(words: Sequence[str], required: Sequence[str], surplus: float) -> dict[str, str]:
+    """The required options of words without an option, by their form, or the only one that is left."""
+    found: dict[str, str] = {}
+    for name in (name for name in KINDS if name in required):
+        word = next((word for word in words if word not in found and KINDS[name](word)), "")
+        if word:
+            found[word] = name
+    left = [name for name in required if name not in found.values()]
+    if surplus == 1 and not found and len(left) == 1 and left[0] not in KINDS and words:
+        found[words[-1]] = left[0]  # mw export RUN DIR
+    return found
+
+
+def _owner_of_surplus(value: str, command: Command, given: Collection[str], required: Sequence[str]) -> str:
+    """The option of a word that is no argument, by its form, or by what a required option takes."""
+    kinds = [name for name in KINDS if name in command.options and name not in given]
+    if ours := next((name for name in kinds if KINDS[name](value)), ""):
+        return ours
+    left = [name for name in required if name not in given and name not in KINDS]
+    return next((name for name in left if _fits(value, name, command)), "")
 
 
 def _fits(value: str, option: str, command: Command) -> bool:

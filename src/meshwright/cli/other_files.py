@@ -89,12 +89,15 @@ def _of_another_program(path: Path, args: Sequence[str]) -> str:
     from meshwright.cli.other_programs import whose
 
     with suppress(OSError, ValueError):
-        if not path.is_file() or _of_file(path) in (_PLAN, _CHIP, _MODEL):
+        if not path.is_file() or (path.suffix in (".toml", ".json") and _of_file(path)):
             return ""
         if path.suffix == ".py":
             return _of_script(path)
         phrase, command, options = whose(path)
-        others = [arg for arg in args if arg != str(path)]
+        named = {str(path)} | {
+            before for before, arg in pairwise(args) if arg == str(path) and before[:2] == "--"
+        }
+        others = [arg for arg in args if arg not in named]
         line = line_of_settings(command, [*others, *options]) if command else ""
         takes = f"; type {line or ' '.join(('mw', *command))}" if command else ""
         return f"{phrase}{takes}"

@@ -82,6 +82,8 @@ def usual(spec: str) -> str:
     spec = re.sub(r"(?<=\d)[ -](\d+) ?gb\b", r"-\1gb", spec, flags=re.I)
     spec = re.sub(r"\s*(gpus?|chips?|cards?|devices?)$", "", spec, flags=re.I) or spec
     spec = re.sub(r"(?<=[:x*]\d)(\d*)\*(?=\d+$)|(?<=:)(\d+)\*(?=\d+$)", r"\1\2x", spec)
+    if match := re.fullmatch(r"([\w-]+)-(\d+(?:x\d+)+)", spec):
+        spec = f"{match[1]}:{match[2]}"
     if match := re.fullmatch(r"(\d+) ((?!x )[a-z].*)", spec, re.I):
         spec = f"{match[1]}x{match[2]}"
     for joined in (spec.replace(" ", ""), spec.replace(" ", "-")):
