@@ -53,12 +53,12 @@ demo: .venv/.installed
 test: $(DEV)/.installed
 	@$(MAKE) --no-print-directory check
 
-# Types take one thread and run next to the tests; their output is printed last. They read every room, so
-# ROOM=notation leaves them out.
-check: lint imports words
-	@types_log=$$(mktemp); $(if $(ROOM),true,$(MAKE) --no-print-directory types) >$$types_log 2>&1 & types=$$!; \
+# Types and words take one thread and run next to the tests; their output is printed last. Types read every room,
+# so ROOM=notation leaves them out.
+check: lint imports
+	@log=$$(mktemp); $(MAKE) --no-print-directory -k $(if $(ROOM),,types) words >$$log 2>&1 & texts=$$!; \
 	  $(MAKE) --no-print-directory tests; tests=$$?; \
-	  wait $$types; types=$$?; cat $$types_log; rm $$types_log; exit $$((types | tests))
+	  wait $$texts; texts=$$?; cat $$log; rm $$log; exit $$((texts | tests))
 	@echo "all passed: lint,$(if $(ROOM),, types,) imports, words, tests$(ROOM:%= of %) in $(SECONDS_SO_FAR) s"
 
 # One compile at a time: libtpu runs once on a host.
