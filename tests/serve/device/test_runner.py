@@ -466,13 +466,13 @@ def test_bfloat16_serves_what_it_was_given(reference):
 )
 def test_quantised_weights_answer_as_the_numbers_that_they_stand_for(reference, dtype):
     """Also where devices split what groups of int4 are along; as many groups are then of each."""
-    narrow, plain = (
-        make_runner(reference[0], 2, weights_dtype=dtype),
-        make_runner(reference[0], 2, with_native=False),
-    )
+    narrow = make_runner(reference[0], 2, weights_dtype=dtype)
+    # The numbers in their own order, not in panels.
+    stored = make_runner(reference[0], 2, weights_dtype=dtype, with_native=False)
+    plain = make_runner(reference[0], 2, with_native=False)
     with jax.set_mesh(plain._mesh):
         widen = partial(widened, dtype=np.float32)
-        plain._params = jax.tree.map(widen, narrow._params, is_leaf=lambda x: isinstance(x, Quantised))
+        plain._params = jax.tree.map(widen, stored._params, is_leaf=lambda x: isinstance(x, Quantised))
     found, expected = (events_of(runner, *map(greedy, PROMPTS)) for runner in (narrow, plain))
     for one, other in zip(found, expected, strict=True):
         assert [event.token for event in one] == [event.token for event in other]
