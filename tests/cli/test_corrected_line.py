@@ -45,6 +45,10 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
             "plan serve $S --ttft 500ms --tpot 50ms",  # percentiles and a context belong to other plans
         ),
         ("bench serve -u a:80 -c 3 -n 9", "bench serve --url a:80 --concurrency 3 --requests 9"),
+        ("plan serve $S --requests-per-day 2M", "plan serve $S --rate 2M/day"),
+        ("export a --out b", "export a -o b"),
+        ("generate hi a/b", "generate hi --checkpoint a/b"),
+        ("completion --shell fish", "--install-completion"),
         # an option inside a layout
         (
             "plan train $P --layout tensor=4 --sequence-parallel",
@@ -110,6 +114,7 @@ def test_the_whole_line_is_named(typed: str, line: str, capsys: pytest.CaptureFi
         "shard 'A[I_X, J] . B[J, K_X] -> C[I_X, K_X]' --mesh X=4 --dims I=8,J=8,K=8",
         "finetune",
         "model gpt-3",  # one of several sizes
+        "plan train --model llama-3-8b --hardware h100:12 --batch-tokens 1M --seq-len 8k",
         "plan train --model llama-3-8b --hardware tpu --batch-tokens 1M --seq-len 8k",
     ],
 )

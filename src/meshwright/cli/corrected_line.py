@@ -149,6 +149,8 @@ def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command,
 
     The example's DIR or RUN is the first of the given words, if it is a folder.
     """
+    if line[0].startswith("-"):  # mw --install-completion
+        return None
     path = tuple(line[:2]) if line[0] in ("plan", "bench", "launch", "plot") else tuple(line[:1])
     command = command_at(path)
     if command is None and rest:  # bench serve, for benchmark serve

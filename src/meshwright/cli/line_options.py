@@ -14,6 +14,7 @@ from meshwright.cli.other_values import strategy, with_value
 from meshwright.cli.other_words import answer_here, option_here
 from meshwright.cli.value_kinds import KINDS, MOVES
 
+_BEGINNING = 5  # characters, with dashes, that a misspelt option has in common with the right one
 _ALIKE = 0.7  # of an option that no table explains
 _TYPO = 0.85  # difflib's least ratio of similarity for a typing error
 _NONSENSE = "?!"  # which only an option of any text takes
@@ -48,10 +49,23 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
         return [Piece(close[0], value)] if command.takes_value(close[0]) or not value else None
     if subject(given, path) or subject(given, ""):
         return []
+    if (
+        command.arguments
+        and given.lstrip("-").replace("_", "-") in _INPUTS
+        and value
+        and Path(value).exists()
+    ):
+        return [Piece("", value)]
     near = get_close_matches(given.lower(), options, n=1, cutoff=_ALIKE)
     ours = next((name for name, fits in KINDS.items() if value and name in options and fits(value)), "")
-    ours = ours or (near[0] if near and value and command.takes_value(near[0]) else "")
+    ours = ours or next(
+        (each for each in near if _begins_alike(given, each) and command.takes_value(each)), ""
+    )
     return [Piece(ours, value)] if ours else None
+
+
+def _begins_alike(option: str, other: str) -> bool:
+    return option[:_BEGINNING] == other[:_BEGINNING]
 
 
 def _is_of_argument(option: str, value: str, command: Command) -> bool:
@@ -61,8 +75,7 @@ def _is_of_argument(option: str, value: str, command: Command) -> bool:
     is_moved = MOVES.get(plain.partition("-")[0]) in names
     if "model" in names and plain in ("name", "model-name", "model") and KINDS["--model"](value):
         return True
-    is_input = plain.replace("_", "-") in _INPUTS and bool(names) and Path(value).exists()
-    return is_moved or plain in names | letters or is_input
+    return is_moved or plain in names | letters
 
 
 def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] | None:
@@ -72,6 +85,9 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
         is_count = piece.value.isdigit()
         return [Piece("--batch-tokens", piece.value, is_sequences=is_count, of_a_device=of_a_device)]
     plain = words.partition(", ")[0].rstrip(",")
+    given, offered = (set(re.findall(r"\d+", text)) for text in (piece.value, plain))
+    if given and offered and not given & offered and not plain.startswith("--headroom"):
+        return []  # the example's number is not the one that was typed
     if _PLACEHOLDER.search(plain) or " and " in plain:
         return []
     pieces = pieces_of(shlex.split(plain), command)

@@ -69,41 +69,51 @@ def _script(name: str) -> str:
 
 def _better(option: str, value: str, message: str) -> Iterator[str]:
     """Values in place of a wrong one, from the words of the message about it."""
-    if option in ("--mesh", "--dims"):
-        yield sizes_here(value, "XYZ" if option == "--mesh" else "IJK")
+    if form := _other_form(option, value, message):
+        yield form
         return
-    if option in ("--engine", "--for", "--software") and value != value.lower():
-        yield value.lower()
-        return
-    choices = re.findall(r"'([^']+)'", message.partition("not one of")[2]) or re.findall(
-        r"[\w-]+", message.partition("fits: ")[2]
-    )
-    chip, colon, counts = value.partition(":")
-    if option == "--hardware" and re.fullmatch(r"\d+(,\d+)+", counts):
-        yield ",".join(f"{chip}:{count}" for count in counts.split(","))
-        return
-    if (option.endswith("dtype") or option == "--to") and (ours := dtype_here(value)) in choices:
-        yield ours
-        return
-    yield from get_close_matches(value.lower().replace("_", "-"), choices, n=1, cutoff=0.5)
+    yield from get_close_matches(value.lower().replace("_", "-"), _choices(message), n=1, cutoff=0.5)
     if option in ("--layout", "--given") and " " in value.strip():
         yield re.sub(r"(?<=[\w])\s+(?=[a-z])", ",", value.strip())
     if option not in ("--layout", "--given"):
         message = message.partition("fits:")[0]  # a list of values is no hint
-    for hint in _HINT.findall(message):
-        hint = hint.strip("'").rstrip(",.:")
-        is_guess = option in ("--model", "--hardware") and f"did you mean {hint}" in message
-        is_one = f"did you mean {hint}?" in message  # and not one of several
-        if is_guess and not (is_one and _has_numbers_of(value, hint)):
+    chip, colon, sizes = value.partition(":")
+    for hint in (each.strip("'").rstrip(",.:") for each in _HINT.findall(message)):
+        if option in ("--model", "--hardware") and _is_one_of_several(hint, value, message):
             continue
         for item in (*re.split(r"[,;]\s*", value), *value.split()):
             if re.match(r"\w+[<>=!]", hint) and item:
                 yield value.replace(item, hint, 1)
-        chip, colon, sizes = value.partition(":")
         if colon and chip:
             name, _, each = hint.partition(":")
-            yield f"{name}:{sizes}x{each}" if each else f"{hint}:{sizes}"
+            is_machine = each and name.lower() != chip.lower()  # dgx-h100:4
+            yield f"{name}:{sizes}x{each}" if is_machine else f"{name}:{sizes}"
         yield hint
+
+
+def _other_form(option: str, value: str, message: str) -> str:
+    """A value in the form that its option takes; empty if its form is right or unknown."""
+    if option in ("--mesh", "--dims"):
+        return sizes_here(value, "XYZ" if option == "--mesh" else "IJK")
+    if option in ("--engine", "--for", "--software"):
+        return value.lower() if value != value.lower() else ""
+    chip, _, counts = value.partition(":")
+    if option == "--hardware" and re.fullmatch(r"\d+(,\d+)+", counts):
+        return ",".join(f"{chip}:{count}" for count in counts.split(","))
+    is_type = option.endswith("dtype") or option == "--to"
+    return ours if is_type and (ours := dtype_here(value)) in _choices(message) else ""
+
+
+def _choices(message: str) -> list[str]:
+    names = re.findall(r"'([^']+)'", message.partition("not one of")[2])
+    return names or re.findall(r"[\w-]+", message.partition("fits: ")[2])
+
+
+def _is_one_of_several(hint: str, value: str, message: str) -> bool:
+    """Whether a message offers a name with others, or in place of a name with another number."""
+    if f"did you mean {hint}" in message:
+        return f"did you mean {hint}?" not in message or not _has_numbers_of(value, hint)
+    return f"write {hint} or" in message
 
 
 def _has_digits_of(value: str, other: str, option: str) -> bool:
@@ -114,7 +124,7 @@ def _has_digits_of(value: str, other: str, option: str) -> bool:
     given = re.findall(r"\d+", value)
     if option in ("--layout", "--given"):
         return len(re.findall(_SIGNS, value)) <= len(re.findall(_SIGNS, other))
-    if option in ("--model", "--hardware", "--weights-dtype", "--kv-dtype", "--to", "--engine", "--for"):
+    if option in ("--model", "--hardware", "--to", "--engine", "--for") or option.endswith("dtype"):
         return True
     return bool(given) and all(number in given for number in re.findall(r"\d+", other))
 

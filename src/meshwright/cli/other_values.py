@@ -74,6 +74,8 @@ def _special(words: str, value: str) -> str:
         return words.replace(example, value, 1)
     if words.startswith("--url ") and value.isdigit():
         return words.replace("8000", value)
+    if words.startswith("--rate 20, or"):
+        return f"--rate {value}/day"
     if words.startswith("--target "):
         return f"--target {'gpu' if value in ('cuda', 'rocm', 'nvidia') else value}"
     if words.startswith("--host ") and re.fullmatch(r"[\w.-]+", value):
