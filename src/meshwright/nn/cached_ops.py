@@ -375,7 +375,7 @@ class InferenceOps(JaxOps):
         states = cache.cache.of_states
         if isinstance(states, PromptStates):
             y, _ = super()._convolved(x, taps, places, None, memory)
-            states = states.with_last_inputs(cache.state, memory, x, self._pieces(x))
+            states = states.with_last_inputs(cache.state, memory, x, _pieces(self.layout, x))
             return y, cache._replace(cache=replace(cache.cache, states=states))
         y, states = states.convolved(cache.state, memory, x[:, 0], taps)
         return y[:, None], cache._replace(cache=replace(cache.cache, states=states))
@@ -399,7 +399,7 @@ class InferenceOps(JaxOps):
             given = self._inputs(q, k, v, decay, beta, log_rates).present
             states = cache.cache.of_states
             if isinstance(states, PromptStates):
-                inputs, pieces = self._with_own_rates(Inputs.of(given)), self._pieces(v)
+                inputs, pieces = self._with_own_rates(Inputs.of(given)), _pieces(self.layout, v)
                 to_all = gathered_states(self.layout, name, letters_of_states(v))
                 o, states = states.recurrence(cache.state, "state", inputs, pieces, to_all)
                 o = jnp.reshape(o, v.shape, out_sharding=spec_of(v))
@@ -408,12 +408,6 @@ class InferenceOps(JaxOps):
             o, states = states.recurrence(cache.state, "state", inputs)
             o = jnp.reshape(o[:, None], v.shape, out_sharding=spec_of(v))
             return o, cache._replace(cache=replace(cache.cache, states=states))
-
-    def _pieces(self, x: Array) -> Pieces:
-        """The pieces of prompts on devices that split their positions."""
-        pieces = Pieces.of(self.layout, x)
-        assert pieces is not None, "prompts whose states are kept so have their positions split"
-        return pieces
 
     def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
         """The weight `name` as `spec` reads it, for a product of other operands."""
@@ -446,6 +440,13 @@ class InferenceOps(JaxOps):
                         x, states = lax.optimization_barrier((x, cache.states.states))
                         cache = replace(cache, states=replace(cache.states, states=states))
             return x, cache
+
+
+def _pieces(layout: Layout, x: Array) -> Pieces:
+    """The pieces of prompts on devices that split their positions."""
+    pieces = Pieces.of(layout, x)
+    assert pieces is not None, "prompts whose states are kept so have their positions split"
+    return pieces
 
 
 def _product(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:

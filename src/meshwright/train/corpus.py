@@ -170,11 +170,9 @@ def prepare_corpus(
     sources, evaluations = parse_sources(source), dict(evaluations or {})
     weights = [part.weight for part in sources] if len(sources) > 1 else []
     ingredients = [vocab_size, seq_len, mask_documents, weights, evaluations]
-    for name, path in evaluations.items():
-        _check_length(evaluation_split(name), path, read_documents(path, bad_data, chat), seq_len)
+    _check_lengths(evaluations, bad_data, chat, seq_len)
     survey = _survey(sources, bad_data, tokenizer, ingredients, chat)
-    existing = _existing(directory)
-    if existing is not None and existing.fingerprint == survey.fingerprint:
+    if (existing := _existing(directory)) is not None and existing.fingerprint == survey.fingerprint:
         return existing
 
     def read() -> Iterator[Document]:
@@ -196,13 +194,9 @@ def prepare_corpus(
         for piece, is_validation in division.pieces(read()):
             yield piece, VALIDATION if is_validation else part_of(piece.source)
 
-    def evaluated() -> Iterator[tuple[Document, str]]:
-        for name, path in evaluations.items():
-            for document in read_documents(path, bad_data, chat):
-                yield document, evaluation_split(name)
-
     # Evaluation sets first: one that is too short is a fault of minutes, and packing may take hours.
-    pieces = {tuple(map(evaluation_split, evaluations)): evaluated(), (*parts, VALIDATION): divided()}
+    evaluated = _evaluated(evaluations, bad_data, chat)
+    pieces = {tuple(map(evaluation_split, evaluations)): evaluated, (*parts, VALIDATION): divided()}
     with _replacing(directory) as partial:
         packed = _pack_splits(partial, pieces, read_from, bpe, end_id, seq_len, survey, report)
         num_documents, num_tokens = packed
@@ -228,6 +222,22 @@ def prepare_corpus(
         )
         _write_record(corpus, partial)
     return Corpus.load(directory)
+
+
+def _check_lengths(
+    evaluations: Mapping[str, str], bad_data: BadData, chat: ChatTemplate, seq_len: int
+) -> None:
+    for name, path in evaluations.items():
+        _check_length(evaluation_split(name), path, read_documents(path, bad_data, chat), seq_len)
+
+
+def _evaluated(
+    evaluations: Mapping[str, str], bad_data: BadData, chat: ChatTemplate
+) -> Iterator[tuple[Document, str]]:
+    """The documents of evaluation sets, each with its split."""
+    for name, path in evaluations.items():
+        for document in read_documents(path, bad_data, chat):
+            yield document, evaluation_split(name)
 
 
 def _entropy_of(folder: Path, parts: Sequence[str], vocab_size: int) -> float:

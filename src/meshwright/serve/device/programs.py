@@ -397,11 +397,8 @@ class InferencePrograms:
         # A device has heads of the states of all replicas of its shard.
         per_shard, shards = self.cache.replicas_per_shard, self.cache.batch_axes
         is_own = reshard(of_replicas[:, 0] >= 0, PartitionSpec(shards))
-        is_own = jnp.reshape(
-            is_own,
-            (self.cache.num_shards, per_shard, -1),
-            out_sharding=PartitionSpec(shards, None, None),
-        )
+        parted = PartitionSpec(shards, None, None)
+        is_own = jnp.reshape(is_own, (self.cache.num_shards, per_shard, -1), out_sharding=parted)
         is_own = jnp.reshape(jnp.any(is_own, axis=1), -1, out_sharding=PartitionSpec(shards))
         return PromptStates(states, order, lengths, of_rows[:, 0], is_own)
 

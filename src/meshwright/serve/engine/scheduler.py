@@ -183,7 +183,7 @@ class Scheduler:
                 if work.ends_request and sequence.finish_reason is None:
                     yield work, ()
                 continue
-            accepted = self._accepted(work, tokens)
+            accepted = _accepted(work, tokens, self._drafter)
             if sequence.finish_reason is None:
                 yield work, accepted
             if is_first:
@@ -381,24 +381,6 @@ class Scheduler:
         self._unanswered.discard(sequence)
         self._replica_of(sequence).leave(sequence)
 
-    def _accepted(self, work: SequenceWork, sampled: Sequence[TokenScore]) -> Sequence[TokenScore]:
-        """The sampled tokens up to the first that differs from its draft, which is then computed again.
-
-        A draft that was also sampled is right, and the token sampled after it is valid. With the ratio test,
-        the sampler yields a draft exactly if the test accepts it.
-        """
-        sequence, drafts = work.sequence, work.drafts
-        sequence.num_pending -= 1
-        if not drafts:
-            return sampled[:1]
-        wrong = (place for place, draft in enumerate(drafts) if sampled[place].token != draft)
-        num_right = next(wrong, len(drafts))
-        self._drafter.verified(len(drafts), num_right)
-        if sequence.slot is not None:
-            sequence.num_computed -= len(drafts) - num_right
-            sequence.num_right = num_right
-        return sampled[: num_right + 1]
-
     def _replica_of(self, sequence: TokenSequence) -> Replica:
         if len(self.replicas) == 1:
             return self.replicas[0]
@@ -418,3 +400,22 @@ def _check_fits(num_answers: int, capacity: int, free: int) -> None:
             status=429,
             code="queue_full",
         )
+
+
+def _accepted(work: SequenceWork, sampled: Sequence[TokenScore], drafter: Drafter) -> Sequence[TokenScore]:
+    """The sampled tokens up to the first that differs from its draft, which is then computed again.
+
+    A draft that was also sampled is right, and the token sampled after it is valid. With the ratio test,
+    the sampler yields a draft exactly if the test accepts it.
+    """
+    sequence, drafts = work.sequence, work.drafts
+    sequence.num_pending -= 1
+    if not drafts:
+        return sampled[:1]
+    wrong = (place for place, draft in enumerate(drafts) if sampled[place].token != draft)
+    num_right = next(wrong, len(drafts))
+    drafter.verified(len(drafts), num_right)
+    if sequence.slot is not None:
+        sequence.num_computed -= len(drafts) - num_right
+        sequence.num_right = num_right
+    return sampled[: num_right + 1]
