@@ -115,11 +115,11 @@ _LEAST_RATE, _MOST_RATE = 1e-3, 1e9
 def parse_rate(text: str | float) -> float:
     """Requests per second: `20`, `20/s`, `20 rps` and `1200/min` are the same.
 
-    >>> parse_rate("20"), parse_rate("20 rps"), parse_rate("1200/min"), parse_rate("1.7M/day")
+    >>> parse_rate("20"), parse_rate("20 rps"), parse_rate("1200 rpm"), parse_rate("1.7M/day")
     (20.0, 20.0, 20.0, 19.675925925925927)
     """
     form = r"([0-9][0-9_,]*\.?[0-9]*|\.[0-9]+)([km]?)(?:rps|qps|req(?:uests?)?)?(?:/|per)?([a-z]*)"
-    match = re.fullmatch(form, str(text).lower().replace(" ", ""))
+    match = re.fullmatch(form, str(text).lower().replace(" ", "").replace("rpm", "/min"))
     if not match or match[3] not in _PER_SECOND:
         raise MeshwrightError(f"{text!r} is not a rate; write 20 (requests per second), 20/s or 1200/min")
     if decimal := decimal_comma(str(text)):
@@ -180,7 +180,7 @@ def decimal_comma(text: str) -> str:
     >>> decimal_comma("1,5T"), decimal_comma("2,50 EUR"), decimal_comma("1,048,576"), decimal_comma("8,16,32")
     ('1.5T', '2.50 EUR', '', '')
     """
-    match = re.fullmatch(r"(\D*(?:0|[1-9])),(\d{1,2}(?:\D.*)?)", text.strip())
+    match = re.fullmatch(r"(\D*(?:0|[1-9])),(\d{1,2}(?:[^\d,].*)?)", text.strip())
     return f"{match[1]}.{match[2]}" if match else ""
 
 

@@ -47,6 +47,9 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("bench serve -u a:80 -c 3 -n 9", "bench serve --url a:80 --concurrency 3 --requests 9"),
         ("plan serve $S --requests-per-day 2M", "plan serve $S --rate 2M/day"),
         ("export a --out b", "export a -o b"),
+        ("model --model_id mistral-7b --context 8k", "model mistral-7b --seq-len 8k"),
+        ("plan serve $S --requests 1M/day", "plan serve $S --rate 1M/day"),
+        ("audit plan.toml --chip tpu", "audit plan.toml --target tpu"),
         ("generate hi a/b", "generate hi --checkpoint a/b"),
         ("completion --shell fish", "--install-completion"),
         # an option inside a layout
@@ -113,6 +116,7 @@ def test_the_whole_line_is_named(typed: str, line: str, capsys: pytest.CaptureFi
         "plan train --model llama-3-8b --hardware v5e:300 --batch-tokens 1M --seq-len 8k",
         "shard 'A[I_X, J] . B[J, K_X] -> C[I_X, K_X]' --mesh X=4 --dims I=8,J=8,K=8",
         "finetune",
+        "fit llama-3-8b --hardware rtx4090:two",
         "model gpt-3",  # one of several sizes
         "plan train --model llama-3-8b --hardware h100:12 --batch-tokens 1M --seq-len 8k",
         "plan train --model llama-3-8b --hardware tpu --batch-tokens 1M --seq-len 8k",

@@ -124,7 +124,7 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     if command.path == ("plan", "serve") and "--rate" not in given:
         means = {"--ttft-p95": "--ttft", "--tpot-p95": "--tpot"}
         pieces = [replace(piece, option=means.get(piece.option, piece.option)) for piece in pieces]
-    if "--days" in given and "--smallest" not in given and "--smallest" in command.options:
+    if {"--days", "--tokens"} <= given and "--smallest" not in given and "--smallest" in command.options:
         pieces = [*pieces, Piece("--smallest")]
     return list(pieces)
 

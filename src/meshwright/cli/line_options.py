@@ -10,10 +10,11 @@ from pathlib import Path
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import with_a_right_value
 from meshwright.cli.other_subjects import meaning, subject
-from meshwright.cli.other_values import strategy, with_value
+from meshwright.cli.other_values import KINDS_OF_CHIPS, strategy, with_value
 from meshwright.cli.other_words import answer_here, option_here
 from meshwright.cli.value_kinds import KINDS, MOVES
 
+_MODEL_NAMES = ("name", "model-name", "model-id", "model", "preset")
 _BEGINNING = 5  # characters, with dashes, that a misspelt option has in common with the right one
 _ALIKE = 0.7  # of an option that no table explains
 _TYPO = 0.85  # difflib's least ratio of similarity for a typing error
@@ -70,10 +71,17 @@ def _begins_alike(option: str, other: str) -> bool:
 
 def _is_of_argument(option: str, value: str, command: Command) -> bool:
     """Whether an option's value is an argument of the command, by the option's name or the value."""
-    plain, names = option.lstrip("-"), {param.name for param in command.arguments}
+    plain = option.lstrip("-").replace("_", "-")
+    names = {param.name for param in command.arguments}
+    if "prompt" in names and plain in ("text", "message", "query", "question"):
+        return True
     letters = {name[0] for name in names} if len(option) == _LETTER else set()
     is_moved = MOVES.get(plain.partition("-")[0]) in names
-    if "model" in names and plain in ("name", "model-name", "model") and KINDS["--model"](value):
+    if (
+        "model" in names
+        and plain in ("name", "model-name", "model-id", "model", "preset")
+        and KINDS["--model"](value)
+    ):
         return True
     return is_moved or plain in names | letters
 
@@ -85,6 +93,8 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
         is_count = piece.value.isdigit()
         return [Piece("--batch-tokens", piece.value, is_sequences=is_count, of_a_device=of_a_device)]
     plain = words.partition(", ")[0].rstrip(",")
+    if words.startswith("--hardware") and piece.value.lower() in KINDS_OF_CHIPS:
+        return [Piece("--target", piece.value.lower())] if "--target" in command.options else []
     given, offered = (set(re.findall(r"\d+", text)) for text in (piece.value, plain))
     if given and offered and not given & offered and not plain.startswith("--headroom"):
         return []  # the example's number is not the one that was typed
@@ -124,7 +134,7 @@ def placed(pieces: Sequence[Piece], command: Command) -> list[Piece] | None:
     required = [name for name, param in command.options.items() if param.required and name not in given]
     surplus = sum(not piece.option for piece in pieces) - command.most_arguments
     words = [piece.value for piece in pieces if not piece.option]
-    owners = _owners(words, required, surplus)
+    owners = _owners(words, required, surplus, command)
     placed: list[Piece] = []
     for piece in pieces:
         ours = "" if piece.option else owners.pop(piece.value, "")
@@ -139,15 +149,21 @@ def placed(pieces: Sequence[Piece], command: Command) -> list[Piece] | None:
     return None if sum(not piece.option for piece in placed) > command.most_arguments else placed
 
 
-def _owners(words: Sequence[str], required: Sequence[str], surplus: float) -> dict[str, str]:
+def _owners(
+    words: Sequence[str], required: Sequence[str], surplus: float, command: Command
+) -> dict[str, str]:
     """The required options of words without an option, by their form, or the only one that is left."""
     found: dict[str, str] = {}
     for name in (name for name in KINDS if name in required):
         word = next((word for word in words if word not in found and KINDS[name](word)), "")
         if word:
             found[word] = name
-    left = [name for name in required if name not in found.values()]
-    if surplus == 1 and not found and len(left) == 1 and left[0] not in KINDS and words:
+    for name in (name for name in required if name not in KINDS and surplus > len(found)):
+        word = next((word for word in words if word not in found and _fits(word, name, command)), "")
+        if word:
+            found[word] = name
+    left = [name for name in required if name not in {*found.values(), *KINDS}]
+    if surplus == len(found) + 1 and len(left) == 1 and words[-1] not in found:
         found[words[-1]] = left[0]  # mw export RUN DIR
     return found
 

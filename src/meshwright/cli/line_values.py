@@ -113,7 +113,7 @@ def _is_one_of_several(hint: str, value: str, message: str) -> bool:
     """Whether a message offers a name with others, or in place of a name with another number."""
     if f"did you mean {hint}" in message:
         return f"did you mean {hint}?" not in message or not _has_numbers_of(value, hint)
-    return f"write {hint} or" in message
+    return f"write {hint} or" in message or "does not parse" in message
 
 
 def _has_digits_of(value: str, other: str, option: str) -> bool:

@@ -13,7 +13,7 @@ _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")
 # Options whose values are names of strategies: --strategy ddp, --fsdp full_shard.
 _STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed", "zero"}
 
-_KINDS_OF_CHIPS = {"gpu", "cuda", "rocm", "mps", "tpu", "cpu", "auto"}
+KINDS_OF_CHIPS = {"gpu", "cuda", "rocm", "mps", "tpu", "cpu", "auto"}
 
 
 def strategy(given: str, options: Collection[str], value: str) -> str:
@@ -75,7 +75,7 @@ def _special(words: str, value: str) -> str:
     if words.startswith("--url ") and value.isdigit():
         return words.replace("8000", value)
     if words.startswith("--rate 20, or"):
-        return f"--rate {value}/day"
+        return f"--rate {value}{'' if '/' in value else '/day'}"
     if words.startswith("--target "):
         return f"--target {'gpu' if value in ('cuda', 'rocm', 'nvidia') else value}"
     if words.startswith("--host ") and re.fullmatch(r"[\w.-]+", value):
@@ -107,7 +107,7 @@ def _machine(words: str, value: str) -> str:
     from meshwright.errors import HardwareError
     from meshwright.hardware.catalog import load, usual
 
-    if value.lower().partition(":")[0] in _KINDS_OF_CHIPS and not value.lower().startswith("gpu:"):
+    if value.lower().partition(":")[0] in KINDS_OF_CHIPS and not value.lower().startswith("gpu:"):
         return words
     text = value.lower().removeprefix("gpu:").removeprefix("nvidia.com/gpu:").removeprefix("nvidia-")
     if "hosts of" in words:

@@ -304,7 +304,8 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mw train": {
         "the plan sets it: mw plan train --batch-tokens 1Mi --seq-len 8k": (
-            "--batch-size", "--max-length", "--max-seq-length", "--seq-len", "--seq-length", "--block-size",
+            "--batch-size", "--batch", "--bs",
+            "--max-length", "--max-seq-length", "--seq-len", "--seq-length", "--block-size",
             "--batch-tokens", "--cutoff-len", "--train-batch-size", "--global-batch-size",
         ),
         "the rest of the data is evaluated by itself; --eval NAME=PATH adds another text": (
@@ -543,8 +544,11 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
             if narrow and "--given" in options and value in types_for("operands"):
                 return f"--given matmul_dtype={value}"
             return with_value(ours, value)
-    letters = [name for name in _LETTERS.get(given, ()) if name in options]
-    if given == "-c" and not value.isdigit():
+    letter = f"-{given.lstrip('-')}"
+    if letter in options and len(letter) == 2:
+        return letter
+    letters = [name for name in _LETTERS.get(letter, ()) if name in options]
+    if letter == "-c" and not value.isdigit():
         letters = letters[::-1]
     return letters[0] if letters else plain if plain in options and plain != given else ""
 
