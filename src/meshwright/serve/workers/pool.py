@@ -20,6 +20,7 @@ _START_SECONDS = 30.0
 # A call that takes longer gives way to steps of the model and to calls of others.
 _LONG_SECONDS = 0.1
 _NICENESS = 5
+_FEWEST = 4  # workers: two for a client, which may be all users behind one address
 
 
 class Subject(Protocol):
@@ -122,16 +123,16 @@ class _Worker:
 class WorkerPool:
     """Calls in worker processes, `num_workers` at once; a context manager.
 
-    A client has at most all workers but one, so that another always finds one soon. A worker that crashes,
+    A client has at most half of the workers, so that others always find one soon. A worker that crashes,
     or exceeds its time or memory, costs its own call a RequestError; another is forked in its place.
     """
 
     def __init__(self, subject: Subject, num_workers: int | None = None) -> None:
         self._subject = subject
-        self._num_workers = num_workers or min(max(2, os.cpu_count() or 2), 8)
+        self._num_workers = num_workers or min(max(_FEWEST, os.cpu_count() or 1), 8)
         self._idle: list[_Worker] = []
         self._workers: set[_Worker] = set()
-        self._turns = ClientTurns(self._num_workers, max(1, self._num_workers - 1))
+        self._turns = ClientTurns(self._num_workers, max(1, self._num_workers // 2))
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "WorkerPool":
