@@ -423,11 +423,17 @@ def test_experts_without_an_axis_take_one_pass() -> None:
 
 _MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"
 
+_IN_TILES = "arrays in the order of chunks, with 64 positions last, fill half of a TPU's tiles"
+_FURTHER_OFF = {("codestral-mamba-7b", "v5p:2x2x2", "fsdp=8,remat=full"): _IN_TILES}
+
 
 def _trained() -> Iterator[Any]:
     for case in json.loads(_MATRIX.read_text())["cases"]:
         if case["phase"] == "train" and case.get("memory_bytes"):
-            yield pytest.param(case, id="-".join((case["model"], case["hardware"], case["layout"])))
+            name = case["model"], case["hardware"], case["layout"]
+            why = _FURTHER_OFF.get(name)
+            marks = [pytest.mark.xfail(strict=True, reason=why, raises=AssertionError)] if why else []
+            yield pytest.param(case, id="-".join(name), marks=marks)
 
 
 @pytest.mark.parametrize("case", list(_trained()))
