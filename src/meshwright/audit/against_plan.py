@@ -167,7 +167,7 @@ def _differences(
     dtypes = planned.matmul_dtype, planned.attention_dtype
     not_wide = (one for one in computed if planned.wide.isdisjoint(scope_of(one.op_name)))
     wide = wider_products(not_wide, program, *dtypes, widened=widened, differentiated=trains)
-    # Operations of a state have FLOPs of elementwise work in a step of generation only.
+    # Only in generation may XLA compute products with a state as elementwise work and sums.
     summed = set() if trains else planned.wide & summed_products(program)
     different = compare_products(
         planned.products,
@@ -188,7 +188,7 @@ def _differences(
 def _program_findings(
     plan: Plan, planned: PlannedStep, program: Program, prices: Prices, unplanned_share: float
 ) -> list[Remark]:
-    """The findings on what the program computes outside its products, and in which types."""
+    """The findings on kept values, the update, elementwise work, number types and transfers to the host."""
     trains, precision = is_differentiated(program), plan.layout.precision
     remarks: list[Remark] = []
     if plan.workload.phase == "train" and all(one.trained for one in parameters(plan.model).values()):

@@ -1,4 +1,4 @@
-"""The whole command line to type instead: every option, value and word that is wrong replaced at once.
+"""The whole command line to type in place of a wrong one, with every wrong option, value and word replaced.
 
 A line is offered only if the command's own parser accepts it.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typer.main import get_command as to_command
 
 from meshwright.cli.line_forms import completed, in_tokens, launched, merged, of_its_command, on_all_chips
-from meshwright.cli.line_options import joined_words, placed, replaced
+from meshwright.cli.line_options import PLACEHOLDER, joined_words, placed, replaced
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import is_no_value, with_a_right_value
 from meshwright.cli.other_notation import expression_here, sizes_here
@@ -24,9 +24,7 @@ from meshwright.cli.other_words import command_here, subcommand_here
 from meshwright.cli.value_kinds import KINDS
 from meshwright.errors import MeshwrightError
 
-# Parts of a message's words that are to be replaced by the reader: NAME, N, C.
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
-_PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
 
 
 def _check_expression(command: Command, pieces: Sequence[Piece]) -> None:
@@ -47,7 +45,7 @@ def _check_expression(command: Command, pieces: Sequence[Piece]) -> None:
 
 
 def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
-    """The line to type in place of `mw ARGS`; empty if no fault is known or no line would be accepted.
+    """The line to type in place of `mw ARGS`; empty if it has no known fault, or no line is accepted.
 
     commands: the modules of cli/ that are commands.
 
@@ -70,7 +68,7 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
 
 
 def line_of_settings(path: tuple[str, ...], words: Sequence[str]) -> str:
-    """The line of a command with those of another program's options that it has words for."""
+    """The line of a command with another program's options, as far as the command has counterparts."""
     command = command_at(path)
     if command is None:
         return ""
@@ -85,6 +83,7 @@ def line_of_settings(path: tuple[str, ...], words: Sequence[str]) -> str:
 
 @cache
 def command_at(path: tuple[str, ...]) -> Command | None:
+    """The command with this path, such as ("plan", "train"); None if there is none."""
     if not path[0].isidentifier():
         return None
     command = to_command(import_module(f"meshwright.cli.{path[0]}").app)
@@ -98,6 +97,7 @@ def command_at(path: tuple[str, ...]) -> Command | None:
 
 @cache
 def _every(commands: tuple[str, ...]) -> tuple[Command, ...]:
+    """The commands of these modules, and of their groups."""
     paths = []
     for name in commands:
         inner = getattr(to_command(import_module(f"meshwright.cli.{name}").app), "commands", None) or {}
@@ -106,7 +106,7 @@ def _every(commands: tuple[str, ...]) -> tuple[Command, ...]:
 
 
 def _candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tuple[Command, list[str]]]:
-    """The commands that the first words name, or mean, each with the words after its name."""
+    """The commands that the first words name or mean, the likeliest first, each with the other words."""
     named = [word for word in words[:3] if not word.startswith("-")]
     if (compared := _of_machines(words)) and (command := command_at(("plan", "train"))):
         yield command, compared
@@ -131,7 +131,7 @@ def _candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tup
 
 
 def _of_programs(words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
-    """The commands for the line of another program: vllm serve, python -m MODULE, torchrun script.py."""
+    """The commands that do the same as another program's line: vllm serve, torchrun script.py, ..."""
     first, *rest = words
     if first in ("python", "python3") and "-m" in rest[:-1]:
         first, rest = rest[rest.index("-m") + 1], rest[rest.index("-m") + 2 :]
@@ -145,9 +145,10 @@ def _of_programs(words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
 
 
 def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command, list[str]] | None:
-    """The command of an example, and the words after its name: those given, then the example's own.
+    """The command of an example line, and its other words: the given ones (`rest`), then the example's.
 
-    The example's DIR or RUN is the first of the given words, if it is a folder.
+    The first given word takes the place of DIR or RUN in the example if it is a folder; otherwise the
+    example's words are left out. None if the example cannot be completed.
     """
     if line[0].startswith("-"):  # mw --install-completion
         return None
@@ -160,17 +161,17 @@ def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command,
     extra = list(line[len(path) :])
     if command is None or "--" in extra:  # the words after -- are another command's
         return None
-    if _PLACEHOLDER.search(" ".join(extra)):
+    if PLACEHOLDER.search(" ".join(extra)):
         if not rest:
             return None
         if not Path(rest[0]).is_dir():
             return command, list(rest)
-        extra, rest = [rest[0] if _PLACEHOLDER.fullmatch(word) else word for word in extra], rest[1:]
+        extra, rest = [rest[0] if PLACEHOLDER.fullmatch(word) else word for word in extra], rest[1:]
     return command, [*rest, *extra]
 
 
 def _of_machines(words: Sequence[str]) -> list[str]:
-    """The words of mw plan train for mw compare with machines in the place of plans; [] for other words."""
+    """The words of mw plan train for `mw compare` of machines, which compares plans; [] for other words."""
     if words[0] != "compare" or "--model" not in words:
         return []
     machines = [word for word in words[1:] if KINDS["--hardware"](word) and not word.endswith(".toml")]
@@ -181,7 +182,7 @@ def _of_machines(words: Sequence[str]) -> list[str]:
 
 
 def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
-    """The line of another command, if it is the only one with most of the options; otherwise empty."""
+    """The line of the command that has the most of the given options, at least two; empty if several have."""
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
     typed = command_at(tuple(words[:1])) if words[0] in commands else None
     if typed is not None and all(option in typed.options for option in given):
@@ -202,9 +203,9 @@ def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
 
 
 def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> str:
-    """The line of a command with every fault replaced; empty if one has no replacement.
+    """The line of a command with every fault replaced; empty if a fault has no replacement.
 
-    drops: leave out options that have no replacement.
+    drops: leave out options without a replacement.
     """
     pieces: list[Piece] = []
     for piece in joined_words(pieces_of(rest, command), command):
@@ -230,10 +231,10 @@ def _is_count_of_output(piece: Piece, command: Command) -> bool:
 def _finished(
     pieces: Sequence[Piece], command: Command, *, drops: bool = False, completes: bool = True
 ) -> str:
-    """The line of pieces, joined, with right values, and complete; empty if the parser refuses it.
+    """The line of these pieces with right values, and without gaps; empty if the parser refuses it.
 
-    drops: leave out pieces whose values are wrong. completes: add examples of missing options, if they are
-    not most of the line.
+    drops: leave out pieces whose values stay wrong. completes: add examples of missing options, unless the
+    line would have more examples than given pieces.
     """
     pieces = of_its_command(in_tokens(merged(pieces)), command)
     pieces = [piece for piece in pieces if not is_no_value(piece, command)]

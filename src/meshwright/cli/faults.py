@@ -25,7 +25,7 @@ from meshwright.errors import nearest
 
 # The parser's message for a group without a command, such as `mw plan`.
 _NO_COMMAND = "Missing command."
-# difflib's least ratio of similarity for a typing error, and for a similar name that is offered.
+# difflib's least ratio of similarity for a typing error, and for a name that a message offers.
 _TYPO, _ALIKE = 0.85, 0.7
 _MOST_CHARACTERS = 470  # of a message: four lines of a terminal
 _MOST_NAMED = 6  # options of a command in a message
@@ -56,7 +56,7 @@ def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequ
 
 
 def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
-    """A message about a command line, and the whole line to type in its place if it is known."""
+    """The message `answer` about a command line, with the whole line to type if one is known."""
     from meshwright.cli.corrected_line import corrected_line  # here, since most command lines are right
 
     line = corrected_line(args, commands)
@@ -64,12 +64,12 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
         return answer
     before, _, last = answer.rpartition("type mw ")
     begins = f"mw {last.partition(' -')[0].partition(' DIR')[0]}"
-    # The line replaces a shorter form of itself.
+    # If the message ends with the beginning of the line, the line takes its place.
     if before and line.startswith(begins) and not re.search(r"[;,(]", last):
         return f"{before}type {line}"
     parts = answer.split("; ")
     while len(parts) > 1 and len("; ".join(parts)) + len(line) > _MOST_CHARACTERS:
-        del parts[-1]  # the line has its answer too
+        del parts[-1]  # the line shows its answer
     return f"{'; '.join(parts)}; type {line}"
 
 

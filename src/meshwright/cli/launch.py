@@ -71,7 +71,7 @@ def local(
 
 
 def _check(command: list[str], launcher: str) -> None:
-    """Raise MeshwrightError for a plan in the place of the command that trains with it."""
+    """Raise MeshwrightError for a plan in place of the command that trains with it."""
     if command and command[0].endswith(".toml"):
         raise MeshwrightError(
             f"{command[0]} is no command; write mw launch {launcher} -- mw train {' '.join(command)}"

@@ -1,4 +1,4 @@
-"""The forms of a command line's pieces: joined, in tokens, complete."""
+"""Changes to the pieces of a command line as a whole: join, convert to tokens, complete."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _LISTS = "--given", "--layout", "--set"  # options whose values are words joined
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with the words of repeated options joined, and conditions within a given layout."""
+    """The pieces with repeated options joined, and with --given as a part of --layout if there is one."""
     has_layout = any(piece.option == "--layout" for piece in pieces)
     pieces = [
         replace(piece, option="--layout") if has_layout and piece.option == "--given" else piece
@@ -36,7 +36,9 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _machine_of(first: str, second: str) -> str:
-    """One machine of two, such as a number of hosts and a number of chips of a host.
+    """One machine of two: the hosts of one and the chips per host of the other.
+
+    h100 counts as no name, since options of other programs that count chips become `h100:N`.
 
     >>> _machine_of("h100:4x8", "a100:4"), _machine_of("h200", "h100:16")
     ('a100:4x4', 'h200:16')
@@ -51,7 +53,7 @@ def _machine_of(first: str, second: str) -> str:
 
 
 def in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with a batch of sequences as tokens, if their length is given."""
+    """The pieces with a batch of sequences converted to tokens; without it if their length is not given."""
     from meshwright.hardware.catalog import load
     from meshwright.units import parse_length
 
@@ -72,7 +74,7 @@ def in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def launched(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces of mw launch, with mw train for a plan in the place of the command."""
+    """The pieces of mw launch. If they have a plan in place of a command, the command is mw train."""
     command = [piece for piece in pieces if not piece.option]
     plan = command[:1] if command and command[0].value.endswith(".toml") else []
     before = [Piece("", word) for word in ("--", "mw", "train")] if plan else []
@@ -80,7 +82,7 @@ def launched(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def on_all_chips(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces, with replicas in a layout that leaves chips of its machine over."""
+    """The pieces with a machine as large as their mesh, and a layout with replicas (data) on all chips."""
     from meshwright.errors import HardwareError, LayoutError
     from meshwright.hardware.catalog import load
     from meshwright.layout.short import DEGREES, read_words
@@ -108,13 +110,13 @@ def _num_devices(mesh: str) -> int:
 
 
 def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
-    """The pieces, without those of another program that contradict the rest of the line.
+    """The pieces without options of another program that the rest of the line excludes.
 
-    In mw plan serve percentiles belong to a rate, and a context to one step; in mw plan train --days belongs
-    to --smallest.
+    In mw plan serve, --ttft-p95 and --tpot-p95 need --rate, and --context and --batch need --phase. In
+    mw plan train, --days needs --smallest, which is added.
     """
     given = {piece.option for piece in pieces}
-    if {"--prompt-tokens", "--output-tokens"} <= given:  # of requests, of which no step is priced
+    if {"--prompt-tokens", "--output-tokens"} <= given:  # a plan of requests, not of one step
         pieces = [piece for piece in pieces if not (piece.is_other and piece.option == "--phase")]
         given = {piece.option for piece in pieces}
     if command.path == ("plan", "serve") and "--phase" not in given:
@@ -138,7 +140,7 @@ def _example(name: str, pieces: Sequence[Piece], command: Command) -> str:
 
 
 def completed(pieces: Sequence[Piece], command: Command) -> list[Piece]:
-    """The pieces, and those that the command needs and the line lacks, from the examples of its help."""
+    """The pieces, with examples of the required options and arguments that the line lacks."""
     given = {piece.option for piece in pieces}
     made = list(pieces)
     for param in command.command.params:

@@ -1,4 +1,4 @@
-"""Options and words of a command line that the command lacks, in its own words."""
+"""The command's own options in place of unknown options and surplus words of a line."""
 
 import re
 import shlex
@@ -14,16 +14,17 @@ from meshwright.cli.other_values import KINDS_OF_CHIPS, strategy, with_value
 from meshwright.cli.other_words import answer_here, option_here
 from meshwright.cli.value_kinds import KINDS, MOVES
 
+# Options of other programs for the model, which some commands take as an argument.
 _MODEL_NAMES = ("name", "model-name", "model-id", "model", "preset")
 _BEGINNING = 5  # characters, with dashes, that a misspelt option has in common with the right one
-_ALIKE = 0.7  # of an option that no table explains
-_TYPO = 0.85  # difflib's least ratio of similarity for a typing error
-_NONSENSE = "?!"  # which only an option of any text takes
+# difflib's least ratio of similarity for a typing error, and for an option that no table explains.
+_TYPO, _ALIKE = 0.85, 0.7
+_NONSENSE = "?!"  # refused except by options that take any text
 _LETTER = 2  # characters, with its dash, of an option of one letter
 _MOST_JOINED = 4  # words of one value
-# Parts of a message's words that are to be replaced by the reader: NAME, N, C.
-_PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
-# Options for what a command reads, which is an argument in some.
+# Words in messages that the reader has to replace: NAME, N, C.
+PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
+# Options of other programs for the input, which some commands take as an argument.
 _INPUTS = {"model", "model-path", "input", "checkpoint", "path", "dir", "folder", "run", "source", "file"}
 _OF_SEQUENCES = "--batch-tokens, the sequences"
 _OF_EPOCHS = {"epoch", "epochs"}
@@ -70,18 +71,14 @@ def _begins_alike(option: str, other: str) -> bool:
 
 
 def _is_of_argument(option: str, value: str, command: Command) -> bool:
-    """Whether an option's value is an argument of the command, by the option's name or the value."""
+    """Whether an unknown option gives an argument of the command, by the option's name or by the value."""
     plain = option.lstrip("-").replace("_", "-")
     names = {param.name for param in command.arguments}
     if "prompt" in names and plain in ("text", "message", "query", "question"):
         return True
     letters = {name[0] for name in names} if len(option) == _LETTER else set()
     is_moved = MOVES.get(plain.partition("-")[0]) in names
-    if (
-        "model" in names
-        and plain in ("name", "model-name", "model-id", "model", "preset")
-        and KINDS["--model"](value)
-    ):
+    if "model" in names and plain in _MODEL_NAMES and KINDS["--model"](value):
         return True
     return is_moved or plain in names | letters
 
@@ -98,7 +95,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     given, offered = (set(re.findall(r"\d+", text)) for text in (piece.value, plain))
     if given and offered and not given & offered and not plain.startswith("--headroom"):
         return []  # the example's number is not the one that was typed
-    if _PLACEHOLDER.search(plain) or " and " in plain:
+    if PLACEHOLDER.search(plain) or " and " in plain:
         return []
     pieces = pieces_of(shlex.split(plain), command)
     last = pieces[-1]
@@ -108,7 +105,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
 
 
 def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
-    """The pieces, with words after an option's value joined to it if both are one value: `8 x h100`."""
+    """The pieces, with words joined to the value before them if they are a part of it: `8 x h100`."""
     joined: list[Piece] = []
     for piece in pieces:
         before = joined[-1] if joined else None
@@ -127,7 +124,7 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
 
 
 def placed(pieces: Sequence[Piece], command: Command) -> list[Piece] | None:
-    """The pieces, with surplus arguments as values of options by their form; None if one fits no option."""
+    """The pieces, with each surplus argument as the value of an option; None if one fits no option."""
     if command.path in (("shard",), ("collective",)):
         pieces = _with_one_expression(pieces)
     given = {piece.option for piece in pieces}
@@ -152,7 +149,7 @@ def placed(pieces: Sequence[Piece], command: Command) -> list[Piece] | None:
 def _owners(
     words: Sequence[str], required: Sequence[str], surplus: float, command: Command
 ) -> dict[str, str]:
-    """The required options of words without an option, by their form, or the only one that is left."""
+    """The required option of each word that has none: by the word's form, or the only option left."""
     found: dict[str, str] = {}
     for name in (name for name in KINDS if name in required):
         word = next((word for word in words if word not in found and KINDS[name](word)), "")
@@ -169,7 +166,7 @@ def _owners(
 
 
 def _owner_of_surplus(value: str, command: Command, given: Collection[str], required: Sequence[str]) -> str:
-    """The option of a word that is no argument, by its form, or by what a required option takes."""
+    """The option of a surplus word: by the word's form, or a required option that takes it; "" if none."""
     kinds = [name for name in KINDS if name in command.options and name not in given]
     if ours := next((name for name in kinds if KINDS[name](value)), ""):
         return ours
@@ -178,14 +175,14 @@ def _owner_of_surplus(value: str, command: Command, given: Collection[str], requ
 
 
 def _fits(value: str, option: str, command: Command) -> bool:
-    """Whether an option that refuses some text takes a value, or another name of it."""
+    """Whether the option takes the value, perhaps under another name. False for options of any text."""
     if not command.fault(option, _NONSENSE):
         return False
     return not command.fault(*with_a_right_value(Piece(option, value), command).words)
 
 
 def _with_one_expression(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with the parts of an expression without quotes as one; a shell takes > for itself."""
+    """The pieces with all arguments joined: an expression without quotes, whose end `> ...` a shell took."""
     parts = [piece.value for piece in pieces if not piece.option]
     options = [piece for piece in pieces if piece.option]
     return [Piece("", " ".join(parts).rstrip(" -")), *options] if parts else options

@@ -20,8 +20,8 @@ _USES: dict[str, Use] = {"--weights-dtype": "weights", "--kv-dtype": "cache"}
 class Piece:
     """An option with its value, or an argument, whose `option` is empty.
 
-    is_other: put in place of another option. is_sequences: the value counts sequences, and the option takes
-    tokens. of_a_device: it counts those of one device.
+    is_other: replaces an option of another program. is_sequences: the value counts sequences, while the
+    option takes tokens. of_a_device: it counts the sequences of one device.
     """
 
     option: str
@@ -64,14 +64,14 @@ class Command:
         return option in self.options and not self.options[option].is_flag
 
     def fault(self, option: str, value: str) -> str:
-        """The message for a value that an option refuses; empty for others."""
+        """The message about a value that the option refuses; empty if it takes the value."""
         try:
             check_value(option, value, is_one_machine=self.path in (("plan", "train"), ("plan", "rl")))
             self.command.make_context(self.path[-1], [option, value])
         except (MeshwrightError, OSError, ValueError) as error:
             return str(error) or "?"
         except typer.TyperException as error:
-            # The parser reads the values before it misses other options.
+            # The parser has read this value before it reports missing options.
             return "" if type(error).__name__ == "MissingParameter" else error.message
         return ""
 
@@ -83,7 +83,7 @@ class Command:
         return True
 
     def example_of(self, option: str) -> str:
-        """The value of an option, or with "" the first argument, in the examples of the command's help."""
+        """The value of an option in the examples of the command's help; for "" the first argument."""
         for line in (self.command.help or "").splitlines():
             if line.strip().startswith("mw "):
                 words = shlex.split(line.strip())[1 + len(self.path) :]

@@ -15,12 +15,12 @@ from meshwright.errors import MeshwrightError
 _ARGUMENTS = {("model", "model"), ("fit", "model"), ("support", "model"), ("hardware", "name")}
 _SIGNS = r"[=<>!]+"  # of a comparison
 _MOST_ROUNDS = 6  # corrections of one value
-# A message's words for a value to type. A comma within it joins words, one after it ends it.
+# The words of a message before a value to type, and the value. A comma within the value joins its words.
 _HINT = re.compile(r"(?:write|did you mean|fits:) (?:--[\w-]+ )?('[^']+'|[^\s;?']+)")
 
 
 def with_a_right_value(piece: Piece, command: Command) -> Piece:
-    """The piece with the value that the messages about it say to write, if that is accepted."""
+    """The piece with the value that messages about the wrong one name, if the option takes it."""
     if not piece.option:
         return _with_a_right_name(piece, command)
     if not piece.value or piece.option not in command.options:
@@ -117,9 +117,10 @@ def _is_one_of_several(hint: str, value: str, message: str) -> bool:
 
 
 def _has_digits_of(value: str, other: str, option: str) -> bool:
-    """Whether all numbers of an offered value are those of the value that it replaces.
+    """Whether a value from a message (`other`) has no numbers that the wrong value lacks.
 
-    Otherwise it is an example of a message, and not the value that was meant.
+    With other numbers it is an example, and not the meant value. Layouts and conditions need as many
+    comparisons instead; names may have any numbers.
     """
     given = re.findall(r"\d+", value)
     if option in ("--layout", "--given"):
@@ -140,5 +141,5 @@ def _has_numbers_of(name: str, hint: str) -> bool:
 
 
 def is_no_value(piece: Piece, command: Command) -> bool:
-    """Whether a value means that the option is to be left out, such as --layout auto."""
+    """Whether the value asks for the default, such as --layout auto: the option is left out."""
     return piece.option == "--layout" and "leave it out" in command.fault(piece.option, piece.value)

@@ -71,19 +71,19 @@ def other_file(args: Sequence[str], message: str) -> str:
 
 
 def program_file(args: Sequence[str]) -> str:
-    """The answer to a command line that names the settings or the script of another program; else empty."""
+    """The answer to a command line that names another program's settings or script; otherwise empty."""
     for arg in args:
         if arg.endswith((".py", ".jsonl")):
-            continue  # commands take these
+            continue  # which commands of mw take
         if answer := _of_another_program(Path(arg.rpartition("=")[2]), args):
             return f"{arg}: {answer}"
     return ""
 
 
 def _of_another_program(path: Path, args: Sequence[str]) -> str:
-    """The answer to the settings or a script of another program, with the line that does the same here.
+    """The answer to another program's settings or script, with the line of mw that does the same.
 
-    args: the words after `mw`, of which the line keeps the options.
+    args: the words after `mw`; the line keeps their options.
     """
     from meshwright.cli.corrected_line import line_of_settings
     from meshwright.cli.other_programs import whose
@@ -105,7 +105,7 @@ def _of_another_program(path: Path, args: Sequence[str]) -> str:
 
 
 def _of_script(path: Path) -> str:
-    """The answer to a script in the place of a plan, with its function of a step."""
+    """The answer to a script in place of a plan: how to audit its step, or its first function."""
     functions = re.findall(r"^def (\w+)", read_text(path, MeshwrightError), re.M)
     step = next((name for name in functions if "step" in name), next(iter(functions), "step"))
     return f"is a script; to audit one of its functions type mw audit {path}:{step}"

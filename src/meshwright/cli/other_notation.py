@@ -1,4 +1,4 @@
-"""Sharded products and collectives as other texts and programs write them, in the notation here."""
+"""Sharded products and collectives as other texts write them, translated to the notation of mw."""
 
 import re
 
@@ -18,7 +18,7 @@ _OPS = {
 def expression_here(text: str, axes: str) -> str:
     """The expression of mw shard or mw collective that a text means; the text itself if it is unknown.
 
-    axes: the mesh axes; a collective is over those that shard its array, a sum over the others.
+    axes: the mesh axes. A gather or exchange is over the axes that shard its array, a sum over the others.
 
     >>> expression_here("A[I_x, J] * B[J, K_y]", "XY"), expression_here("ij,jk->ik", "X")
     ('A[I_X, J] . B[J, K_Y]', 'A[I, J] . B[J, K] -> C[I, K]')
@@ -41,6 +41,10 @@ def expression_here(text: str, axes: str) -> str:
 
 
 def _collective(op: str, dims: str, partial: str, axes: str) -> str:
+    """The expression of a collective `op` on an array; "" if no axis is left for it.
+
+    dims, partial: the array's dimensions and partial sums, as written. axes: the mesh axes.
+    """
     sharded = re.findall(r"_\{?([A-Z]+(?:,[A-Z]+)*)", dims)
     own = [axis for each in sharded for axis in each.split(",")]
     other = re.findall(r"[A-Z]", partial.replace("U", "", 1)) or [axis for axis in axes if axis not in own]
@@ -64,7 +68,7 @@ def _subscript(axes: list[str]) -> str:
 
 
 def sizes_here(text: str, letters: str) -> str:
-    """Sizes of mesh axes or dimensions as NAME=SIZE, ...; the text itself if it is unknown.
+    """Sizes of mesh axes or dimensions as NAME=SIZE,...; the text itself if it has none.
 
     letters: names for sizes without one.
 

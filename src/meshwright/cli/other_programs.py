@@ -1,4 +1,4 @@
-"""Settings and scripts of other programs: whose they are, and the line that plans or runs the same here."""
+"""Settings and scripts of other programs: their programs, and the lines of mw that do the same."""
 
 import json
 import re
@@ -10,8 +10,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.files import read_text
 
 _TRAIN, _SERVE, _TUNE = ("plan", "train"), ("plan", "serve"), ("train",)
-# Phrases for files of other programs, each with keys and words that identify it, and with the command that
-# does the same here. The first match counts.
+# Phrases for files of other programs. Each has the keys or words that identify the file, and the command of
+# mw that does the same, () if there is none. The first match counts.
 _FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a Kubernetes manifest, which kubectl apply -f takes; mw launch k8s -- mw train plan.toml writes one": (
         "apiVersion", (),
@@ -49,9 +49,9 @@ _OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:[ =]+(?!-)([^\s\\]+))?")
 
 
 def whose(path: Path) -> tuple[str, tuple[str, ...], list[str]]:
-    """Another program's file: a phrase for it, the command here, and its settings as options.
+    """A phrase for another program's file, the command of mw that does the same, and its settings as options.
 
-    The phrase is empty for other files, and the command is () if none does the same.
+    The phrase is empty for other files. The command is () if mw has none.
     """
     suffix = path.suffix.lower()
     if suffix not in (*_SCRIPTS, *_SETTINGS) or not path.is_file() or path.stat().st_size > _MOST_BYTES:
@@ -70,7 +70,7 @@ def whose(path: Path) -> tuple[str, tuple[str, ...], list[str]]:
 
 
 def _pairs_of(text: str, suffix: str) -> Iterator[tuple[str, str]]:
-    """The names and values that a file sets; of groups the names within them, too."""
+    """The names that a file sets, with their values. Names of groups have none."""
     if suffix in _SCRIPTS:
         yield from _OPTION.findall(re.sub(r"^\s*#(?!SBATCH).*$", "", text, flags=re.M))
     elif text.lstrip()[:1] == "{":
@@ -83,6 +83,7 @@ def _pairs_of(text: str, suffix: str) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """`_pairs_of` for parsed JSON."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield str(key), ""
@@ -92,6 +93,7 @@ def _leaves(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _as_option(name: str, value: str) -> Collection[str]:
+    """A setting as words of a command line; () for a value that is unset, or no single word."""
     is_plain = (
         value
         and not re.search(r"[\[\]{}$]", value)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"
-_LEAST_MILLISECONDS = 5  # a latency's number without a unit, from which it is of milliseconds
+_LEAST_MILLISECONDS = 5  # latencies without a unit are milliseconds from this number on, below it seconds
 _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")
 # Options whose values are names of strategies: --strategy ddp, --fsdp full_shard.
 _STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed", "zero"}
@@ -57,7 +57,7 @@ def with_value(words: str, value: str) -> str:
         ours = value_here(match[2], value)
         return f"{match[1]} {ours}" if ours else words
     if re.search(r" \d+m?s\b", words) and re.fullmatch(r"\d+(\.\d+)?", value):
-        value += "ms" if float(value) >= _LEAST_MILLISECONDS else "s"  # no one waits for minutes
+        value += "ms" if float(value) >= _LEAST_MILLISECONDS else "s"
     if _TIME.fullmatch(value):
         return re.sub(r"\d+(ms|s)\b", value.replace(" ", ""), words, count=1)
     number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)(?:/day|/min| ?d| ?days?)?", value)
@@ -68,7 +68,7 @@ def with_value(words: str, value: str) -> str:
 
 
 def _special(words: str, value: str) -> str:
-    """The words for values that are no numbers: sizes, addresses and targets; empty for other words."""
+    """`with_value` for sizes, addresses and targets, which are not numbers; empty for other words."""
     example = words.split()[1] if " " in words else ""
     if re.fullmatch(r"[A-Z]=\d+(,[A-Z]=\d+)*", example) and "=" in value:
         return words.replace(example, value, 1)
@@ -124,7 +124,7 @@ def _machine(words: str, value: str) -> str:
         number = re.search(r"\d+", spec)
         if hint is None:
             return words
-        # A hint for another number, the 4090 for a 4060, is another chip.
+        # A hint with another number, such as the 4090 for a 4060, is another chip.
         is_same = number is None or number[0] in re.findall(r"\d+", hint[1])
         return f"--hardware {hint[1] if is_same else spec}"
     return f"--hardware {spec}"
@@ -170,7 +170,7 @@ _LISTS = {"--hardware", "--layout", "--given", "--weights-dtype", "--kv-dtype", 
 
 # Characters that editors and chats put in the place of dashes, quotes and times signs.
 _DASHES = re.compile("^(?:[\u2013\u2014\u2212]-?|-[\u2013\u2014\u2212])(?=[A-Za-z])")
-# An option as Windows' own programs have it: /hardware:rtx4090.
+# An option in the form of Windows programs: /hardware:rtx4090.
 _SLASH = re.compile(r"^/([a-z][a-z-]+)[:=](?=[^/\\])")
 _TYPOGRAPHIC = str.maketrans("\u00d7", "x", "\u201c\u201d\u2018\u2019")
 

@@ -216,8 +216,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--url": ("--base-url", "--endpoint", "--host"),
 }  # fmt: skip
 
-# Letters of other programs' options, each with the options here that it may mean: the first that the command
-# has. -c is a context in llama.cpp and a checkpoint elsewhere, -p a prompt and a port.
+# One-letter options of other programs, each with the options of mw that it may mean; the first that the
+# command has counts. -c is a context in llama.cpp and a checkpoint in others.
 _LETTERS: dict[str, tuple[str, ...]] = {
     "-m": ("--model", "--checkpoint", "--from"), "-c": ("--context", "--concurrency", "--checkpoint"),
     "-n": ("--max-tokens", "--requests"),
@@ -429,91 +429,50 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-# Answers to commands that have no counterpart, each with the commands that people try.
+# Answers to commands that mw lacks and no command replaces, each with the commands that are typed.
 _NO_COMMANDS: dict[str, tuple[str, ...]] = {
     "models come from the hub: hf download OWNER/NAME --local-dir NAME, then mw serve --checkpoint NAME": (
-        "pull",
-        "download",
-        "get",
-        "fetch",
-        "hf",
-        "huggingface-cli",
+        "pull", "download", "get", "fetch", "hf", "huggingface-cli",
     ),
     "a run's log is its metrics.jsonl: tail -f RUN/metrics.jsonl; mw report RUN -o report.html draws it": (
-        "log",
-        "logs",
-        "tail",
-        "history",
-        "monitor",
-        "watch",
-        "tensorboard",
-        "wandb",
-        "trace",
+        "log", "logs", "tail", "history", "monitor", "watch", "tensorboard", "wandb", "trace",
     ),
     "of a server type curl http://localhost:8000/health; of this machine mw doctor": (
-        "health",
-        "healthcheck",
-        "ping",
-        "ready",
+        "health", "healthcheck", "ping", "ready",
     ),
     "of a server type curl http://localhost:8000/metrics; of a run tail RUN/metrics.jsonl": (
-        "metrics",
-        "stats",
-        "prometheus",
+        "metrics", "stats", "prometheus",
     ),
     "mw launch k8s -- mw train plan.toml writes a manifest, which kubectl apply -f takes": (
-        "apply",
-        "rollout",
-        "scale",
-        "autoscale",
-        "namespace",
-        "pods",
+        "apply", "rollout", "scale", "autoscale", "namespace", "pods",
     ),
-    "the price of a chip-hour is in mw hardware h100, and --price 2.5 sets it in mw plan train and mw plan "
-    "serve": ("price", "prices", "pricing", "costs", "billing"),
+    "the price of a chip-hour is in mw hardware h100, and --price 2.5 sets it in mw plan train and mw "
+    "plan serve": (
+        "price", "prices", "pricing", "costs", "billing",
+    ),
     "type pip install -U meshwright": ("upgrade", "update", "self-update"),
     "a run or a server ends with Ctrl-C, or by the scheduler that started it: scancel, kubectl delete": (
-        "stop",
-        "kill",
-        "cancel",
-        "ps",
-        "down",
-        "delete",
+        "stop", "kill", "cancel", "ps", "down", "delete",
     ),
     "machines are made with your cloud's own command; mw plan train --hardware v5p:64 plans for one": (
-        "gcloud",
-        "aws",
-        "az",
-        "sky",
-        "cluster",
-        "create",
-        "provision",
-        "vm",
-        "instance",
+        "gcloud", "aws", "az", "sky", "cluster", "create", "provision", "vm", "instance",
     ),
-    "mw plan serve sizes a service, mw serve --checkpoint DIR runs one, and mw launch k8s --serve --image "
-    "IMAGE -- mw serve --checkpoint DIR writes a manifest": ("deploy", "deployment", "deploy-model"),
+    "mw plan serve sizes a service, mw serve --checkpoint DIR runs one, and mw launch k8s --serve "
+    "--image IMAGE -- mw serve --checkpoint DIR writes a manifest": (
+        "deploy", "deployment", "deploy-model",
+    ),
     "a run evaluates itself: mw train plan.toml --eval NAME=PATH; RUN/metrics.jsonl has the losses": (
-        "eval",
-        "evaluate",
-        "perplexity",
-        "ppl",
-        "lm-eval",
+        "eval", "evaluate", "perplexity", "ppl", "lm-eval",
     ),
     "it needs no account; leave it out": ("login", "logout", "whoami", "auth"),
     "mw audit plan.toml lists its collectives, and mw train plan.toml --profile DIR records a profile": (
-        "profile",
-        "profiler",
-        "nsys",
-        "ncu",
-        "xprof",
-        "perfetto",
+        "profile", "profiler", "nsys", "ncu", "xprof", "perfetto",
     ),
-}
+}  # fmt: skip
 
 
 def no_command(given: str) -> str:
-    """The answer to a command that has no counterpart; empty if none is known.
+    """The answer to a command without a counterpart in mw; empty if none is known.
 
     >>> no_command("whoami")
     'it needs no account; leave it out'
@@ -613,7 +572,7 @@ def command_of_words(given: str, commands: Collection[str]) -> str:
     words = re.split(r"[-_ .]", given.lower())
     if set(words) & _NUMBERS and set(words) & _OF_CHIPS:
         return "mw plan train --smallest"
-    # A first verb, or the last noun, is the subject: merge-lora, gpu-memory.
+    # The first word counts if it is a verb, otherwise the last one: merge-lora, gpu-memory.
     for word in words if words[0] in _VERBS else words[::-1]:
         if ours := f"mw {word}" if word in commands else command_here(word, commands):
             return ours
@@ -627,36 +586,16 @@ _SUBCOMMANDS = {
     "k8s": ("kubernetes", "kubectl", "jobset", "kueue", "gke", "helm"),
     "train": ("training", "pretrain", "pretraining", "finetune", "fit"),
     "serve": (
-        "serving",
-        "inference",
-        "infer",
-        "server",
-        "generate",
-        "decode",
-        "prefill",
-        "deploy",
-        "latency",
-        "throughput",
-        "load",
-        "server",
+        "serving", "inference", "infer", "server", "generate", "decode", "prefill", "deploy", "latency",
+        "throughput", "load",
     ),
     "rl": ("rlhf", "grpo", "ppo", "reinforcement", "post-training"),
     "matmul": ("gemm", "matmuls", "mfu"),
     "collectives": (
-        "nccl",
-        "comms",
-        "all-reduce",
-        "collective",
-        "network",
-        "allreduce",
-        "all-gather",
-        "allgather",
-        "all-to-all",
-        "reduce-scatter",
-        "bandwidth",
-        "links",
+        "nccl", "comms", "all-reduce", "collective", "network", "allreduce", "all-gather", "allgather",
+        "all-to-all", "reduce-scatter", "bandwidth", "links",
     ),
-}
+}  # fmt: skip
 
 
 def subcommand_here(given: str) -> str:

@@ -143,7 +143,7 @@ def _ranked(
     search: SearchOptions,
     conditions: Conditions,
 ) -> Plans:
-    """The layouts of a machine, or only the price of `layout`."""
+    """The layouts of a machine, ranked, or only `layout`, priced."""
     if layout:
         _check_single(search, conditions)
         dtypes = {"weights_dtype": search.weights_dtype, "compute_dtype": search.compute_dtype}
@@ -172,7 +172,7 @@ def _answer(
 
 
 def _check_several(single: Mapping[str, object]) -> None:
-    """Raise PlanError for an option of one machine if there are several."""
+    """Raise PlanError if one of these options, which are for one machine, is given for several."""
     if given := sorted(flag for flag, value in single.items() if value):
         verb = "takes" if len(given) == 1 else "take"
         raise PlanError(f"{', '.join(given)} {verb} one machine; name one --hardware")

@@ -120,9 +120,10 @@ class _EngineOptions:
     )
 
     def engine_for(self, machines: Sequence[Hardware]) -> ServingEngine | None:
-        """The engine's record; with a rate the usual one of the first machine if none is named.
+        """The record of the named engine, or, with a rate, of the first machine's usual one; otherwise None.
 
-        Raises PlanError for targets without a rate, and an engine that is unknown or has no command line.
+        Raises PlanError for targets without a rate, and for an engine that is unknown or whose command line
+        is unknown.
         """
         of_rate = {"--rate": self.rate, "--ttft-p95": self.ttft_p95, "--tpot-p95": self.tpot_p95}
         given = [flag for flag, value in of_rate.items() if value is not None]
@@ -224,7 +225,7 @@ def serve(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The choices to price. layout: the only one, None for all; engine: None for `mw serve`."""
+    """The choices to price. layout: the only one; None: all. engine: None for `mw serve`."""
 
     config: ModelConfig
     machines: list[Hardware]

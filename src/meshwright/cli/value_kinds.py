@@ -1,4 +1,4 @@
-"""Kinds of values that are recognised by their form: a machine, a model, a layout, an address, a text."""
+"""Values whose option is recognised by their form: machines, models, layouts, addresses, texts."""
 
 import re
 from pathlib import Path
@@ -52,7 +52,7 @@ def is_checkpoint(word: str) -> bool:
 
 
 ARGUMENTS = {"--hardware": "name"}  # names of arguments that take the values of an option
-# Options with values that are recognised by their form; the first match counts.
+# Options, each with the test of its values; the first match counts.
 KINDS = {
     "--layout": is_layout,
     "--hardware": is_machine,
@@ -61,6 +61,6 @@ KINDS = {
     "--data": is_corpus,
     "--checkpoint": is_checkpoint,
 }
-OF_PLANS = ("--layout", "--hardware", "--model")
-# Words for the arguments of mw reshard.
+OF_PLANS = ("--layout", "--hardware", "--model")  # whose values are mistaken for each other
+# Other words for the arguments of mw reshard.
 MOVES = {"from": "before", "src": "before", "source": "before", "to": "after", "dst": "after"}

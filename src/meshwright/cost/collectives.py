@@ -278,7 +278,7 @@ def _direct(
     if op != "all_reduce" or not network.direct_seconds:
         return ()
     if any(part.link in OUTER_LINKS for part in parts):
-        return parts, parts  # to have `_num_ways` of them; a ring is never slower
+        return parts, parts  # callers expect two; outside of a domain these are never faster than a ring
     size, [part] = prod(link.size for link in links), parts
     rate, latency = 1 / links[0].one_way_bytes_per_second, network.direct_seconds
     direct = part._replace(seconds_per_byte=rate, passes=1)

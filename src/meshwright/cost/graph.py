@@ -94,8 +94,8 @@ class Work:
     shape: (rows, contracted, columns) of a product, (queries, head dimension, keys) of attention; None for
     other work. batch: products of this shape at once. routed: the rows are those that a router gave to
     experts. unfused_bytes: extra traffic if no kernel fuses the steps of the operation. widened: the weights
-    are stored in a narrower type than they are multiplied in. looped: 1 if a loop over blocks of rows does
-    it, during which no collective runs; otherwise 0.
+    are stored in a narrower type than they are multiplied in. looped: 1 for work in a loop over blocks of
+    rows, during which no collective runs; otherwise 0.
     """
 
     flops: float = 0.0
@@ -126,8 +126,8 @@ class Node:
     for a loss ("logits") the bytes of the logits of the whole vocabulary. steps: kind of these steps
     ("norms", "gates", "keys": see `Software.fused`). scratch: bytes of temporary arrays of its backward
     pass, besides cotangents; in inference, of arrays besides its results. fixed_rows: whether experts have a
-    fixed number of rows, so that no loop or kernel makes them. carried: bytes that a loop over passes of
-    experts' rows holds for the backward pass.
+    fixed number of rows, so that no loop or kernel makes them. carried: bytes of weights and gradients that
+    the backward pass of experts holds during further passes; 0 if one pass takes all rows.
     """
 
     name: str

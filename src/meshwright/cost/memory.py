@@ -15,17 +15,18 @@ The phases:
     layers       live values in the backward pass of a layer: gathered weights, recomputed values, cotangents,
                  and a weight's gradient before its reduction. The head's weight gradient waits for its
                  reduction. If a compiler may defer that gradient (`Graph.head_waits`), its operands wait
-                 instead, provided that they are larger. If a loop may run experts on further passes of rows,
-                 a further pass has the peak, and the first one's gradients are alive. A microbatch's
-                 gradients are new arrays until they are added to the sum, if there are several microbatches.
+                 instead, provided that they are larger. If experts may take their rows in several passes,
+                 the peak is in a pass after the first, while the gradients of the first are alive. A
+                 microbatch's gradients are new arrays until they are added to the sum, if there are several.
                  In a pipeline they are assumed to be added at once, except under SPMD 1F1B. Sums that a
                  compiler leaves whole (`Segment.whole_sums`) wait for the update while earlier layers run
     embedding    the gradient of its table, as scattered and as reduced, and the head's
 
 If a compiler gathers the next layer's weights ahead (`Graph.gathers_ahead`), it takes one layer out of the
 loop. While the head runs, that layer's saved values are arrays in addition to the loop's, the weights of one
-layer are gathered, and the gradients exist. Outside of loops no weights are gathered ahead; but copies of
-gathered weights of experts (`Graph.copies_experts`) exist until the layer's values are recomputed.
+layer are gathered, and the gradients exist. Layers outside of loops have no weights gathered ahead. There, a
+compiler that copies gathered weights of experts (`Graph.copies_experts`) keeps the copies until the layer's
+values are recomputed.
 
 These are programs that XLA plans as a whole. eager.py has the same for programs that run operation by
 operation, and step_memory.py chooses between them.
@@ -176,7 +177,8 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
     head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
     waits = head_gradient - once
     if graph.head_waits:
-        # Not if experts may run further passes: their loops leave no collectives to hide behind the gradient.
+        # If experts may take several passes, XLA computes the gradient first: during their loops no
+        # collectives run that it could hide.
         has_passes = sum(node.carried for segment, _ in layers for node in segment.nodes) > 0
         waits = larger(waits, 0) * (1 - has_passes) + waits * has_passes
     return HeldBytes(
@@ -206,9 +208,9 @@ def _gathers_ahead(graph: Graph, segment: Segment) -> bool:
 
 
 def _in_layer(graph: Graph, segment: Segment, remat: str) -> Any:
-    """`alive_bytes`, or the bytes while values are recomputed from copies of gathered weights of experts.
+    """The larger of `alive_bytes` and, with copied weights of experts, the bytes while values are recomputed.
 
-    In loops the weights that are gathered ahead count instead of copies.
+    The copies are left out in loops that gather weights ahead, since those weights are counted instead.
     """
     alive = alive_bytes(segment, remat)
     if not graph.copies_experts or _gathers_ahead(graph, segment):
@@ -281,17 +283,19 @@ def alive_bytes(segment: Segment, remat: str) -> Any:
     Weights are gathered and values recomputed in order, before the first cotangent. A value is alive until
     its last reader, a cotangent from its first term until its producer has run. Terms of several products in
     one cotangent are separate arrays until all exist. Elementwise results reuse the memory of their last-read
-    inputs, except for rows of experts. If experts may run further passes, these have the peak.
+    inputs, except for rows of experts. If experts may take several passes, the peak is in a pass after the
+    first.
     """
     carried = sum(node.carried for node in segment.nodes)
     if is_zero(carried):
         return _alive_bytes(segment, remat, further_passes=False)
-    one_pass, further = (_alive_bytes(segment, remat, further_passes=it) for it in (False, True))
+    one_pass = _alive_bytes(segment, remat, further_passes=False)
+    further = _alive_bytes(segment, remat, further_passes=True)
     return carried + (carried == 0) * one_pass + (carried > 0) * further
 
 
 def _alive_bytes(segment: Segment, remat: str, *, further_passes: bool) -> Any:
-    """`alive_bytes` without the bytes that loops over passes carry."""
+    """`alive_bytes` without `Node.carried`. further_passes: in a pass after the first."""
     saved = {id(value) for value in saved_values(segment, remat)}
     made = {id(value) for node in segment.nodes if node.kind != "gather" for value in node.outputs}
     made |= {id(value) for value in (segment.source, *segment.shared)}
@@ -410,7 +414,8 @@ def _end_of(steps: Sequence[_BackwardStep], place: int, *, further_passes: bool)
     """The last step that needs the values of a step.
 
     XLA computes the gradient of experts' second weight, a loop over rows, after the gradients of its
-    operands. With further passes it computes those of all their weights after the rows' cotangents are sent.
+    operands. In a further pass it computes the gradients of all weights of experts after the cotangents of
+    their rows are sent.
     """
     node, recomputes, _ = steps[place]
     dims = set(node.inputs[0].array.dims)

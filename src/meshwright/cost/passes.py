@@ -43,7 +43,7 @@ class SegmentPass:
 
     seconds: of its work. Four parts of it: streamed: waiting for products' weights. idle: start and end of
     kernels, when memory is free. put_off: weight gradients, which a zero-bubble schedule may run later.
-    looped: loops over blocks of experts' rows.
+    looped: loops over blocks of experts' rows, during which no collective runs.
     transfers: including transfers once per step, hidden by the first forward pass (an update's) or the last
     backward pass (gradients'). Seconds are arrays if the segment was recorded for many layouts.
     """

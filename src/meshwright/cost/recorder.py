@@ -375,7 +375,7 @@ class Recorder:
         return self.add(replace(node, scratch=self._rows_to_add(out, backward)))
 
     def _rows_to_add(self, rows: Value, transfers: Sequence[Transfer]) -> Any:
-        """Bytes of experts' rows that arrive in the backward pass's reduce-scatter, before it adds them."""
+        """Bytes of all devices' terms of experts' rows, which a backward reduce-scatter then adds."""
         if self.expert_rows.blocks is None or "C" not in rows.array.dims or self.layout.phase != "train":
             return 0
         scattered = (transfer for transfer in transfers if transfer.op == "reduce_scatter")

@@ -457,7 +457,7 @@ def record_pass(
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
 
     verified: after each of its T tokens. form, kernel, rows, static_blocks: see _CachedOps. copies_latents:
-    see the function of this name. solves_by_products, loops_over_chunks: see Lowering.
+    see `_copies_latents`. solves_by_products, loops_over_chunks: see Lowering.
     """
     ops = _CachedOps(
         config,
@@ -528,18 +528,18 @@ def _static_blocks(hardware: Hardware) -> ExpertBlocks | None:
     chip = hardware.chip
     if chip.step.is_roofline:
         return None
-    # A kernel that multiplies all experts reads their weights in place; only a loop copies them before.
+    # A kernel that multiplies all experts reads their weights in place; only loops copy them first.
     has_loop = chip.inference is None or not chip.inference.grouped
     return chip.platform.expert_blocks._replace(copied=chip.platform.expert_blocks.copied and has_loop)
 
 
 def _copies_latents(config: ModelConfig, hardware: Hardware, layout: Layout) -> bool:
-    """Whether generation copies the latents of all sequences of a layer, masks and multiplies them.
+    """Whether generation by `mw serve` copies the cached latents of all sequences, layer by layer.
 
-    Our programs have a kernel for latents on no accelerator; on others the pages are read one by one.
+    It has no kernel for latents on accelerators. On CPUs it reads the pages one by one.
     """
-    is_ours, pages = hardware.software.is_ours, hardware.chip.platform.page_by_page
-    return layout.phase == "generate" and is_ours and not pages and config.mla is not None
+    is_ours, by_page = hardware.software.is_ours, hardware.chip.platform.page_by_page
+    return layout.phase == "generate" and is_ours and not by_page and config.mla is not None
 
 
 def _loops_over_chunks(hardware: Hardware) -> bool:

@@ -6,15 +6,15 @@ import time
 
 # As short as a step of a small model.
 _SECONDS = 0.001
-_SWITCH_SECONDS = 0.0002
+_SWITCH_SECONDS = 0.0002  # a fifth of it, so that a waiting thread asks several times in each turn
 
 
 def let_threads_in() -> None:
-    """Let a thread of this process that waits for the interpreter have it within a turn, for good.
+    """Let waiting threads of this process have the interpreter within a turn of `Turns`, from now on.
 
-    Otherwise the engine's thread waits until all turns of a task are over. A thread asks for the interpreter
-    only after 5 ms of waiting, and waits anew each time that another releases it. The loop does so in each
-    pause, every millisecond, and takes it back before the thread is awake.
+    By default a thread asks for the interpreter after 5 ms of waiting, and the 5 ms begin again each time
+    that another thread releases it. The loop releases it in each pause, every millisecond, and takes it back
+    before a waiting thread has woken up. The engine's thread would thus wait until a long task has ended.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
 

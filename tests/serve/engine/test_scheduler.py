@@ -109,9 +109,9 @@ def test_a_clients_prompts_leave_room_for_those_of_others():
     scheduler.add([few])
     batch = scheduler.schedule()
     assert batch and [work.sequence for work in batch.works] == [few, many[0]]
-    # In the next step both have had as much as the other or less, by blocks.
+    # Over the next steps both clients get equal numbers of tokens, up to a step's budget.
     scheduler.release(few, "stop")
-    scheduler.add([sequence(16 - 5, first=60, client="b")])
+    scheduler.add([sequence(11, first=60, client="b")])
     given = collections.Counter[str]()
     for _ in range(3):
         batch = scheduler.schedule()
@@ -270,7 +270,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 padded = -(-len(work.tokens) // 4) * 4 if len(work.tokens) > 1 else 0
                 of_replica[work.slot // self.limits.slots_per_replica] += padded
             assert max(of_replica.values()) <= self.limits.chunk
-            # Nobody has lost its slot or pages to another in the step that computes it.
+            # No sequence loses its slot or pages to another in the step that computes it.
             assert all(work.sequence.slot == work.slot for work in batch.works)
             self.under_way.append(batch)
 

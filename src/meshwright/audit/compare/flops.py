@@ -19,6 +19,8 @@ _Key = tuple[str, str]
 # XLA may drop that share, because two passes compute the same scores.
 TOLERANCE = 0.005
 ATTENTION_TOLERANCE = 0.35
+# Differences of merged products cancel within this share: plans have fractions of FLOPs, programs whole ones.
+_SAME = 0.001
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def compare_products(
     edge: share of extra scores that an attention kernel computes in blocks at the mask's edge.
     differentiated: the program holds a gradient. Recomputed products count in the backward pass, since the
     compiler chooses in which of the two it runs them. summed: tensors whose products may be missing, since
-    the program has sums in their place. same_input: tensors that multiply the same array.
+    the program has sums in their place. same_input: sets of tensors that multiply the same array.
     """
     total = sum(planned.values())
     wanted = _by_pass(planned.items())
@@ -99,8 +101,8 @@ def _without_merged(
     """Drop differences that cancel because XLA for GPU merges products of the same input.
 
     A merged product has the name of one tensor, which then has too many FLOPs, and the others of the same
-    pass have too few. XLA may merge others when it recomputes a product, so that only all tensors of an input
-    together have the planned FLOPs.
+    pass have too few. When XLA recomputes a merged product it may merge other tensors, so the FLOPs of all
+    tensors of an input are compared together.
     """
     left = {key: extra for key, extra in differences.items() if extra}
     for tensors in same_input:
@@ -110,10 +112,6 @@ def _without_merged(
             if abs(sum(merged.values())) < _SAME * surplus:
                 left = {key: extra for key, extra in left.items() if key not in merged}
     return left
-
-
-# Products have whole numbers of FLOPs; a plan's may be fractions.
-_SAME = 0.001
 
 
 def wider_products(

@@ -1,7 +1,7 @@
 """Compile the training step of a plan in another process, and read the program that it writes.
 
-The number of virtual devices is fixed when JAX starts, and a compiler may take more time or memory than the
-host has; both need a process. Arrays are abstract, so no array of the model's size is allocated.
+Another process is needed since JAX fixes the number of virtual devices when it starts, and since a compiler
+that takes too much time or memory has to be ended. Arrays are abstract, so none is allocated.
 """
 
 import json

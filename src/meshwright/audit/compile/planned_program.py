@@ -159,7 +159,7 @@ def planned_step(
 
 
 def _of_same_input(graph: Graph) -> tuple[frozenset[str], ...]:
-    """The sets of tensors that multiply the same array, in any layer, also after a move."""
+    """Sets of tensors that multiply the same array in a layer, directly or after moves."""
     by_input: dict[int, set[str]] = defaultdict(set)
     for segment, node in graph.nodes():
         if node.kind == "matmul":

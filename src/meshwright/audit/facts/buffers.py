@@ -25,7 +25,7 @@ _WITHOUT = ("parameter", "constant", "after-all", "partition-id", "replica-id", 
 _SHOWN = 12
 # Index of the result in the tuple of an asynchronous start.
 _RESULT = {"copy-start": 0, "slice-start": 0, "recv": 0}
-# Operand into which an instruction writes its result.
+# The operand in whose buffer an instruction writes its result.
 _IN_PLACE = {"dynamic-update-slice": 0, "ragged-all-to-all": 1, "ragged-all-to-all-start": 1}
 
 
@@ -236,7 +236,8 @@ class _Liveness:
     def _updated(self, value: TracedValue, path: Path) -> int | None:
         """The operand whose buffer a result reuses; None if the result has a new buffer.
 
-        A slice update reuses one, also inside a fusion, and a ragged exchange the array that it fills.
+        A slice update reuses its operand's, also inside a fusion. A ragged exchange reuses that of the array
+        which it fills.
         """
         instruction = value.instruction
         aliases = instruction.attributes.get("output_to_operand_aliasing", "")

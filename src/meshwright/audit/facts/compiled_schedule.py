@@ -291,9 +291,9 @@ class _Walk:
         return replace(clocks, compute=begins + seconds, links=begins + seconds)
 
     def _exposed_until(self, end: float, clocks: _Clocks, weight: float) -> float:
-        """Expose the collectives on the links, one after another, for which compute waits until `end`.
+        """Count the waits of compute for collectives in flight that arrive by `end`, each for its own part.
 
-        Returns the arrival of the last one that arrives by then.
+        Returns the arrival of the last of them, or the clock of compute if there are none.
         """
         free = clocks.compute
         for arrives, sent in sorted(clocks.flying.values(), key=lambda flying: flying[0]):

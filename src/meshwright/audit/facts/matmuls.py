@@ -133,7 +133,7 @@ def _unnamed(program: Program) -> Iterator[tuple[TracedValue, float]]:
 def summed_products(program: Program) -> set[str]:
     """Scopes of products that the program computes as sums of an elementwise product.
 
-    XLA for GPUs and TPUs does so with the product of a vector and a matrix, as of a query and its state.
+    XLA for GPUs and TPUs does so for products of a vector and a matrix, such as a query and a state.
     """
     instructions = (one for c in program.computations.values() for one in c.instructions.values())
     sums = (one.op_name for one in instructions if one.opcode == "reduce")

@@ -38,12 +38,12 @@ class ProgramBatch(NamedTuple):
 
 
 def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
-    """The integer arrays among a program's inputs: tokens or labels.
+    """The batch among a program's inputs: integer arrays, which are tokens or labels.
 
-    With them belong the inputs of other numbers that have as many first elements, in the same shards, and
-    whose shapes are not returned. If a step with gradients has no integer inputs: the inputs whose shapes are
-    not returned, except frozen weights. Weights are returned updated, or as gradients, which may be sharded
-    otherwise.
+    Other inputs belong to the batch too if their first dimension has the size and shards of one of these, and
+    no result has their shape. In a step with gradients and without integer inputs, the batch is the inputs
+    whose shape no result has, except frozen weights. Trained weights are returned, updated or as gradients
+    (whose sharding may differ).
     """
     arrays = [
         each for each in program.main.parameters if isinstance(each.shape, ArrayShape) and each.shapes[0].dims
@@ -80,7 +80,7 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
 
 
 def _first_tiles(parameter: Instruction) -> int:
-    """Parts into which the sharding of an input cuts its first dimension; 1 if the form is unknown."""
+    """Shards of an input's first dimension; 1 if the form of its sharding is unknown."""
     sharding = parameter.attributes.get("sharding", "")
     tiles = re.search(r"devices=\[(\d+)", sharding)
     if tiles:
@@ -90,9 +90,10 @@ def _first_tiles(parameter: Instruction) -> int:
 
 
 def _is_frozen(parameter: Instruction, most_dims: int) -> bool:
-    """Whether an input that is not returned is a weight: it is sharded, but not along its first dimension.
+    """Whether an input that is not returned is a frozen weight, and not a part of the batch.
 
-    most_dims: dimensions of the batch.
+    It is if it is sharded, but not along its first dimension, and has fewer dimensions than `most_dims`, the
+    most of these inputs.
     """
     parts = tiles_of(parameter.attributes.get("sharding", ""))
     return parts > 1 and _first_tiles(parameter) == 1 and len(parameter.shapes[0].dims) < most_dims

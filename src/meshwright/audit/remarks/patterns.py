@@ -390,7 +390,7 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def moved_update(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An update exchanged to be returned: weights and the optimizer's state have different shardings."""
+    """An update that is exchanged before it is returned, since a weight and its state differ in sharding."""
     if emitted.op != "all_to_all" or emitted.is_written or not context.differentiated:
         return None
     uses = list(emitted.uses(context.program, elementwise=True))
@@ -502,7 +502,7 @@ def unconstrained(emitted: Emitted, context: ProgramContext) -> Fault:
 
 
 def over_a_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Activations gathered over a part of an axis, which does not divide a dimension that a reshape cuts."""
+    """Activations gathered in parts of an axis, whose size does not divide a dimension of a reshape."""
     if emitted.op != "all_gather" or not emitted.is_part or not _is_moved_activation(emitted, context):
         return None
     (axis,) = emitted.axes[:1] or ("",)
@@ -510,7 +510,7 @@ def over_a_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return (
         "activation_resharded",
         f"activations (`{emitted.tensor}`) are gathered in groups of {size} of the {whole} devices over "
-        f"`{axis}`, since these do not divide a dimension that a reshape cuts, such as heads",
+        f"`{axis}`, since {whole} does not divide a dimension that a reshape makes, such as heads",
         f"choose a number of heads that is a multiple of {whole}, pad them, or shard them over an axis of "
         f"{whole // size} devices",
     )
@@ -683,7 +683,7 @@ def resharded_activations(emitted: Emitted, context: ProgramContext) -> Fault | 
 
 
 def _is_squared(emitted: Emitted, context: ProgramContext) -> bool:
-    """Whether a product multiplies a gathered array with the shards that some gather has it from."""
+    """Whether a product multiplies a gathered array with one device's shard of the same array."""
 
     def origin(value: TracedValue) -> Instruction:
         *_, first = history(context.program, value, MOVES)

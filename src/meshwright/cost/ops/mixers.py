@@ -144,7 +144,7 @@ class MixerOps(ProductOps):
         repeated = tokens * (self.mesh.size(tuple(over_heads)) - 1)
         flops = (mixer.chunk_flops(d_model, chunk) + solved.forward) * tokens + shared.forward * repeated
         of_backward = (mixer.backward_flops(d_model, chunk) + solved.backward) * tokens
-        # In loops the states of all positions are among the arrays of a chunk.
+        # With XLA's loops `chunk_bytes` has the states within a chunk, so only those at its end are added.
         every = chunk if self.lowering.loops_over_chunks else smaller(mixer.written_every, chunk)
         written = of_state * chunk / every
         forward = Work(flops, moved + 2 * written, shape=shape)
@@ -163,7 +163,7 @@ class MixerOps(ProductOps):
     def _in_loops(
         self, array: ShardedArray, tokens: Any, chunk: Any, forward: Work, backward: Work
     ) -> tuple[Work, Work]:
-        """The work of both passes with the kernels of each chunk, and the bytes between them."""
+        """The work of both passes, with the kernels of XLA's loops over chunks and the bytes between them."""
         if not self.lowering.loops_over_chunks:
             return forward, backward
         mixer, chunks = self._state_mixer(), self._num_chunks(array, chunk)
@@ -177,7 +177,7 @@ class MixerOps(ProductOps):
         return looped(forward, loops.forward), looped(backward, loops.backward)
 
     def _num_chunks(self, array: ShardedArray, chunk: Any) -> Any:
-        """Chunks that run one after another: of a piece of positions, of all sequences at once."""
+        """Turns of the loop over chunks: a turn has one chunk of every sequence. Pieces have own loops."""
         over = array.axes_of("T")
         pieces = self.mesh.size(over) * self._pieces_of_device(array) if over else 1
         return ceiling(self.sizes["T"] / pieces / chunk)

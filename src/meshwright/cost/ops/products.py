@@ -25,9 +25,9 @@ from meshwright.units import Numeric, whole
 
 # A kernel that quantises reads two bytes of an element and writes one; one more byte finds the scales.
 CAST_BYTES = 4
-# Kernels beside the product in a turn of a loop over blocks that copies: of an input or cotangent (a slice of
-# rows, the result's place in its stack, the counter), and of a weight's gradient (masks and slices of two
-# arrays, the sum, the counter). XLA for GPUs, jax 0.10.2.
+# Kernels next to the product in a turn of a loop over blocks that copies its operands. For products of rows:
+# the slice of rows, the write of the result into its stack, and the counter. For a weight's gradient: masks
+# and slices of two arrays, the sum, and the counter. Counted in programs of XLA for GPUs, jax 0.10.2.
 _ROW_KERNELS, _SUM_KERNELS = 3, 7
 
 
@@ -179,7 +179,7 @@ class ProductOps(Recorder):
         """The gradient of experts' weights: products of some blocks of rows, the last of them masked.
 
         The gradient is a float32 sum: filled with zeros, read and written for each product, and cast at the
-        end. A loop that copies also writes and reads each product's result, and its rows.
+        end. A loop that copies also writes and reads each product's result and rows, in further kernels.
         """
         more = blocks.sums * blocks.together / blocks.even
         moved = rows_moved * more * (1 + 2 * blocks.copied)
@@ -194,8 +194,8 @@ class ProductOps(Recorder):
     def _carried(self, stored: Value, blocks: Blocks) -> Any:
         """Bytes of experts' weights and gradients while further passes run; 0 if one pass takes all rows.
 
-        These are the layer's slice of the stacked weights and, if they are trained, the first pass's
-        gradients and the sums of gradients over passes, sharded as the weights are stored.
+        These are the layer's slice of the stacked weights and, if they are trained, the gradients of the
+        first pass and the sum of gradients over passes, all sharded as the weights are stored.
         """
         precision = self.layout.precision
         dtype = precision.gradients_dtype or precision.compute_dtype
@@ -203,10 +203,11 @@ class ProductOps(Recorder):
         return (blocks.capacity < blocks.most) * (stored.bytes_per_device + gradients)
 
     def _copies(self, read_bytes: Any, rows_bytes: Any, blocks: Blocks) -> tuple[Work, ...]:
-        """The copies that a loop makes for its products, in kernels of their own; none if it makes none.
+        """The copies that a loop makes for its products, in separate kernels; () for loops without copies.
 
-        Each turn copies its rows out of their stack and the result into its stack, and counts itself. It
-        copies its expert's weights, which products read for `read_bytes`, unless the stack has one expert.
+        read_bytes, rows_bytes: bytes of weights and rows that the products read and write. Each turn copies
+        rows out of their stack and the result into its stack, and increments the loop's counter. It copies
+        the expert's weights too, unless the stack has only one expert.
         """
         if is_zero(blocks.copied):
             return ()

@@ -231,7 +231,7 @@ class PagedCache:
         is_native = self.with_native and not split and sinks is None and slopes is None
         is_native = is_native and kernels.attends(pools)
         kernel, several = self._forms(names, is_native=is_native)
-        # Each query is a row of its own; the native kernel computes each by itself.
+        # If each query has to be a row by itself; the native kernel computes each by itself anyway.
         is_alone = self.batch_invariant and not is_native
 
         def local(
@@ -282,7 +282,7 @@ class PagedCache:
             return _exchanged(out.astype(q.dtype), PartitionSpec(heads[0], heads[2], None), sequences)
 
     def _forms(self, names: Sequence[str], *, is_native: bool) -> tuple[Any, Any]:
-        """The forms of attention for rows of one query and of several; names: of the pools."""
+        """The functions of attention for rows of one query, and for rows of several. names: of the pools."""
         if is_native:
             form = _natively
         elif platform().page_by_page:

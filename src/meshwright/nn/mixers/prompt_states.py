@@ -27,8 +27,8 @@ class PromptStates:
     """The states of all layers, and the places of prompts [B, T] in them.
 
     positions i32[B, T], whole over T, as devices have them. lengths i32[B]: of the prompts without padding.
-    slots i32[B]: of each prompt, on the shard that keeps it. is_own bool[rows of all shards]: whether a
-    replica of the shard keeps a row's prompt; split as the states' entries.
+    slots i32[B]: of each prompt, on the shard that keeps it. is_own bool[rows of all shards]: whether any
+    replica of the shard keeps the prompt of a row; split as the states' entries.
     """
 
     states: Mapping[str, Sequence[Array]]

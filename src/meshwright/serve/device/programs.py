@@ -394,7 +394,7 @@ class InferencePrograms:
             for x in (slots, positions)
         )
         lengths = jnp.sum(of_rows != self._num_slots, axis=1)
-        # A device has heads of the states of all replicas of its shard.
+        # A device keeps its heads' states for all replicas of its shard, so any replica may own a row.
         per_shard, shards = self.cache.replicas_per_shard, self.cache.batch_axes
         is_own = reshard(of_replicas[:, 0] >= 0, PartitionSpec(shards))
         parted = PartitionSpec(shards, None, None)

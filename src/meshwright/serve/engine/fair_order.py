@@ -1,7 +1,7 @@
 """Fair use of slots and steps between clients.
 
-`in_fair_order` orders waiting sequences, `yielding` says which running ones give them their slots, and
-`PromptShares` counts the prompt tokens that each client has had.
+`in_fair_order` orders the waiting sequences, `yielding` names the running sequences that give up their slots
+to them, and `PromptShares` divides the prompt tokens of a step between clients.
 """
 
 from collections import Counter, deque
@@ -12,27 +12,27 @@ from meshwright.serve.engine.sequence import TokenSequence
 
 
 class PromptShares:
-    """Prompt tokens that each client has had; the prompts of the client with the fewest go first.
+    """Computed prompt tokens of each client; the client with the fewest has its prompts computed first.
 
-    A virtual token counter (Sheng et al., 2024): a client without prompts loses its count, and begins again
-    with the fewest of the others, so that idle time is not saved up.
+    A virtual token counter (Sheng et al., 2024). A client without prompts loses its count. When it has
+    prompts again, its count begins at the lowest of the others, so that it gains nothing by being idle.
     """
 
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
 
     def begin_step(self, prompts: Iterable[TokenSequence]) -> None:
-        """Note the clients that have prompts, running or waiting."""
+        """Keep the counts of the clients of these prompts only. prompts: running and waiting ones."""
         clients = {sequence.request.client for sequence in prompts}
         fewest = min((self._tokens[client] for client in clients & self._tokens.keys()), default=0)
         self._tokens = {client: self._tokens.get(client, fewest) for client in clients}
 
     def take(self, client: str, num_tokens: int) -> None:
-        """Count prompt tokens of a step."""
+        """Count `num_tokens` prompt tokens that a step computes for the client."""
         self._tokens[client] = self._tokens.get(client, 0) + num_tokens
 
     def turn(self, sequence: TokenSequence) -> tuple[int, int]:
-        """The sort key of a sequence with a prompt, of any rank: its priority, then its client's tokens."""
+        """The sort key of a sequence with a prompt: its priority, then its client's count."""
         return sequence.request.priority, self._tokens.get(sequence.request.client, 0)
 
 

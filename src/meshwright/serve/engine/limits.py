@@ -111,7 +111,11 @@ class Limits:
         return replace(limits, has_states=num_states(config) > 0)
 
     def with_states(self, num_kept_drafts: int, *, keeps_snapshots: bool) -> "Limits":
-        """These limits with drafts and, for a prefix cache, snapshots of the states that layers keep."""
+        """These limits with entries for states: after each draft, and in snapshots.
+
+        keeps_snapshots: keep as many snapshots as slots, for a prefix cache. The limits are unchanged for
+        models without states.
+        """
         if not self.has_states:
             return self
         kept = self.slots_per_replica if keeps_snapshots else 0

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple, Protocol, overload
 import numpy as np
 
 NUM_TOP = 20
-_MANY = 64  # scores that are objects at once
 """Maximum alternatives whose log-probabilities are returned, as in OpenAI's API."""
+_AT_ONCE = 64  # scores that an iteration converts to objects together
 
 Reads = Literal["scores", "embedding"] | None
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
@@ -148,9 +148,11 @@ class Scores(Sequence[TokenScore]):
         return len(self._columns[0])
 
     def __iter__(self) -> Iterator[TokenScore]:
-        """Many at a time, which takes a fifth of the time of `self[i]` for each i."""
-        for begin in range(0, len(self), _MANY):
-            tokens, logprobs, ids, top = (column[begin : begin + _MANY].tolist() for column in self._columns)
+        """The scores in order, converted in groups: a fifth of the time of `self[i]` for each i."""
+        for begin in range(0, len(self), _AT_ONCE):
+            tokens, logprobs, ids, top = (
+                column[begin : begin + _AT_ONCE].tolist() for column in self._columns
+            )
             for token, logprob, of_ids, of_top in zip(tokens, logprobs, ids, top, strict=True):
                 yield TokenScore(token, logprob, tuple(zip(of_ids, of_top, strict=True)))
 

@@ -44,9 +44,9 @@ class Scheduler:
     policy: None for `Interleaved` without a prefill budget. prefix_cache: pages outlive their sequence, for
     prompts with the same prefix. drafter: guesses tokens, which are verified several a step.
     running: holds the running sequences; None: looks at each of them in every step.
-    is_fair: whether waiting sequences start `in_fair_order`, not in the policy's order, and running sequences
-    of clients with many slots yield to them (`yielding`); and whether prompts get their tokens of a step in
-    the order of `PromptShares`.
+    is_fair: share slots and steps between clients. Waiting sequences then start `in_fair_order`, not in the
+    policy's order; running sequences of clients with many slots yield to them (`yielding`); and the prompts
+    of a step are in the order of `PromptShares`.
     """
 
     def __init__(
@@ -212,10 +212,10 @@ class Scheduler:
     def _in_turn(
         self, due: Sequence[TokenSequence], shares: PromptShares, step: _Step
     ) -> Iterator[TokenSequence]:
-        """Yield the sequences that generate, then those with prompts in the order of `shares`.
+        """Yield the sequences that generate, then the sequences with prompts in the order of `shares`.
 
-        Between them start waiting sequences of clients that have had no more prompt tokens than the others:
-        the prompts of one client would otherwise fill step after step.
+        Before the first prompt, start waiting sequences whose clients have no higher count than its client.
+        Otherwise the running prompts of one client could fill every step.
         """
         prompts = [sequence for sequence in due if sequence.num_uncomputed > 1]
         yield from (sequence for sequence in due if sequence.num_uncomputed <= 1)
@@ -271,7 +271,7 @@ class Scheduler:
     def _reach(self, sequence: TokenSequence, num_tokens: int, replica: Replica, step: _Step) -> bool:
         """Whether the sequence has pages for this number of tokens, if need be taken from victims."""
         while not replica.grow(sequence, num_tokens):
-            taken = {work.slot for work in step.works}
+            taken = {work.slot for work in step.works}  # this step computes them, so they keep their pages
             of_replica = (one for one in self.running if self._replica_of(one) is replica)
             victim = self.policy.victim([one for one in of_replica if one.slot not in taken])
             if victim is sequence:
@@ -333,7 +333,10 @@ class Scheduler:
     # Waiting sequences start.
 
     def _start_waiting(self, step: _Step, waiting: Sequence[TokenSequence] | None = None) -> None:
-        """Start waiting sequences while the step has room. waiting: in order of rank; None: all of them."""
+        """Start waiting sequences while the step has capacity.
+
+        waiting: some of the waiting sequences, in their order; None: all.
+        """
         started, budget = list[TokenSequence](), step.budget
         # Answers of one request share the prompt, which is compared with the running ones once.
         soon_cached = set[int]()
@@ -389,7 +392,7 @@ class Scheduler:
 
 
 def _check_fits(num_answers: int, capacity: int, free: int) -> None:
-    """Raise RequestError for more answers than a server ever holds, or than its queue holds now."""
+    """Raise RequestError for more answers than the server ever holds, or than its queue has places for."""
     if num_answers > capacity:
         raise RequestError(
             f"{num_answers} answers in one request, but the server holds at most {capacity}", param="n"

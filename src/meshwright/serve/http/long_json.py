@@ -9,7 +9,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from meshwright.serve.turns import Turns
 
 _MOST_AT_ONCE = 32  # items of a list that is not lazy
-_ITEMS_A_PART = 8  # of a lazy list; as objects they are 50 times as large as their text
+_ITEMS_A_PART = 8  # of a lazy list: few, since objects take 50 times the memory of their text
 _PIECE_BYTES = 2**16
 
 
@@ -48,7 +48,7 @@ def _parts(content: Any) -> Iterator[bytes]:
         while some := list(islice(items, _ITEMS_A_PART)):
             try:
                 yield before + to_json(some)[1:-1]
-            except PydanticSerializationError:
+            except PydanticSerializationError:  # an item has a LazyList
                 for item in some:
                     yield before
                     yield from _parts(item)

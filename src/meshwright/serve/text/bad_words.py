@@ -15,7 +15,7 @@ _MOST_TOKENS = 20_000  # of all words, since long ones are compared with the ans
 def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens, ...]:
     """The tokens of each word, as they begin a text and, if as many, as they follow a blank.
 
-    Raises RequestError for a word without tokens, and at the first that makes them too many.
+    Raises RequestError for a word without tokens, and at the first word with which there are too many tokens.
     """
     sequences: list[Tokens] = []
     num_tokens = 0
@@ -30,7 +30,7 @@ def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens,
             sequences.append(after_blank)
             num_tokens += len(after_blank)
         num_tokens += len(first)
-        if num_tokens > _MOST_TOKENS:  # before the others cost their tokens
+        if num_tokens > _MOST_TOKENS:  # before the next words are split into tokens, which takes time
             raise RequestError(f"bad_words have more than {_MOST_TOKENS:,} tokens", param="bad_words")
     return tuple(sequences)
 

@@ -101,7 +101,7 @@ class Tokenizer:
 
     @cached_property
     def _texts(self) -> dict[int, str]:
-        """The texts that were asked for: those of log-probabilities, hundreds of thousands a second."""
+        """Texts by token, kept since log-probabilities need hundreds of thousands of them a second."""
         return {}
 
     @cached_property
