@@ -413,6 +413,18 @@ def test_further_passes_of_experts_keep_the_first_ones_gradients(text: str, shar
     assert sum(node.carried for node in graph.segments[1].nodes) == 3 * BF16 * experts / sharded
 
 
+def test_only_compilers_that_hide_collectives_compute_the_heads_gradient_before_passes() -> None:
+    """Logits of 128 MB; XLA for CPU keeps them during the layers' backward passes."""
+    config = replace(load_model("mixtral-8x7b"), num_layers=2, d_model=256, vocab_size=1 << 15)
+    lowering, layout = Lowering(static_blocks=GPU.expert_blocks), Layout.parse("fsdp=8,expert=8,remat=full")
+    waits = []
+    for asynchronous in (True, False):
+        graph = record_loss(config, layout, PassShape(8, 2048, 2048), lowering)
+        counts = tuple(segment.count for segment in graph.segments)
+        waits.append(held_bytes(replace(graph, asynchronous=asynchronous), counts, "full").waits)
+    assert waits[1] == 0 and waits[0] < -BF16 * 2048 * (1 << 15) / 2
+
+
 def test_experts_without_an_axis_take_one_pass() -> None:
     lowering = Lowering(static_blocks=GPU.expert_blocks)
     graph = record_loss(

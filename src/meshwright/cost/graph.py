@@ -221,7 +221,8 @@ class Graph:
     (`Software.counts_head`); otherwise 0. head_waits: the gradient of the head's weight may be deferred until
     the layers' backward passes are done, and keep its operands. XLA for GPU does so to hide collectives; XLA
     for TPU computes it first. gathers_ahead: the next layer's weights are gathered while a layer runs, by a
-    loop without one of the layers; not in pipelines, nor if activations are offloaded. copies_experts:
+    loop without one of the layers; not in pipelines, nor if activations are offloaded. asynchronous:
+    collectives run during compute. copies_experts:
     gathered weights of experts are copied to another form before their products. fused: names of
     operations without a node, such as biases. wide: names of operations whose products are float32.
     Graphs are compared by identity.
@@ -235,6 +236,7 @@ class Graph:
     head_layers: float = 0.0
     head_waits: bool = True
     gathers_ahead: bool = False
+    asynchronous: bool = True
     copies_experts: bool = False
     fused: frozenset[str] = frozenset()
     wide: frozenset[str] = frozenset()

@@ -178,8 +178,9 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
     waits = head_gradient - once
     if graph.head_waits:
         # If experts may take several passes, XLA computes the gradient first: during their loops no
-        # collectives run that it could hide.
-        has_passes = sum(node.carried for segment, _ in layers for node in segment.nodes) > 0
+        # collectives run that it could hide. XLA for CPU hides none at all.
+        carried = sum(node.carried for segment, _ in layers for node in segment.nodes)
+        has_passes = (carried > 0) * graph.asynchronous
         waits = larger(waits, 0) * (1 - has_passes) + waits * has_passes
     return HeldBytes(
         # Values that are recomputed too early wait in memory, as if they had all been saved.

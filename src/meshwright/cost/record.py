@@ -68,6 +68,7 @@ def record_training(
         record_loss(config, layout, shape, lowering, many),
         head_waits=platform.head_waits,
         gathers_ahead=platform.gathers_ahead,
+        asynchronous=platform.compiler.asynchronous,
         copies_experts=platform.expert_blocks.copied and software.is_ours,
     )
     if platform.whole_sums:
