@@ -436,7 +436,11 @@ def test_experts_without_an_axis_take_one_pass() -> None:
 _MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"
 
 _IN_TILES = "arrays in the order of chunks, with 64 positions last, fill half of a TPU's tiles"
-_FURTHER_OFF = {("codestral-mamba-7b", "v5p:2x2x2", "fsdp=8,remat=full"): _IN_TILES}
+_UNTRACED = "libtpu assigns 2.8 GB more than the buffers of the program's order, not traced"
+_FURTHER_OFF = {
+    ("codestral-mamba-7b", "v5p:2x2x2", "fsdp=8,remat=full"): _IN_TILES,
+    ("recurrentgemma-2b", "v5p:2x2x2", "fsdp=8,remat=full"): _UNTRACED,
+}
 
 
 def _trained() -> Iterator[Any]:
