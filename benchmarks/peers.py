@@ -68,7 +68,9 @@ def ours(folder: Path, dtype: str) -> Answer:
     layout = Layout.of(weights_dtype=weights, compute_dtype=computed)
     mesh = device_mesh(layout, jax.devices()[:1])
     params = load_hf(folder, config, layout, mesh)
-    layout = layout.replace(**{"bf16": {}, "int8": INT8, "int4": {"weights_dtype": "int4"}}[dtype])
+    layout = layout.replace(
+        **{"bf16": {}, "int8": INT8, "int4": {"weights_dtype": "int4", "matmul_dtype": "int8"}}[dtype]
+    )
     runner = JaxRunner(params, config, layout, mesh, num_slots=STREAMS, context=CONTEXT)
     runner.warm_up()
 

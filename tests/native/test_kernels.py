@@ -97,13 +97,42 @@ def test_a_product_with_int4_multiplies_the_sum_of_each_group(
 
 
 @settings(max_examples=30)
+@given(
+    st.integers(1, 40),
+    st.one_of(st.integers(1, 9), st.just(130)),
+    st.sampled_from([8, 16, 32]),
+    WIDTHS,
+    st.sampled_from(["bfloat16", "float32"]),
+)
+def test_a_product_with_int4_may_round_rows_to_int8(
+    rows: int, groups: int, group: int, width: int, kind: str
+) -> None:
+    needs_native()
+    x, w = _operands(rows, groups * group, width, kind)
+    x = x.at[rows // 2].set(0)
+    with jax.set_mesh(device_mesh(Layout.parse(""))):
+        made = quantise(w.astype(jnp.float32), "int4", 1, group)
+        parts = kernels.panel_order(made.values), kernels.panel_order(made.scales)
+        y = kernels.grouped_int4_product(x, *parts, rounds=True)
+        wide = np.asarray(widened(made, jnp.float32), np.float64)
+    values, scales = _rounded(x)
+    np.testing.assert_allclose(y, values @ wide.T * scales, atol=1e-5 * np.sqrt(groups * group), rtol=1e-5)
+
+
+def _rounded(x: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Rows in int8, and their scales."""
+    wide = np.asarray(x, np.float32)
+    scales = np.maximum(np.abs(wide).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
+    return np.round(wide / scales).astype(np.int32), scales
+
+
+@settings(max_examples=30)
 @given(st.integers(1, 40), SIZES, WIDTHS, st.sampled_from(["bfloat16", "float32"]))
 def test_a_product_with_int8_is_exact_but_for_the_scale(rows: int, size: int, width: int, kind: str) -> None:
     needs_native()
     x, w = _operands(rows, size, width, jnp.int8)
-    wide = np.asarray(x, np.float32)
-    scales = np.maximum(np.abs(wide).max(1, keepdims=True) / np.float32(127), np.float32(1e-30))
-    whole = np.round(wide / scales).astype(np.int32) @ np.asarray(w, np.int32).T
+    values, scales = _rounded(x)
+    whole = values @ np.asarray(w, np.int32).T
     np.testing.assert_array_equal(_product(x.astype(kind), w), whole.astype(np.float32) * scales)
 
 
@@ -256,22 +285,22 @@ def test_threads_call_it_at_once() -> None:
 SCORES = {"scale": 0.3, "softcap": 0.0}
 LAYOUTS = {
     "one device": ("bf16", "bf16", ""),
-    "int8": ("int8", "bf16", ""),
+    "int8": ("int8", "bf16", "matmul_dtype=int8"),
     "tensor": ("bf16", "bf16", "tensor=2"),
-    "int8, tensor": ("int8", "bf16", "tensor=2"),
+    "int8, tensor": ("int8", "bf16", "tensor=2,matmul_dtype=int8"),
     "data": ("bf16", "bf16", "data=2"),
     "f32": ("f32", "f32", ""),
     "bf16 widened": ("bf16", "f32", ""),
     "int4": ("int4", "f32", ""),
     "int4, tensor": ("int4", "f32", "tensor=2"),
+    "int4 by int8": ("int4", "bf16", "matmul_dtype=int8"),
+    "int4 by int8, tensor": ("int4", "f32", "tensor=2,matmul_dtype=int8"),
 }
 
 
 def _logits(dtype: str, computed: str, text: str, *, with_native: bool) -> tuple[np.ndarray, str]:
     """Logits after one token of four sequences each, and the program."""
     layout = Layout.parse(text).replace(weights_dtype=dtype, compute_dtype=computed).at("generate")
-    if dtype == "int8":
-        layout = layout.replace(matmul_dtype="int8")
     mesh = device_mesh(layout)
     programs = InferencePrograms(
         TINY, layout, mesh, num_slots=4, num_pages=8, page_size=4, with_native=with_native
@@ -338,7 +367,7 @@ def test_padding_is_multiplied_where_it_does_not_stay_zeros(
 
 
 # Of a split by tensor, and of int8, that of both is the most telling; "data" runs what one device does.
-_SLOW = "one device", "int8", "tensor", "data", "bf16 widened"
+_SLOW = "one device", "int8", "tensor", "data", "bf16 widened", "int4 by int8"
 
 
 @pytest.mark.parametrize(

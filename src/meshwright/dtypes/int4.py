@@ -18,5 +18,7 @@ TYPE = NumberType(
     trained_as=frozenset({"frozen weights"}),
     planned_as=frozenset({"cache"}),
     tables="int8",
-    native_operands=frozenset({"bf16", "f32"}),
+    operands_on=frozenset({"cpu"}),
+    operands="int8",
+    native_operands=frozenset({"int8", "bf16", "f32"}),
 )

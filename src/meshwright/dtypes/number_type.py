@@ -63,9 +63,9 @@ class NumberType:
     emulated_on: kinds of chips whose programs round operands to the type and multiply them in a wider one,
     unless the chip has units for it. capability: the lowest NVIDIA compute capability of GPUs with units.
     priced_as: the type whose rate these units have. operands_on: kinds of chips that serve weights of this
-    type with activations rounded to it, unless the layout says otherwise. tables: the type of embedding
-    tables among weights of this type, if another. native_operands: types of activations that the
-    C++ kernels for CPUs multiply by weights of this type.
+    type with activations rounded, unless the layout says otherwise: to `operands` (None: to this type).
+    tables: the type of embedding tables among weights of this type, if another. native_operands: types of
+    activations that the C++ kernels for CPUs multiply by weights of this type.
     """
 
     name: str
@@ -90,6 +90,7 @@ class NumberType:
     capability: float | None = None
     priced_as: str | None = None
     operands_on: frozenset[str] = frozenset()
+    operands: str | None = None
     tables: str | None = None
     native_operands: frozenset[str] = frozenset()
 
@@ -106,6 +107,11 @@ class NumberType:
     def uses_in(self, phase: Phase | None) -> frozenset[Use]:
         """Uses in programs of a phase; None: in plans."""
         return {"train": self.trained_as, "serve": self.served_as, None: self.uses}[phase]
+
+    @property
+    def served_operands(self) -> str:
+        """The type of rounded activations that weights of this type are multiplied by in inference."""
+        return self.operands or self.name
 
     @property
     def has_line_scales(self) -> bool:

@@ -89,7 +89,7 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         # Products are narrow where both operands are: activations are cast to the type of the weights.
         f"matmul_dtype={precision.matmul_dtype} with weights_dtype={precision.weights_dtype}": is_inference
         and precision.matmul_dtype in types_for("operands", served)
-        and precision.weights_dtype != precision.matmul_dtype,
+        and number_type(precision.weights_dtype).served_operands != precision.matmul_dtype,
         f"matmul_scales={precision.matmul_scales}": precision.matmul_scales is not None and is_inference,
         f"saved_dtype={precision.saved_dtype}": precision.saved_dtype is not None and is_inference,
         f"weights_dtype={precision.weights_dtype}": precision.weights_dtype
@@ -116,7 +116,13 @@ def emulated(layout: Layout, platform: Platform, chip: Chip | None = None) -> st
 
 def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:
     """The feature of the layout that does not run on `hardware`, or None."""
-    if layout.spmd_stages and layout.schedule.offload and not hardware.chip.platform.lanes_offload:
+    precision, platform = layout.precision, hardware.chip.platform
+    weights = number_type(precision.weights_dtype)
+    is_of_another = weights.name != precision.matmul_dtype == weights.served_operands
+    if is_of_another and platform.name not in weights.operands_on:
+        # No kernel multiplies the two there: activations would be rounded, and widened again.
+        return f"matmul_dtype={weights.operands} with weights_dtype={weights.name} on {hardware.chip.name}"
+    if layout.spmd_stages and layout.schedule.offload and not platform.lanes_offload:
         return f"offload=true with schedule=lanes on {hardware.chip.name}"
     return hosts_lack(layout, hardware.num_hosts)
 

@@ -252,16 +252,24 @@ Ints Up(Ints x, int bits) { return reinterpret_cast<Ints>(reinterpret_cast<Signe
 // are kWords words of 32 bits, each of which it sums into one of a vector's lanes. kHasGroups: each group of steps
 // has a scale, and its sum is multiplied by it before it is added to the total.
 
+// What the sum of a group begins with, how two of its sums are added, and what is multiplied by its scale.
+struct FloatGroups {
+  template <typename Row>
+  static Floats Begin(const Row&, int64_t) { return All(0.0f); }
+  static Floats Both(Floats a, Floats b) { return a + b; }
+  static Floats Number(Floats sum) { return sum; }
+};
+
 // What is multiplied and summed in float32.
-struct Wider {
+struct Wider : FloatGroups {
   static constexpr bool kHasGroups = false;
   struct Row {};  // what a row of x has beside its numbers
 
   static Floats Dot(Floats sum, Ints w, Ints x) { return Fma(AsFloats(w), AsFloats(x), sum); }
-  static Floats Result(Floats sum, Row) { return sum; }
+  static Floats Result(Floats sum, const Row&) { return sum; }
 
   template <typename X>
-  static Row Prepare(const X* from, int64_t size, int32_t* to) {
+  static Row Prepare(const X* from, int64_t size, int64_t, int32_t* to) {
     for (int64_t k = 0; k < size; k += kLanes) {
       Store(reinterpret_cast<float*>(to) + k, First(size - k), Wide(from + k, First(size - k)));
     }
@@ -285,7 +293,7 @@ struct Widened : Wider {  // of bf16
 };
 
 #ifdef __AVX512BF16__
-struct Bf16 {
+struct Bf16 : FloatGroups {
   static constexpr bool kHasGroups = false;
   static constexpr int64_t kTogether = 2, kOften = 5;
   static constexpr int kWords = 1;
@@ -296,9 +304,9 @@ struct Bf16 {
   static Floats Dot(Floats sum, Ints w, Ints x) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(x));
   }
-  static Floats Result(Floats sum, Row) { return sum; }
+  static Floats Result(Floats sum, const Row&) { return sum; }
 
-  static Row Prepare(const uint16_t* from, int64_t size, int32_t* to) {
+  static Row Prepare(const uint16_t* from, int64_t size, int64_t, int32_t* to) {
     std::memcpy(to, from, size * sizeof(uint16_t));
     return {};
   }
@@ -306,6 +314,23 @@ struct Bf16 {
 #else
 using Bf16 = Widened;
 #endif
+
+// sum + w * x of four unsigned numbers of w and four signed ones of x in each 32 bits. Without an instruction for all
+// of it, sums of two products must fit into 16 bits.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define HAS_PRODUCTS_OF_BYTES
+#endif
+Ints AddProducts(Ints sum, Ints w, Ints x) {
+#ifdef __AVX512VNNI__
+  return _mm512_dpbusd_epi32(sum, w, x);
+#elif defined(__AVX512F__)
+  return Add(sum, SumsOfPairs(_mm512_maddubs_epi16(w, x), All(0x00010001)));
+#elif defined(__AVXVNNI__)
+  return _mm256_dpbusd_avx_epi32(sum, w, x);
+#else
+  return Add(sum, SumsOfPairs(_mm256_maddubs_epi16(w, x), All(0x00010001)));
+#endif
+}
 
 // int8 by what is made int8 with a scale for each row, summed in int32.
 struct Int8 {
@@ -317,17 +342,11 @@ struct Int8 {
     int32_t excess;  // of a sum, where weights are made unsigned
   };
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#ifdef HAS_PRODUCTS_OF_BYTES
   static constexpr int kWords = 1, kMore = 128;
   static int32_t Word(const int32_t* row, int64_t step, int) { return row[step]; }
   static Ints Weight(Ints w, int) { return Xor(w, All(static_cast<int32_t>(0x80808080))); }  // w + 128
-  static Floats Dot(Floats sum, Ints w, Ints x) {
-#ifdef __AVX512F__
-    return AsFloats(_mm512_dpbusd_epi32(AsInts(sum), w, x));
-#else
-    return AsFloats(_mm256_dpbusd_avx_epi32(AsInts(sum), w, x));
-#endif
-  }
+  static Floats Dot(Floats sum, Ints w, Ints x) { return AsFloats(AddProducts(AsInts(sum), w, x)); }
 #else  // in int16: the first and third, the second and fourth
   static constexpr int kWords = 2, kMore = 0;
   static int32_t Word(const int32_t* row, int64_t step, int i) {
@@ -343,13 +362,13 @@ struct Int8 {
   }
 #endif
 
-  static Floats Result(Floats sum, Row row) {
+  static Floats Result(Floats sum, const Row& row) {
     return ToFloats(Add(AsInts(sum), All(-row.excess))) * All(row.scale);
   }
 
   // As `quantised_product` of quantised.py has it: x / scale, rounded to even.
   template <typename X>
-  static Row Prepare(const X* from, int64_t size, int32_t* to) {
+  static Row Prepare(const X* from, int64_t size, int64_t, int32_t* to) {
     Floats most = All(0.0f);
     Lanes is_nan = 0;
     for (int64_t k = 0; k < size; k += kLanes) {
@@ -428,6 +447,42 @@ struct Int4ByBf16 : Bf16 {
 using Int4ByBf16 = Int4;
 #endif
 
+// int4 by what is made int8 with a scale for each row: the products of a group are summed in int32. A word has the
+// numbers i, i + 2, i + 4 and i + 6 of a step. Weights are made unsigned.
+struct Int4ByInt8 {
+  static constexpr bool kHasGroups = true;
+  static constexpr int64_t kTogether = 8, kOften = 3;
+  static constexpr int kWords = 2, kMore = 8;
+
+  struct Row {
+    float scale;
+    std::vector<int32_t> begins;  // of the sum of each group: what offsets the unsigned weights
+  };
+
+  static int32_t Word(const int32_t* row, int64_t step, int i) {
+    const auto* const numbers = reinterpret_cast<const uint8_t*>(row) + 8 * step + i;
+    return static_cast<int32_t>(numbers[0] | numbers[2] << 8 | numbers[4] << 16 | static_cast<uint32_t>(numbers[6]) << 24);
+  }
+  static Ints Weight(Ints w, int i) { return Xor(And(Down(w, 4 * i), All(0x0F0F0F0F)), All(0x08080808)); }  // w + 8
+  static Floats Dot(Floats sum, Ints w, Ints x) {
+    return AsFloats(AddProducts(AsInts(sum), w, x));
+  }
+  static Floats Begin(const Row& row, int64_t group) { return AsFloats(All(row.begins[group])); }
+  static Floats Both(Floats a, Floats b) { return AsFloats(Add(AsInts(a), AsInts(b))); }
+  static Floats Number(Floats sum) { return ToFloats(AsInts(sum)); }
+  static Floats Result(Floats sum, const Row& row) { return sum * All(row.scale); }
+
+  template <typename X>
+  static Row Prepare(const X* from, int64_t size, int64_t group, int32_t* to) {
+    Row row{Int8::Prepare(from, size, group, to).scale, std::vector<int32_t>(size / group)};
+    const auto* number = reinterpret_cast<const int8_t*>(to);
+    for (int32_t& sum : row.begins) {
+      for (int64_t k = 0; k < group; ++k) sum -= kMore * *number++;
+    }
+    return row;
+  }
+};
+
 // A panel holds kPanel consecutive rows of w; the last panel may have fewer. It is stored step by step, each step with its
 // rows side by side in two vectors, so that a number of x is loaded once for two products. Weights are read in this order
 // once for each kRows rows of x: from memory for the first of them, from a core's cache for the others.
@@ -447,10 +502,10 @@ constexpr int64_t kAhead = 32;  // steps that weights are fetched before they ar
 template <typename Kind>
 constexpr int64_t kRowsOf = Kind::kHasGroups ? kRows / 2 : kRows;
 
-// The scales of a panel: f32[groups, columns]. A group has `steps` steps.
+// The scales of a panel: f32[groups, columns], from group `first` on. A group has `steps` steps.
 struct Scales {
   const float* at;
-  int64_t steps, columns;
+  int64_t steps, columns, first;
 };
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -478,50 +533,57 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
   constexpr int kWords = kIsMade ? 1 : Kind::kWords;  // of one iteration
   // With few rows, words of a group are added to two sums in turns, since an addition waits for the one before it.
   constexpr int kTurns = Kind::kHasGroups && R <= 4 ? 2 : 1;
-  const auto add = [&](Floats(*to)[R][kVectors], int64_t from, int64_t until) {
-    for (int64_t k = from; k < until; ++k) {
-      _mm_prefetch(ahead.at, _MM_HINT_T0);
-      ahead.at += ahead.bytes;
+  const auto add = [&](Floats(*to)[R][kVectors], int64_t k) {
+    _mm_prefetch(ahead.at, _MM_HINT_T0);
+    ahead.at += ahead.bytes;
 #pragma GCC unroll 8
-      for (int i = 0; i < kWords; ++i) {
-        Ints ws[kVectors];
+    for (int i = 0; i < kWords; ++i) {
+      Ints ws[kVectors];
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) {
-          ws[v] = Load(w + (kIsMade ? k * kWords + i : k) * kPanel + v * kLanes);
-          if (!kIsMade) ws[v] = Kind::Weight(ws[v], i);
-        }
+      for (int v = 0; v < kVectors; ++v) {
+        ws[v] = Load(w + (kIsMade ? k * kWords + i : k) * kPanel + v * kLanes);
+        if (!kIsMade) ws[v] = Kind::Weight(ws[v], i);
+      }
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          const Ints xs = All(x[(k * kWords + i) * R + r]);
+      for (int r = 0; r < R; ++r) {
+        const Ints xs = All(x[(k * kWords + i) * R + r]);
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) to[i % kTurns][r][v] = Kind::Dot(to[i % kTurns][r][v], ws[v], xs);
-        }
+        for (int v = 0; v < kVectors; ++v) to[i % kTurns][r][v] = Kind::Dot(to[i % kTurns][r][v], ws[v], xs);
       }
     }
   };
   const int64_t count = steps * Kind::kWords / kWords;
   if constexpr (!Kind::kHasGroups) {
-    add(&sums, 0, count);
+    for (int64_t k = 0; k < count; ++k) add(&sums, k);
   } else {
     const int64_t of_group = scales.steps * Kind::kWords / kWords;
-    for (int64_t k = 0; k < count; k += of_group, scales.at += scales.columns) {
+    // Of the usual groups of 32 numbers: with a constant number g++ 12 copies no sums between registers.
+    constexpr int64_t kUsual = 32 / Kind::kTogether * Kind::kWords / kWords;
+    for (int64_t k = 0; k < count; k += of_group, scales.at += scales.columns, ++scales.first) {
       Floats turns[kTurns][R][kVectors];
 #pragma GCC unroll 2
       for (int t = 0; t < kTurns; ++t) {
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) turns[t][r][v] = All(0.0f);
+          for (int v = 0; v < kVectors; ++v) {
+            turns[t][r][v] = t ? All(0.0f) : Kind::Begin(rows[r < num_rows ? r : 0], scales.first);
+          }
         }
       }
-      add(turns, k, k + of_group);
+      if (of_group == kUsual) {
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kUsual; ++i) add(turns, k + i);
+      } else {
+        for (int64_t i = 0; i < of_group; ++i) add(turns, k + i);
+      }
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
         const Floats scale = Wide(scales.at + v * kLanes, lanes[v]);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-          const Floats sum = kTurns == 2 ? turns[0][r][v] + turns[kTurns - 1][r][v] : turns[0][r][v];
-          sums[r][v] = Fma(sum, scale, sums[r][v]);
+          const Floats sum = kTurns == 2 ? Kind::Both(turns[0][r][v], turns[kTurns - 1][r][v]) : turns[0][r][v];
+          sums[r][v] = Fma(Kind::Number(sum), scale, sums[r][v]);
         }
       }
     }
@@ -562,21 +624,21 @@ struct Rows {
   std::vector<typename Kind::Row> others;
 
   template <typename X>
-  Rows(ffi::ThreadPool& pool, const X* x, int64_t num_rows, int64_t size)
+  Rows(ffi::ThreadPool& pool, const X* x, int64_t num_rows, int64_t size, int64_t group)
       : places(Places(x, num_rows, size)), count(places.size()), steps(Ceil(size, Kind::kTogether)) {
     tiles = Tiles<Kind>::For(Ceil(count, std::max<int64_t>(1, Ceil(count, kRowsOf<Kind>))));
     num_groups = Ceil(count, tiles.num_rows);
     last = Tiles<Kind>::For(count - (num_groups - 1) * tiles.num_rows);
     numbers.reset(new int32_t[num_groups * tiles.num_rows * steps * Kind::kWords]);
     others.resize(num_groups * tiles.num_rows);
-    const auto prepare = [this, x, size](int64_t group) {
+    const auto prepare = [this, x, size, group](int64_t number) {
       thread_local std::vector<int32_t> room;
       room.resize(this->steps * Kind::kWords);
-      const int64_t first = group * this->tiles.num_rows, apart = this->Of(group).num_rows;
+      const int64_t first = number * this->tiles.num_rows, apart = this->Of(number).num_rows;
       int32_t* const numbers_of_group = this->numbers.get() + first * this->steps * Kind::kWords;
       if (first + apart > this->count) std::fill_n(numbers_of_group, apart * this->steps * Kind::kWords, 0);
       for (int64_t r = 0; r < std::min(apart, this->count - first); ++r) {
-        this->others[first + r] = Kind::Prepare(x + this->places[first + r] * size, size, room.data());
+        this->others[first + r] = Kind::Prepare(x + this->places[first + r] * size, size, group, room.data());
         int32_t* to = numbers_of_group + r;
         for (int64_t k = 0; k < this->steps; ++k) {
           for (int i = 0; i < Kind::kWords; ++i, to += apart) *to = Kind::Word(room.data(), k, i);
@@ -657,7 +719,7 @@ void Panels(const Rows<Kind>& rows, const int32_t* w, Scales scales, float* y, i
     if (!Kind::kHasGroups) return scales;
     const int64_t columns = std::min(kPanel, width - panel * kPanel);
     const float* const of_panel = scales.at + panel * kPanel * (rows.steps / scales.steps);
-    return {of_panel + from / scales.steps * columns, scales.steps, columns};
+    return {of_panel + from / scales.steps * columns, scales.steps, columns, from / scales.steps};
   };
   const bool are_few = rows.num_groups * rows.steps <= kGroups * kSteps;
   const int64_t span = are_few ? rows.steps : kSteps, groups = are_few ? rows.num_groups : kGroups;
@@ -678,7 +740,7 @@ void Panels(const Rows<Kind>& rows, const int32_t* w, Scales scales, float* y, i
 template <typename Kind, typename X>
 void Multiply(ffi::ThreadPool& pool, const X* x, const int32_t* w, float* y, int64_t num_rows, int64_t size,
               int64_t width, Scales scales = {}) {
-  const Rows<Kind> rows(pool, x, num_rows, size);
+  const Rows<Kind> rows(pool, x, num_rows, size, scales.steps * Kind::kTogether);
   for (int64_t r = 0, kept = 0; r < num_rows; ++r) {
     if (kept < rows.count && rows.places[kept] == r) {
       ++kept;
@@ -741,18 +803,21 @@ ffi::Error WidenedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
   return NoProduct();
 }
 
-// y f32[R, O] of x[R, I] in f32 or bf16, and int4 w[O, I / 2] and its scales f32[O, G] in panels.
+// y f32[R, O] of x[R, I] in f32 or bf16, and int4 w[O, I / 2] and its scales f32[O, G] in panels. rounds: x to int8.
 ffi::Error GroupedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Buffer<ffi::F32> scales,
-                          ffi::ResultBuffer<ffi::F32> y) {
+                          ffi::ResultBuffer<ffi::F32> y, bool rounds) {
   const auto of_scales = scales.dimensions();
   const int64_t steps = StepsOf(w), groups = of_scales.size() == 2 ? of_scales[1] : 0;
   const bool fit = Fit(x, w, 2) && w.element_type() == ffi::S8 && groups && of_scales[0] == w.dimensions()[0];
   if (!fit || steps % groups || kBlock / Int4::kWords % (steps / groups)) {
     return ffi::Error::InvalidArgument("x[R, I], w[O, I / 2] and scales[O, G] of groups of whole steps are needed");
   }
-  const Scales of_groups{scales.typed_data(), steps / groups, kPanel};
-  if (x.element_type() == ffi::F32) return Multiplied<Int4, float>(pool, x, w, y, of_groups);
-  if (x.element_type() == ffi::BF16) return Multiplied<Int4ByBf16, uint16_t>(pool, x, w, y, of_groups);
+  const Scales of_groups{scales.typed_data(), steps / groups, kPanel, 0};
+  const auto of_x = x.element_type();
+  if (rounds && of_x == ffi::F32) return Multiplied<Int4ByInt8, float>(pool, x, w, y, of_groups);
+  if (rounds && of_x == ffi::BF16) return Multiplied<Int4ByInt8, uint16_t>(pool, x, w, y, of_groups);
+  if (of_x == ffi::F32) return Multiplied<Int4, float>(pool, x, w, y, of_groups);
+  if (of_x == ffi::BF16) return Multiplied<Int4ByBf16, uint16_t>(pool, x, w, y, of_groups);
   return NoProduct();
 }
 
@@ -1211,7 +1276,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(grouped_product, GroupedProduct,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<bool>("rounds"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(in_panels, InPanels,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(rows_of_panels, RowsOfPanels,

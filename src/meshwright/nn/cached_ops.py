@@ -51,6 +51,7 @@ from meshwright.nn.products.quantised import (
     is_narrow,
     quantise,
     quantised_product,
+    rounded_product,
     type_name,
     widened,
 )
@@ -142,20 +143,29 @@ class InferenceOps(JaxOps):
                 w = weight
             else:
                 w = self._read_weight(plan, weight)
-            y = self._product(plan, spec, x, w).astype(self.dtype)
+            rounded_to = self._rounded_to if isinstance(weight, Quantised) else None
+            y = self._product(plan, spec, x, w, rounded_to).astype(self.dtype)
             return apply_reshard(plan.out_reshard, y)
 
-    def _product(self, plan: Contraction, spec: str, x: Array, w: Array | Panels | Quantised) -> Array:
+    def _product(
+        self,
+        plan: Contraction,
+        spec: str,
+        x: Array,
+        w: Array | Panels | Quantised,
+        rounded_to: str | None = None,
+    ) -> Array:
         """The product in the operands' types; x is cast to the type of weights in int8 and fp8.
 
-        w: Quantised if the weight has groups; its values and scales are then in panels.
+        w: Quantised if the weight has groups; its values and scales are then in panels. rounded_to: the type
+        to which x is rounded beside a weight with groups.
         """
         spec_of_product = partition_spec(plan.product)
         if isinstance(w, Quantised):
             parts = w.values.numbers, w.scales.numbers
 
             def grouped(rows: Array, parts: tuple[Array, Array]) -> Array:
-                return kernels.grouped_int4_product(rows, *parts)
+                return kernels.grouped_int4_product(rows, *parts, rounds=rounded_to is not None)
 
             return einsum_of_rows(grouped, spec, x, parts, spec_of_product)
         if isinstance(w, Panels):
@@ -164,6 +174,9 @@ class InferenceOps(JaxOps):
             return einsum_of_rows(product, spec, x, w.numbers, spec_of_product)
         if is_narrow(w.dtype):
             return einsum_of_rows(partial(quantised_product, self._rows), spec, x, w, spec_of_product)
+        if rounded_to is not None:
+            product = partial(rounded_product, self._rows, rounded_to)
+            return einsum_of_rows(product, spec, x, w, spec_of_product)
         return self._by_xla(spec, x, w, spec_of_product)
 
     def _by_xla(self, spec: str, x: Array, w: Array, out_sharding: PartitionSpec) -> Array:
@@ -173,6 +186,12 @@ class InferenceOps(JaxOps):
     def _rows(self, x: Array, w: Array) -> Array:
         """`rows_product` of the rows that a device has."""
         return rows_product(x, w)
+
+    @property
+    def _rounded_to(self) -> str | None:
+        """The type to which activations are rounded for products with weights in groups, if any."""
+        dtype = self.layout.precision.matmul_dtype
+        return None if dtype == self.layout.precision.compute_dtype else dtype
 
     def _is_narrow(self, values: Array | Panels) -> bool:
         """Whether activations are cast to the type of a weight's values."""
@@ -190,7 +209,9 @@ class InferenceOps(JaxOps):
         if not isinstance(weight, Quantised):
             return rows_product(x, weight.astype(self.dtype)).astype(self.dtype)
         if weight.is_grouped:
-            return rows_product(x, widened(weight, self.dtype)).astype(self.dtype)
+            to = self._rounded_to
+            product = rows_product if to is None else partial(rounded_product, rows_product, to)
+            return product(x, widened(weight, self.dtype)).astype(self.dtype)
         if self._is_narrow(weight.values):
             y = quantised_product(rows_product, x, weight.values)
         else:
@@ -712,8 +733,8 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
         return False
     record = number_type(dtype)
     precision = layout.precision
-    is_rounded = precision.matmul_dtype == dtype
-    if (dtype if is_rounded else precision.compute_dtype) not in record.native_operands:
+    is_rounded = precision.matmul_dtype == record.served_operands
+    if (record.served_operands if is_rounded else precision.compute_dtype) not in record.native_operands:
         return False
     sizes = dimensions(config)
     summed = [sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in]

@@ -193,4 +193,5 @@ class Platform:
 
     def served_operands(self, weights_dtype: str) -> str | None:
         """The type of operands in inference with weights of a type; None for compute_dtype."""
-        return weights_dtype if self.name in number_type(weights_dtype).operands_on else None
+        record = number_type(weights_dtype)
+        return record.served_operands if self.name in record.operands_on else None

@@ -8,9 +8,9 @@ two inputs share a byte of values i8[F, D / 2], the first in its lower half.
 
 Scales are float32 and symmetric: the largest magnitude of a line or group becomes the type's largest number.
 A scale for each output is multiplied after the product, so no widened copy of a weight is kept. Groups are
-widened before the product. If `matmul_dtype` is the type of the weights, activations are rounded to it too:
-each device's share of a token has a scale. Products of int8 are summed in int32 (LLM.int8(), Dettmers et
-al., 2022), of fp8 in float32.
+widened before the product. If `matmul_dtype` is the type of the weights, or int8 with weights in int4,
+activations are rounded to it too: each device's share of a token has a scale. Products of int8 are summed in
+int32 (LLM.int8(), Dettmers et al., 2022), of fp8 in float32.
 
 `Layout.stored_dtype` says which weights are quantised, and the type of embedding tables.
 """
@@ -133,6 +133,12 @@ def _in_groups(w: Array, group: int) -> Array:
     spec = jax.typeof(w).sharding.spec
     shape = (*w.shape[:-1], w.shape[-1] // group, group)
     return jnp.reshape(w, shape, out_sharding=PartitionSpec(*spec.partitions, None))
+
+
+def rounded_product(product: Callable[[Array, Array], Array], dtype: str, x: Array, w: Array) -> Array:
+    """y f32[R, O] of x[R, I], rounded to a narrow type, by w[O, I] in the type of x."""
+    values, scales = quantised_lines(x, (1,), dtype)
+    return product(values.astype(x.dtype), w).astype(jnp.float32) * scales
 
 
 def quantised_product(product: Callable[[Array, Array], Array], x: Array, w: Array) -> Array:

@@ -94,7 +94,7 @@ class PhasePoint:
                 }
                 for term in self.cost.terms
             ],
-            "why_not_run": why_not(self.config, self.layout, self.workload.phase),
+            "why_not_run": why_not(self.config, self.layout, self.workload.phase, hardware=self.hardware),
         }
 
 

@@ -123,7 +123,10 @@ class Point:
         """Why `mw serve` does not run it; None if it does."""
         if (both := self.served_layout) is None:
             return f"weights that lie as {self.prefill_layout} in prefill and as {self.layout} in generation"
-        return why_not(self.config, both, "generate") or why_not(self.config, both, "prefill")
+        machine = self.hardware
+        return why_not(self.config, both, "generate", hardware=machine) or why_not(
+            self.config, both, "prefill", hardware=machine
+        )
 
     @cached_property
     def other_prefills(self) -> tuple[Way, ...]:
