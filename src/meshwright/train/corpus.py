@@ -194,7 +194,7 @@ def prepare_corpus(
         for piece, is_validation in division.pieces(read()):
             yield piece, VALIDATION if is_validation else part_of(piece.source)
 
-    # Evaluation sets first: one that is too short is a fault of minutes, and packing may take hours.
+    # Evaluation sets come first, so that a set which is too short fails before hours of packing.
     evaluated = _evaluated(evaluations, bad_data, chat)
     pieces = {tuple(map(evaluation_split, evaluations)): evaluated, (*parts, VALIDATION): divided()}
     with _replacing(directory) as partial:
@@ -380,10 +380,13 @@ def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
 
 
 def _check_length(split: str, source: str, documents: Iterator[Document], seq_len: int) -> None:
-    """Raise DataError for a text without a row of tokens, of which it has at most one a byte and document."""
+    """Raise DataError for a text that is too short for a row of tokens.
+
+    A text has at most one token for each byte, and one after each document. `source` names it in the message.
+    """
     most = 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # packing warns
+        warnings.simplefilter("ignore")  # packing reads the text again, and warns then
         for document in documents:
             most += len(document.text.encode()) + 1
             if most > seq_len:

@@ -35,9 +35,10 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class _ModelRow:
-    """The model and the machine of a row. None: the source does not say, and the planner's default applies.
+    """The model and the machine of a row.
 
-    mlp: gated or plain. d_ff: width of the feed-forward, or of an expert.
+    A cell is None if the source does not say; the planner's default then applies. mlp: gated or plain.
+    d_ff: width of the feed-forward, or of an expert.
     """
 
     id: str
@@ -70,10 +71,9 @@ class _ModelRow:
 class PublishedRow(_ModelRow):
     """One measured training figure.
 
-    micro_batch: sequences of a data
-    rank in a microbatch. zero_group: data ranks of a shard group, if these are not all. remat: none,
-    selective or full, optionally with +offload. unit: the value's, in words. software, year: of the run. A
-    table may lack the last three columns.
+    micro_batch: sequences of a data rank in a microbatch. zero_group: data ranks of a shard group, if these
+    are not all. remat: none, selective or full, optionally with +offload. unit: the value's, in words.
+    software, year: of the run. A table may lack the last three columns.
     """
 
     seq_len: int
@@ -258,7 +258,10 @@ def _inference_row(cells: dict[str, str], where: str) -> InferenceRow:
 
 
 def _typed(kind: type[_Row], cells: dict[str, str], where: str, column: str, known: Sequence[str]) -> _Row:
-    """A row with typed values. Raises PlanError for a cell without one, and for an unknown `column`."""
+    """A row with typed values.
+
+    Raises PlanError for a cell of another type, and for a value of `column` that is not `known`.
+    """
     row = kind(**{f.name: _cell(where, f.name, cells.get(f.name, ""), f.type) for f in fields(kind)})
     if (value := getattr(row, column)) not in known:
         raise PlanError(f"{where}: {column} = {value!r} is unknown; fits: {', '.join(known)}")

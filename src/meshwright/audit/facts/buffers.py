@@ -25,7 +25,7 @@ _WITHOUT = ("parameter", "constant", "after-all", "partition-id", "replica-id", 
 _SHOWN = 12
 # Index of the result in the tuple of an asynchronous start.
 _RESULT = {"copy-start": 0, "slice-start": 0, "recv": 0}
-# The operand in whose buffer an instruction writes its result.
+# The operand whose buffer an instruction overwrites with its result.
 _IN_PLACE = {"dynamic-update-slice": 0, "ragged-all-to-all": 1, "ragged-all-to-all-start": 1}
 
 
@@ -236,8 +236,7 @@ class _Liveness:
     def _updated(self, value: TracedValue, path: Path) -> int | None:
         """The operand whose buffer a result reuses; None if the result has a new buffer.
 
-        A slice update reuses its operand's, also inside a fusion. A ragged exchange reuses that of the array
-        which it fills.
+        A slice update overwrites its operand, also inside a fusion, and a ragged exchange the array to fill.
         """
         instruction = value.instruction
         aliases = instruction.attributes.get("output_to_operand_aliasing", "")

@@ -92,8 +92,8 @@ def _first_tiles(parameter: Instruction) -> int:
 def _is_frozen(parameter: Instruction, most_dims: int) -> bool:
     """Whether an input that is not returned is a frozen weight, and not a part of the batch.
 
-    It is if it is sharded, but not along its first dimension, and has fewer dimensions than `most_dims`, the
-    most of these inputs.
+    Frozen weights are sharded, but not along their first dimension, and have fewer dimensions than the batch.
+    most_dims: the most dimensions of such an input.
     """
     parts = tiles_of(parameter.attributes.get("sharding", ""))
     return parts > 1 and _first_tiles(parameter) == 1 and len(parameter.shapes[0].dims) < most_dims

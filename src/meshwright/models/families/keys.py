@@ -5,7 +5,7 @@ from typing import Any
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Fixed, Form, Key, Rule, fixed, ignored, needed
 
-# HF's names of our activations, the first as it is written.
+# Hugging Face's names of our activations; files that we write have the first.
 _ACTIVATIONS = {
     "silu": ("silu", "swish"),
     "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),

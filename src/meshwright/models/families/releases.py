@@ -63,7 +63,7 @@ def preset(
 def release(
     source: str, models: Mapping[str, Preset], shared: Mapping[str, Any] | None = None
 ) -> tuple[Release, ...]:
-    """The releases of a family that has one."""
+    """The releases of a family whose models were all published together."""
     return (Release(source, models, shared or {}),)
 
 

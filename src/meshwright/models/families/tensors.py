@@ -84,12 +84,12 @@ LLAMA_TENSORS = (
 POST_NORMS_ONLY = norms("attention_post_norm", f"{LAYER}.post_attention_layernorm") | norms(
     "mlp_post_norm", f"{LAYER}.post_feedforward_layernorm"
 )
-# Of queries and keys, over all heads or for each head with its own scale.
+# Norms of queries and keys over all heads, or of each head with its own scale.
 WIDE_QK_NORMS = {
     "q_norm": Tensor(f"{LAYER}.self_attn.q_norm.weight", ("NH",)),
     "k_norm": Tensor(f"{LAYER}.self_attn.k_norm.weight", ("KH",)),
 }
-# Gemma 2 and 3 call another norm what LLaMA calls post_attention_layernorm.
+# LLaMA's post_attention_layernorm is before the feed-forward; in Gemma 2 and 3 it is after attention.
 POST_NORMS = (
     norms("attention_post_norm", f"{LAYER}.post_attention_layernorm")
     | norms("mlp_norm", f"{LAYER}.pre_feedforward_layernorm")

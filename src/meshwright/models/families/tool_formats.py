@@ -1,4 +1,4 @@
-"""Formats of calls of tools in the answers of models."""
+"""Formats of tool calls in the answers of models."""
 
 from dataclasses import dataclass
 

@@ -118,9 +118,10 @@ class GatedDelta(StateMixer):
         }
 
     def chunk_products(self, d_model: int, chunk: float = CHUNK) -> tuple[ChunkProduct, ...]:
-        """Keys with keys and with queries; of value heads, the state read twice and written, and values.
+        """The products of a chunk, in order.
 
-        The triangular system is solved without products.
+        For each key head, keys by keys and by queries. For each value head, two reads of the state, its
+        update, and the values of the chunk. The triangular system is solved without products.
         """
         keys, values, s, p = self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim
         return (
@@ -159,7 +160,7 @@ class GatedDelta(StateMixer):
         return AddedFlops(solved, 2 * solved + self.num_value_heads * product)
 
     def loops(self) -> Loops:
-        """Of Qwen3.5, and of Kimi Linear with its decay for each element of a key."""
+        """Counted for Qwen3.5 and, with a decay for each element of a key, for Kimi Linear."""
         if self.rank or self.wide_decay:
             return Loops(LoopPass(27, 3.2), LoopPass(89, 15.5))
         return Loops(LoopPass(20, 1.65), LoopPass(60, 6.1))

@@ -62,7 +62,7 @@ class Lightning(StateMixer):
         return 1 - number / (num_layers - 1 + _LITTLE) + _LITTLE
 
     def chunk_products(self, d_model: int, chunk: float = CHUNK) -> tuple[ChunkProduct, ...]:
-        """Of each head: queries with keys and values within the chunk, and the state read and written."""
+        """For each head: queries by keys, these scores by values, a read of the state, and its update."""
         heads, width = self.num_heads, self.head_dim
         return (
             ChunkProduct(heads, chunk, width, chunk),
@@ -77,7 +77,7 @@ class Lightning(StateMixer):
         return 2 * self.chunk_flops(d_model, chunk) + again
 
     def loops(self) -> Loops:
-        """Of MiniMax-01."""
+        """Counted for MiniMax-01."""
         return Loops(LoopPass(17, 1.6), LoopPass(41, 4.9))
 
     def step_flops(self, d_model: int) -> float:

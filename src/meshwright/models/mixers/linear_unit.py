@@ -82,11 +82,11 @@ class LinearUnit(StateMixer):
         return 0.0
 
     def chunk_bytes(self, d_model: int, chunk: float = CHUNK) -> float:
-        """Bytes of the state of each position, in float32."""
+        """Bytes per token of the states at all positions, in float32; there are no products."""
         return 4 * self.num_blocks * self.block_width
 
     def loops(self) -> Loops:
-        """Of RecurrentGemma."""
+        """Counted for RecurrentGemma."""
         return Loops(LoopPass(12, 9.0), LoopPass(35, 37.0))
 
     def step_flops(self, d_model: int) -> float:

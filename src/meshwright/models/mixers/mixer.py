@@ -51,7 +51,7 @@ class PieceFlops(NamedTuple):
 
 
 class ChunkProduct(NamedTuple):
-    """A product of a chunk, [rows, contracted] by [contracted, columns] in each of `heads`, in float32."""
+    """A float32 product of a chunk: [rows, contracted] by [contracted, columns] in each of `heads`."""
 
     heads: int
     rows: float
@@ -70,9 +70,10 @@ class ChunkProduct(NamedTuple):
 
 
 class LoopPass(NamedTuple):
-    """A chunk in one pass of XLA's loops.
+    """A turn of XLA's loop over chunks, in the forward or the backward pass.
 
-    kernels: run one after another. passes: of the bytes of `StateMixer.chunk_bytes` over memory.
+    kernels: run one after another. passes: the bytes that move through memory between them, over those of
+    `StateMixer.chunk_bytes`.
     """
 
     kernels: int
@@ -80,9 +81,9 @@ class LoopPass(NamedTuple):
 
 
 class Loops(NamedTuple):
-    """XLA's loops over chunks, as counted in training steps compiled for H100s (jax 0.10.2).
+    """XLA's loops over chunks, counted in training steps compiled for H100s (jax 0.10.2).
 
-    A backward pass has the loop that computes the states again, and the loop of cotangents.
+    The backward pass has two loops: one computes the states again, the other the cotangents.
     """
 
     forward: LoopPass
@@ -195,11 +196,11 @@ class StateMixer:
         return sum(product.flops for product in self.chunk_products(d_model, chunk)) / chunk
 
     def chunk_bytes(self, d_model: int, chunk: float = CHUNK) -> float:
-        """Bytes of a token that the products of a chunk read and write, if each is a kernel of its own."""
+        """Bytes per token that the products of a chunk read and write, if each is a separate kernel."""
         return sum(product.num_bytes for product in self.chunk_products(d_model, chunk)) / chunk
 
     def loops(self) -> Loops:
-        """Kernels and passes over memory of a chunk, if XLA's loops compute it."""
+        """Kernels and memory traffic of XLA's loops over chunks."""
         raise NotImplementedError
 
     def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:

@@ -97,11 +97,11 @@ class Selective(StateMixer):
         return self.chunk_flops(d_model, chunk)
 
     def chunk_bytes(self, d_model: int, chunk: float = CHUNK) -> float:
-        """Bytes of the state of each position, in float32."""
+        """Bytes per token of the states at all positions of a chunk, in float32."""
         return 4 * self.width * self.state_dim
 
     def loops(self) -> Loops:
-        """Of Falcon Mamba. An array is that of a chunk's states at all positions."""
+        """Counted for Falcon Mamba."""
         return Loops(LoopPass(17, 4.5), LoopPass(48, 23.6))
 
     def step_flops(self, d_model: int) -> float:

@@ -112,7 +112,7 @@ class StateSpace(StateMixer):
         }
 
     def chunk_products(self, d_model: int, chunk: float = CHUNK) -> tuple[ChunkProduct, ...]:
-        """C . B of each group; of each head, values within the chunk, and the state read and written."""
+        """C . B for each group; for each head, these by values, a read of the state, and its update."""
         heads, s, p = self.num_heads, self.state_dim, self.head_dim
         return (
             ChunkProduct(self.num_groups, chunk, s, chunk),
@@ -133,7 +133,7 @@ class StateSpace(StateMixer):
         return AddedFlops(forward, 3 * forward)
 
     def loops(self) -> Loops:
-        """Of Codestral Mamba (Mamba-2) and Falcon-H1 alike."""
+        """Counted for Codestral Mamba (Mamba-2) and Falcon-H1, with the same figures."""
         return Loops(LoopPass(15, 1.25), LoopPass(48, 4.7))
 
     def step_flops(self, d_model: int) -> float:
