@@ -169,7 +169,9 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
     try:
         document = json.loads(done.stdout)
     except json.JSONDecodeError:
-        return {"error": notes[-1] if notes else f"mw {arguments[0]} ended with code {done.returncode}"}
+        # A client calls functions and types no line.
+        message = notes[-1].partition("; type mw ")[0] if notes else ""
+        return {"error": message or f"mw {arguments[0]} ended with code {done.returncode}"}
     return document | ({"notes": notes} if notes else {})
 
 
