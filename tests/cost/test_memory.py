@@ -437,7 +437,9 @@ _MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"
 
 _IN_TILES = "arrays in the order of chunks, with 64 positions last, fill half of a TPU's tiles"
 _UNTRACED = "libtpu assigns 2.8 GB more than the buffers of the program's order, not traced"
+_SUMMED = "the sum of the head's gradient is an array next to its terms on eight chips"
 _FURTHER_OFF = {
+    ("qwen3.5-27b", "v5p:2x2x2", "fsdp=8,remat=full"): _SUMMED,
     ("codestral-mamba-7b", "v5p:2x2x2", "fsdp=8,remat=full"): _IN_TILES,
     ("recurrentgemma-2b", "v5p:2x2x2", "fsdp=8,remat=full"): _UNTRACED,
 }
