@@ -113,7 +113,7 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     """The pieces without options of another program that the rest of the line excludes.
 
     In mw plan serve, --ttft-p95 and --tpot-p95 need --rate, and --context and --batch need --phase. In
-    mw plan train, --days needs --smallest, which is added.
+    mw plan train, --smallest is added to --days and --tokens, which it needs.
     """
     given = {piece.option for piece in pieces}
     if {"--prompt-tokens", "--output-tokens"} <= given:  # a plan of requests, not of one step

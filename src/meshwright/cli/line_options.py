@@ -150,19 +150,19 @@ def _owners(
     words: Sequence[str], required: Sequence[str], surplus: float, command: Command
 ) -> dict[str, str]:
     """The required option of each word that has none: by the word's form, or the only option left."""
-    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for name in (name for name in KINDS if name in required):
-        word = next((word for word in words if word not in found and KINDS[name](word)), "")
+        word = next((word for word in words if word not in owners and KINDS[name](word)), "")
         if word:
-            found[word] = name
-    for name in (name for name in required if name not in KINDS and surplus > len(found)):
-        word = next((word for word in words if word not in found and _fits(word, name, command)), "")
+            owners[word] = name
+    for name in (name for name in required if name not in KINDS and surplus > len(owners)):
+        word = next((word for word in words if word not in owners and _fits(word, name, command)), "")
         if word:
-            found[word] = name
-    left = [name for name in required if name not in {*found.values(), *KINDS}]
-    if surplus == len(found) + 1 and len(left) == 1 and words[-1] not in found:
-        found[words[-1]] = left[0]  # mw export RUN DIR
-    return found
+            owners[word] = name
+    left = [name for name in required if name not in {*owners.values(), *KINDS}]
+    if surplus == len(owners) + 1 and len(left) == 1 and words[-1] not in owners:
+        owners[words[-1]] = left[0]  # mw export RUN DIR
+    return owners
 
 
 def _owner_of_surplus(value: str, command: Command, given: Collection[str], required: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
         message = message.partition("fits:")[0]  # a list of values is no hint
     chip, colon, sizes = value.partition(":")
     for hint in (each.strip("'").rstrip(",.:") for each in _HINT.findall(message)):
-        if option in ("--model", "--hardware") and _is_one_of_several(hint, value, message):
+        if option in ("--model", "--hardware") and _is_example(hint, value, message):
             continue
         for item in (*re.split(r"[,;]\s*", value), *value.split()):
             if re.match(r"\w+[<>=!]", hint) and item:
@@ -105,12 +105,13 @@ def _other_form(option: str, value: str, message: str) -> str:
 
 
 def _choices(message: str) -> list[str]:
+    """The values that a message lists as the possible ones."""
     names = re.findall(r"'([^']+)'", message.partition("not one of")[2])
     return names or re.findall(r"[\w-]+", message.partition("fits: ")[2])
 
 
-def _is_one_of_several(hint: str, value: str, message: str) -> bool:
-    """Whether a message offers a name with others, or in place of a name with another number."""
+def _is_example(hint: str, value: str, message: str) -> bool:
+    """Whether a message's name is not surely meant: one of several, of another number, or an example."""
     if f"did you mean {hint}" in message:
         return f"did you mean {hint}?" not in message or not _has_numbers_of(value, hint)
     return f"write {hint} or" in message or "does not parse" in message

@@ -222,9 +222,9 @@ class Graph:
     the layers' backward passes are done, and keep its operands. XLA for GPU does so to hide collectives; XLA
     for TPU computes it first. gathers_ahead: the next layer's weights are gathered while a layer runs, by a
     loop without one of the layers; not in pipelines, nor if activations are offloaded. asynchronous:
-    collectives run during compute. copies_experts:
-    gathered weights of experts are copied to another form before their products. fused: names of
-    operations without a node, such as biases. wide: names of operations whose products are float32.
+    collectives run during compute. copies_experts: gathered weights of experts are copied to another form
+    before their products. fused: names of operations without a node, such as biases. wide: names of
+    operations whose products are float32.
     Graphs are compared by identity.
     """
 

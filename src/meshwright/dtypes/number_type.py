@@ -62,10 +62,10 @@ class NumberType:
 
     emulated_on: kinds of chips whose programs round operands to the type and multiply them in a wider one,
     unless the chip has units for it. capability: the lowest NVIDIA compute capability of GPUs with units.
-    priced_as: the type whose rate these units have. operands_on: kinds of chips that serve weights of this
-    type with activations rounded, unless the layout says otherwise: to `operands` (None: to this type).
-    tables: the type of embedding tables among weights of this type, if another. native_operands: types of
-    activations that the C++ kernels for CPUs multiply by weights of this type.
+    priced_as: the type whose rate these units have. operands_on: kinds of chips that round activations next
+    to weights of this type in inference, unless the layout says otherwise. operands: the type that they are
+    rounded to; None: this type. tables: the type of embedding tables among weights of this type, if another.
+    native_operands: types of activations that the C++ kernels for CPUs multiply by weights of this type.
     """
 
     name: str
@@ -110,7 +110,7 @@ class NumberType:
 
     @property
     def served_operands(self) -> str:
-        """The type of rounded activations that weights of this type are multiplied by in inference."""
+        """The type of rounded activations next to weights of this type, in inference."""
         return self.operands or self.name
 
     @property

@@ -86,7 +86,7 @@ def layout_lacks(layout: Layout, phase: str = "train") -> str | None:
         "offload_optimizer=true": schedule.offload_optimizer and is_inference,
         f"matmul_dtype={precision.matmul_dtype}": precision.matmul_dtype
         not in (*plain, *types_for("operands", served)),
-        # Products are narrow where both operands are: activations are cast to the type of the weights.
+        # Products are narrow if both operands are. The type of weights determines the type of activations.
         f"matmul_dtype={precision.matmul_dtype} with weights_dtype={precision.weights_dtype}": is_inference
         and precision.matmul_dtype in types_for("operands", served)
         and number_type(precision.weights_dtype).served_operands != precision.matmul_dtype,
@@ -118,9 +118,9 @@ def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:
     """The feature of the layout that does not run on `hardware`, or None."""
     precision, platform = layout.precision, hardware.chip.platform
     weights = number_type(precision.weights_dtype)
-    is_of_another = weights.name != precision.matmul_dtype == weights.served_operands
-    if is_of_another and platform.name not in weights.operands_on:
-        # No kernel multiplies the two there: activations would be rounded, and widened again.
+    has_two_types = weights.name != precision.matmul_dtype == weights.served_operands
+    if has_two_types and platform.name not in weights.operands_on:
+        # No kernel there multiplies the two types: activations would be rounded, and then widened again.
         return f"matmul_dtype={weights.operands} with weights_dtype={weights.name} on {hardware.chip.name}"
     if layout.spmd_stages and layout.schedule.offload and not platform.lanes_offload:
         return f"offload=true with schedule=lanes on {hardware.chip.name}"

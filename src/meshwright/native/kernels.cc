@@ -252,7 +252,7 @@ Ints Up(Ints x, int bits) { return reinterpret_cast<Ints>(reinterpret_cast<Signe
 // are kWords words of 32 bits, each of which it sums into one of a vector's lanes. kHasGroups: each group of steps
 // has a scale, and its sum is multiplied by it before it is added to the total.
 
-// What the sum of a group begins with, how two of its sums are added, and what is multiplied by its scale.
+// Sums of a group in float32. Begin starts one, Both adds two, and Number is the sum to multiply by the group's scale.
 struct FloatGroups {
   template <typename Row>
   static Floats Begin(const Row&, int64_t) { return All(0.0f); }
@@ -260,10 +260,10 @@ struct FloatGroups {
   static Floats Number(Floats sum) { return sum; }
 };
 
-// What is multiplied and summed in float32.
+// Products and sums in float32.
 struct Wider : FloatGroups {
   static constexpr bool kHasGroups = false;
-  struct Row {};  // what a row of x has beside its numbers
+  struct Row {};  // further values of a row of x, next to its numbers
 
   static Floats Dot(Floats sum, Ints w, Ints x) { return Fma(AsFloats(w), AsFloats(x), sum); }
   static Floats Result(Floats sum, const Row&) { return sum; }
@@ -315,8 +315,8 @@ struct Bf16 : FloatGroups {
 using Bf16 = Widened;
 #endif
 
-// sum + w * x of four unsigned numbers of w and four signed ones of x in each 32 bits. Without an instruction for all
-// of it, sums of two products must fit into 16 bits.
+// In each 32 bits, sum + the products of four unsigned bytes of w and four signed bytes of x. Without an instruction
+// for all of it, products are added in pairs first, whose sums must fit into 16 bits, as those of int4 do.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define HAS_PRODUCTS_OF_BYTES
 #endif
@@ -332,14 +332,14 @@ Ints AddProducts(Ints sum, Ints w, Ints x) {
 #endif
 }
 
-// int8 by what is made int8 with a scale for each row, summed in int32.
+// int8 weights by x rounded to int8, with a scale for each row of x; summed in int32.
 struct Int8 {
   static constexpr bool kHasGroups = false;
   static constexpr int64_t kTogether = 4, kOften = 5;
 
   struct Row {
     float scale;
-    int32_t excess;  // of a sum, where weights are made unsigned
+    int32_t excess;  // of a sum, if weights are made unsigned by adding kMore
   };
 
 #ifdef HAS_PRODUCTS_OF_BYTES
@@ -387,7 +387,7 @@ struct Int8 {
   }
 };
 
-// int8 as it is, multiplied and summed in float32.
+// int8 weights converted to float32; multiplied and summed in float32.
 struct WideInt8 : Wider {
   static constexpr int64_t kTogether = 4, kOften = 3;
   static constexpr int kWords = 4;
@@ -395,7 +395,7 @@ struct WideInt8 : Wider {
   static Ints Weight(Ints w, int i) { return AsInts(ToFloats(Down(Up(w, 24 - 8 * i), 24))); }
 };
 
-// The same by bf16, which has all of these numbers. A word is the numbers i and i + 2 of a step.
+// int8 weights converted to bf16, which represents every int8. A word has the numbers i and i + 2 of a step.
 #ifdef __AVX512BF16__
 struct Int8ByBf16 : Bf16 {
   static constexpr int64_t kTogether = 4, kOften = 3;
@@ -447,8 +447,8 @@ struct Int4ByBf16 : Bf16 {
 using Int4ByBf16 = Int4;
 #endif
 
-// int4 by what is made int8 with a scale for each row: the products of a group are summed in int32. A word has the
-// numbers i, i + 2, i + 4 and i + 6 of a step. Weights are made unsigned.
+// int4 weights by x rounded to int8, with a scale for each row of x; a group's products are summed in int32. A word
+// has the numbers i, i + 2, i + 4 and i + 6 of a step. Weights are made unsigned by adding kMore.
 struct Int4ByInt8 {
   static constexpr bool kHasGroups = true;
   static constexpr int64_t kTogether = 8, kOften = 3;
@@ -456,7 +456,7 @@ struct Int4ByInt8 {
 
   struct Row {
     float scale;
-    std::vector<int32_t> begins;  // of the sum of each group: what offsets the unsigned weights
+    std::vector<int32_t> begins;  // first value of each group's sum: minus the excess by unsigned weights
   };
 
   static int32_t Word(const int32_t* row, int64_t step, int i) {
@@ -502,7 +502,7 @@ constexpr int64_t kAhead = 32;  // steps that weights are fetched before they ar
 template <typename Kind>
 constexpr int64_t kRowsOf = Kind::kHasGroups ? kRows / 2 : kRows;
 
-// The scales of a panel: f32[groups, columns], from group `first` on. A group has `steps` steps.
+// The scales of a panel: f32[groups, columns], which begin with group `first` of a row. A group has `steps` steps.
 struct Scales {
   const float* at;
   int64_t steps, columns, first;
@@ -510,14 +510,14 @@ struct Scales {
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What is fetched from memory while a tile is computed, so many bytes with each word or step: else the memory waits.
+// Weights to fetch from memory while a tile is computed, `bytes` with each word or step, so that memory is never idle.
 struct Ahead {
   const char* at;
   int64_t bytes;
 };
 
-// What R rows by a panel add to their sums, from the first to the last of `steps`: in y f32[..., width], where they have
-// these places. kIsMade: the panel is of words, not of steps.
+// Add `steps` steps of the products of R rows of x and a panel to the rows' sums, at `places` in y f32[..., width].
+// is_first: the sums begin at 0. is_last: results are written, not sums. kIsMade: the panel has words, not steps.
 template <typename Kind, int R, bool kIsMade>
 void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind::Row* rows, const int64_t* places,
           int64_t num_rows, float* y, int64_t width, const Lanes* lanes, bool is_first, bool is_last, Ahead ahead,
@@ -557,7 +557,7 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
     for (int64_t k = 0; k < count; ++k) add(&sums, k);
   } else {
     const int64_t of_group = scales.steps * Kind::kWords / kWords;
-    // Of the usual groups of 32 numbers: with a constant number g++ 12 copies no sums between registers.
+    // Iterations of a group of 32 numbers, the usual size: with a constant, g++ 12 copies no sums between registers.
     constexpr int64_t kUsual = 32 / Kind::kTogether * Kind::kWords / kWords;
     for (int64_t k = 0; k < count; k += of_group, scales.at += scales.columns, ++scales.first) {
       Floats turns[kTurns][R][kVectors];
@@ -598,13 +598,13 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
   }
 }
 
-// Tiles of as many rows: with a panel as it lies, and with one of words where these are others.
+// Tiles of num_rows rows, for a panel of steps as it is stored, and for a panel of words (steps if these are words).
 template <typename Kind>
 struct Tiles {
   int64_t num_rows;
   decltype(&Tile<Kind, 1, false>) of_steps, of_words;
 
-  // The smallest of at least so many rows.
+  // The smallest tiles of at least `rows` rows.
   template <int R = 1>
   static Tiles For(int64_t rows) {
     if constexpr (R < kRowsOf<Kind>) {
@@ -803,7 +803,8 @@ ffi::Error WidenedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer
   return NoProduct();
 }
 
-// y f32[R, O] of x[R, I] in f32 or bf16, and int4 w[O, I / 2] and its scales f32[O, G] in panels. rounds: x to int8.
+// y f32[R, O] of x[R, I] in f32 or bf16, and int4 w[O, I / 2] and its scales f32[O, G] in panels. rounds: round x to
+// int8 first.
 ffi::Error GroupedProduct(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Buffer<ffi::F32> scales,
                           ffi::ResultBuffer<ffi::F32> y, bool rounds) {
   const auto of_scales = scales.dimensions();

@@ -130,8 +130,8 @@ def grouped_int4_product(x: Array, w: Array, scales: Array, *, rounds: bool = Fa
     """y f32[R, O] of x[R, I] in f32 or bf16, int4 w i8[O, I / 2] and scales f32[O, G], both in panels.
 
     On one device. I / G is 8, 16 or 32. Each group's products are summed before they are multiplied by its
-    scale. rounds: each row of x to int8 with a scale, as `product` does; the sums are then exact. A row of
-    the result depends on its own row of x only.
+    scale. rounds: round each row of x to int8 with a scale first, as `product` does; sums of groups are then
+    exact. A row of the result depends on its own row of x only.
     """
     y = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
     return jax.ffi.ffi_call(_target("grouped_product"), y)(x, w, scales, rounds=rounds)

@@ -158,7 +158,7 @@ class InferenceOps(JaxOps):
         """The product in the operands' types; x is cast to the type of weights in int8 and fp8.
 
         w: Quantised if the weight has groups; its values and scales are then in panels. rounded_to: the type
-        to which x is rounded beside a weight with groups.
+        to round x to, for a weight with groups; None: x is not rounded.
         """
         spec_of_product = partition_spec(plan.product)
         if isinstance(w, Quantised):
@@ -189,7 +189,7 @@ class InferenceOps(JaxOps):
 
     @property
     def _rounded_to(self) -> str | None:
-        """The type to which activations are rounded for products with weights in groups, if any."""
+        """The type of rounded activations next to weights with groups; None: they are not rounded."""
         dtype = self.layout.precision.matmul_dtype
         return None if dtype == self.layout.precision.compute_dtype else dtype
 

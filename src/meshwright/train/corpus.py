@@ -227,6 +227,7 @@ def prepare_corpus(
 def _check_lengths(
     evaluations: Mapping[str, str], bad_data: BadData, chat: ChatTemplate, seq_len: int
 ) -> None:
+    """Raise DataError for an evaluation set that is too short, before other data is read."""
     for name, path in evaluations.items():
         _check_length(evaluation_split(name), path, read_documents(path, bad_data, chat), seq_len)
 

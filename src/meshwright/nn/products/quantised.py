@@ -136,7 +136,7 @@ def _in_groups(w: Array, group: int) -> Array:
 
 
 def rounded_product(product: Callable[[Array, Array], Array], dtype: str, x: Array, w: Array) -> Array:
-    """y f32[R, O] of x[R, I], rounded to a narrow type, by w[O, I] in the type of x."""
+    """y f32[R, O] of x[R, I] by w[O, I] in the type of x, with x first rounded to the narrow type `dtype`."""
     values, scales = quantised_lines(x, (1,), dtype)
     return product(values.astype(x.dtype), w).astype(jnp.float32) * scales
 

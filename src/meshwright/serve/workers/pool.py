@@ -20,7 +20,7 @@ _START_SECONDS = 30.0
 # A call that takes longer gives way to steps of the model and to calls of others.
 _LONG_SECONDS = 0.1
 _NICENESS = 5
-_FEWEST = 4  # workers: two for a client, which may be all users behind one address
+_FEWEST = 4  # workers, so that a client has two: it may be many users behind one address
 
 
 class Subject(Protocol):
