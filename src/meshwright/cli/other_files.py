@@ -120,7 +120,7 @@ def _elsewhere(value: str, option: str) -> str:
         return "is an address; download it first: curl -LO, then name the file"
     path = Path(value)
     if "\\" in value and (posix := Path(value.replace("\\", "/"))).exists():
-        return f"here folders are divided by /; write {posix}"
+        return f"here a path has / between folders; write {posix}"
     if path.exists() or path.parent.exists():
         files = value.replace(",", " ").split()
         several = option in ("--data", "--eval") and len(files) > 1 and not path.exists()

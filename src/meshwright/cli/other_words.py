@@ -347,7 +347,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "mw quantize": {
-        "the form is --to int8, fp8 or int4, by rounding; leave it out": (
+        "weights are rounded to the type of --to: int8, fp8 or int4; leave it out": (
             "--method", "--algorithm", "--calibration", "--calib-data", "--group-size", "--q-group-size",
         ),
     },
@@ -437,10 +437,10 @@ _NO_COMMANDS: dict[str, tuple[str, ...]] = {
     "a run's log is its metrics.jsonl: tail -f RUN/metrics.jsonl; mw report RUN -o report.html draws it": (
         "log", "logs", "tail", "history", "monitor", "watch", "tensorboard", "wandb", "trace",
     ),
-    "of a server type curl http://localhost:8000/health; of this machine mw doctor": (
+    "for a server type curl http://localhost:8000/health; for this machine mw doctor": (
         "health", "healthcheck", "ping", "ready",
     ),
-    "of a server type curl http://localhost:8000/metrics; of a run tail RUN/metrics.jsonl": (
+    "for a server type curl http://localhost:8000/metrics; for a run tail RUN/metrics.jsonl": (
         "metrics", "stats", "prometheus",
     ),
     "mw launch k8s -- mw train plan.toml writes a manifest, which kubectl apply -f takes": (

@@ -79,12 +79,13 @@ def usual(spec: str) -> str:
     >>> usual("h100:8*8"), usual("h100:64gpus"), usual("64 H100 GPUs")
     ('h100:8x8', 'h100:64', 'h100:64')
     """
-    spec = re.sub(r"(?<=\d)[ -](\d+) ?gb\b", r"-\1gb", spec, flags=re.I)
+    spec = re.sub(r"(?<=\d)[ -](\d+) ?gb\b", r"-\1gb", spec, flags=re.I)  # A100 80 GB
     spec = re.sub(r"\s*(gpus?|chips?|cards?|devices?)$", "", spec, flags=re.I) or spec
+    # Sizes joined by *: h100:8*8.
     spec = re.sub(r"(?<=[:x*]\d)(\d*)\*(?=\d+$)|(?<=:)(\d+)\*(?=\d+$)", r"\1\2x", spec)
-    if match := re.fullmatch(r"([\w-]+)-(\d+(?:x\d+)+)", spec):
+    if match := re.fullmatch(r"([\w-]+)-(\d+(?:x\d+)+)", spec):  # v5e-4x4
         spec = f"{match[1]}:{match[2]}"
-    if match := re.fullmatch(r"(\d+) ((?!x )[a-z].*)", spec, re.I):
+    if match := re.fullmatch(r"(\d+) ((?!x )[a-z].*)", spec, re.I):  # 64 H100
         spec = f"{match[1]}x{match[2]}"
     for joined in (spec.replace(" ", ""), spec.replace(" ", "-")):
         name, colon, sizes = joined.partition(":")

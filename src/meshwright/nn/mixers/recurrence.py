@@ -306,8 +306,9 @@ def _by_scan(
 ) -> tuple[tuple[Array, Array], Array | None]:
     """`_chunk` by a scan of the states, with decays[B, C, g, u], perhaps times rates[g, u, s].
 
-    States are [B, C, p, g, s, u], or [B, C, p, g, u] with keys of one element: TPUs compute tiles of the last
-    two dimensions, and with p = 1 among them seven of eight rows of a tile would be empty.
+    States are scanned as [B, C, p, g, s, u], without s if there are no rates: keys then have one element.
+    TPUs compute in tiles of the last two dimensions. With p = 1 among them, seven of a tile's eight rows
+    would be empty.
     """
     (state, before), (q, k, v, steps, _, places) = carry, chunk
     earlier = jnp.concatenate([before[:, None], places[:, :-1]], axis=1)
