@@ -333,10 +333,7 @@ class Scheduler:
     # Waiting sequences start.
 
     def _start_waiting(self, step: _Step, waiting: Sequence[TokenSequence] | None = None) -> None:
-        """Start waiting sequences while the step has capacity.
-
-        waiting: some of the waiting sequences, in their order; None: all.
-        """
+        """Start waiting sequences, of the given ones if any are given, while the step has capacity."""
         started, budget = list[TokenSequence](), step.budget
         # Answers of one request share the prompt, which is compared with the running ones once.
         soon_cached = set[int]()
