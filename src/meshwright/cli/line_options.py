@@ -10,7 +10,7 @@ from pathlib import Path
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import with_a_right_value
 from meshwright.cli.other_subjects import meaning, subject
-from meshwright.cli.other_values import KINDS_OF_CHIPS, strategy, with_value
+from meshwright.cli.other_values import KINDS_OF_CHIPS, in_unit_of, strategy, with_value
 from meshwright.cli.other_words import answer_here, option_here
 from meshwright.cli.value_kinds import KINDS, MOVES
 
@@ -92,7 +92,8 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     plain = words.partition(", ")[0].rstrip(",")
     if words.startswith("--hardware") and piece.value.lower() in KINDS_OF_CHIPS:
         return [Piece("--target", piece.value.lower())] if "--target" in command.options else []
-    given, offered = (set(re.findall(r"\d+", text)) for text in (piece.value, plain))
+    value = in_unit_of(plain, piece.value)
+    given, offered = (set(re.findall(r"\d+", text)) for text in (value, plain))
     if given and offered and not given & offered and not plain.startswith("--headroom"):
         return []  # the example's number is not the one that was typed
     if PLACEHOLDER.search(plain) or " and " in plain:
@@ -100,7 +101,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     pieces = pieces_of(shlex.split(plain), command)
     last = pieces[-1]
     if not last.value and command.takes_value(last.option):
-        pieces[-1] = replace(last, value=piece.value)
+        pieces[-1] = replace(last, value=value)
     return pieces
 
 

@@ -60,11 +60,24 @@ def with_value(words: str, value: str) -> str:
         value += "ms" if float(value) >= _LEAST_MILLISECONDS else "s"
     if _TIME.fullmatch(value):
         return re.sub(r"\d+(ms|s)\b", value.replace(" ", ""), words, count=1)
-    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)(?:/day|/min| ?d| ?days?)?", value)
+    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)(?: ?d| ?days?)?", in_unit_of(words, value))
     is_whole = number and number[1].isdigit()
     if not number or (not is_whole and not re.match(r"--(price|rate)", words)):
         return words
     return re.sub(r"(?<=[= ])\d+(?:\.\d+)?(?=$| --|,)", number[1], words, count=1)
+
+
+def in_unit_of(option: str, value: str) -> str:
+    """A number a day or a minute as the option takes it, a price an hour or a rate a second; else `value`.
+
+    >>> in_unit_of("--max-price-per-hour", "$1200/day"), in_unit_of("--rate", "1200/min")
+    ('50', '20')
+    """
+    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)/(day|min)", value)
+    if not number or not re.match(r"--(\S*per-hour|rate)\b", option):
+        return value
+    seconds = float(number[1]) * (3600 if "per-hour" in option else 1)
+    return f"{seconds / {'day': 86400, 'min': 60}[number[2]]:.4g}"
 
 
 def _special(words: str, value: str) -> str:

@@ -119,7 +119,7 @@ def machine_lacks(layout: Layout, hardware: Hardware) -> str | None:
     precision, platform = layout.precision, hardware.chip.platform
     weights = number_type(precision.weights_dtype)
     has_two_types = weights.name != precision.matmul_dtype == weights.served_operands
-    if has_two_types and platform.name not in weights.operands_on:
+    if has_two_types and platform.served_operands(weights.name) is None:
         # No kernel there multiplies the two types: activations would be rounded, and then widened again.
         return f"matmul_dtype={weights.operands} with weights_dtype={weights.name} on {hardware.chip.name}"
     if layout.spmd_stages and layout.schedule.offload and not platform.lanes_offload:

@@ -94,8 +94,8 @@ class CacheOfLayer(NamedTuple):
     state: int
 
 
-class InferenceOps(JaxOps):
-    """Operations of `models/transformer.py` on weights from `layered` and a PagedCache, under `jax.set_mesh`.
+class _ProductsOfStored(JaxOps):
+    """Products of activations and weights from `layered`: in their own order or panels, joined or quantised.
 
     Products with weights in panels run in kernels.py. with_native: other operations may use it, too.
     """
@@ -248,6 +248,13 @@ class InferenceOps(JaxOps):
         if isinstance(table, Panels):
             return embed(tokens, table.numbers, self.layout, rows_of=kernels.rows_of_panels)
         return embed(tokens, table, self.layout)
+
+
+class InferenceOps(_ProductsOfStored):
+    """Operations of `models/transformer.py` on weights from `layered` and a PagedCache.
+
+    They are called under `jax.set_mesh`.
+    """
 
     def attention(
         self,
