@@ -14,6 +14,7 @@ _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")
 _STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed", "zero"}
 
 KINDS_OF_CHIPS = {"gpu", "cuda", "rocm", "mps", "tpu", "cpu", "auto"}
+_TARGETS = dict.fromkeys(("cuda", "rocm", "nvidia"), "gpu")
 
 
 def strategy(given: str, options: Collection[str], value: str) -> str:
@@ -90,7 +91,7 @@ def _special(words: str, value: str) -> str:
     if words.startswith("--rate 20, or"):
         return f"--rate {value}{'' if '/' in value else '/day'}"
     if words.startswith("--target "):
-        return f"--target {'gpu' if value in ('cuda', 'rocm', 'nvidia') else value}"
+        return f"--target {_TARGETS.get(value, value)}"
     if words.startswith("--host ") and re.fullmatch(r"[\w.-]+", value):
         return f"--host {value}"
     if words.startswith("--host ") and (address := re.fullmatch(r"(?:https?://)?([\w.-]+):(\d+)", value)):
