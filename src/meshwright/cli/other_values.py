@@ -14,7 +14,7 @@ _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")
 _STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed", "zero"}
 
 KINDS_OF_CHIPS = {"gpu", "cuda", "rocm", "mps", "tpu", "cpu", "auto"}
-_TARGETS = dict.fromkeys(("cuda", "rocm", "nvidia"), "gpu")
+_TARGETS: dict[str, str] = dict.fromkeys(("cuda", "rocm", "nvidia"), "gpu")
 
 
 def strategy(given: str, options: Collection[str], value: str) -> str:
