@@ -20,7 +20,7 @@ from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import is_no_value, with_a_right_value
 from meshwright.cli.other_notation import expression_here, sizes_here
 from meshwright.cli.other_values import plain_words
-from meshwright.cli.other_words import command_here, subcommand_here
+from meshwright.cli.other_words import ALIKE, command_here, subcommand_here
 from meshwright.cli.value_kinds import KINDS
 from meshwright.errors import MeshwrightError
 
@@ -125,7 +125,7 @@ def _candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tup
     elif named and named[0] not in commands:
         yield from _of_programs(words)
         ours = command_here(named[0], commands).split()[1:]
-        typo = get_close_matches(named[0], list(commands), n=1, cutoff=0.7)
+        typo = get_close_matches(named[0], list(commands), n=1, cutoff=ALIKE)
         rest = [word for word in words if word != named[0]]
         yield from filter(None, (_of_another_name(line, rest) for line in (ours, typo) if line))
 
@@ -156,7 +156,7 @@ def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command,
     command = command_at(path)
     if command is None and rest:  # bench serve, for benchmark serve
         inner = getattr(to_command(import_module(f"meshwright.cli.{path[0]}").app), "commands", {})
-        named = get_close_matches(rest[0], list(inner), n=1, cutoff=0.7)
+        named = get_close_matches(rest[0], list(inner), n=1, cutoff=ALIKE)
         command, rest = command_at((path[0], *named)), rest[1:]
     extra = list(line[len(path) :])
     if command is None or "--" in extra:  # the words after -- are another command's

@@ -13,6 +13,8 @@ from typer.main import get_command as to_command
 from meshwright.cli.other_subjects import meaning, subject
 from meshwright.cli.other_values import plain_words, strategy, with_value
 from meshwright.cli.other_words import (
+    ALIKE,
+    TYPO,
     answer_here,
     command_here,
     command_of_words,
@@ -25,8 +27,6 @@ from meshwright.errors import nearest
 
 # The parser's message for a group without a command, such as `mw plan`.
 _NO_COMMAND = "Missing command."
-# difflib's least ratio of similarity for a typing error, and for a name that a message offers.
-_TYPO, _ALIKE = 0.85, 0.7
 _MOST_CHARACTERS = 470  # of a message: four lines of a terminal
 _MOST_NAMED = 6  # options of a command in a message
 _MOST_ANSWERS = 6  # unknown options that are answered together
@@ -122,7 +122,7 @@ def value_fault(message: str, args: Sequence[str]) -> str:
         options = ["--given"], ["--batch-tokens", "--seq-len", "--set", "--hardware"]
         ours = next(filter(None, (option_here(given, each, value) for each in options)), "")
         ours = ours or with_value(meaning(given, ["--given"]), value)
-        ours = "" if get_close_matches(match[1], WORDS, cutoff=_TYPO) else ours
+        ours = "" if get_close_matches(match[1], WORDS, cutoff=TYPO) else ours
         return f"layout: {match[1]} is {ours.removeprefix('--given ')} here" if ours else message
     if match := _OTHER_VALUE.search(message):
         from meshwright.layout.short import value_here
@@ -145,7 +145,7 @@ def unknown_command(words: Sequence[str], commands: Sequence[str]) -> str:
         return f"type {ours}"
     if answer := no_command(name):
         return answer
-    if close := get_close_matches(name, [*commands, "help", "version"], n=2, cutoff=_ALIKE):
+    if close := get_close_matches(name, [*commands, "help", "version"], n=2, cutoff=ALIKE):
         return f"did you mean {' or '.join(close)}?"
     first = next((word for word in words[1:] if word in commands), "")
     if is_model(name) or is_machine(name):
@@ -188,7 +188,7 @@ def _unknown_option(given: str, context: Any, args: Sequence[str], commands: Seq
     if len(given) <= _LONGEST_VAGUE and (answer := _by_value(value, options, given)):
         return answer
     owners = _with_option(given, commands)
-    typo = get_close_matches(given, options, n=2, cutoff=_TYPO)
+    typo = get_close_matches(given, options, n=2, cutoff=TYPO)
     if typo and not owners:
         return f"{path} has no {given}; did you mean {' or '.join(typo)}?"
     if answer := subject(given, path) or subject(given, ""):
@@ -207,7 +207,7 @@ def _unexplained(given: str, value: str, path: str, options: Sequence[str], owne
     if answer := _by_value(value, options, given):
         return answer
     begun = [option for option in options if len(given) >= _LEAST_BEGUN and option.startswith(given)]
-    near = get_close_matches(given, options, n=2, cutoff=_ALIKE) if len(given) > _LEAST_BEGUN else []
+    near = get_close_matches(given, options, n=2, cutoff=ALIKE) if len(given) > _LEAST_BEGUN else []
     if alike := begun[:2] or near:
         return f"{path} has no {given}; did you mean {' or '.join(alike)}?"
     taken = [each for each in options if each.startswith("--") and each not in ("--json", "--help")]

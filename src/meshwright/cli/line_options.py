@@ -11,14 +11,12 @@ from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import with_a_right_value
 from meshwright.cli.other_subjects import meaning, subject
 from meshwright.cli.other_values import KINDS_OF_CHIPS, in_unit_of, strategy, with_value
-from meshwright.cli.other_words import answer_here, option_here
+from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
 from meshwright.cli.value_kinds import KINDS, MOVES
 
 # Options of other programs for the model, which some commands take as an argument.
 _MODEL_NAMES = ("name", "model-name", "model-id", "model", "preset")
 _BEGINNING = 5  # characters, with dashes, that a misspelt option has in common with the right one
-# difflib's least ratio of similarity for a typing error, and for an option that no table explains.
-_TYPO, _ALIKE = 0.85, 0.7
 _NONSENSE = "?!"  # refused except by options that take any text
 _LETTER = 2  # characters, with its dash, of an option of one letter
 _MOST_JOINED = 4  # words of one value
@@ -47,7 +45,7 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
         return []
     if words := option_here(given, options, value) or with_value(meaning(given, options), value):
         return _in_other_words(piece, words, command)
-    if close := get_close_matches(given.lower(), options, n=1, cutoff=_TYPO):
+    if close := get_close_matches(given.lower(), options, n=1, cutoff=TYPO):
         return [Piece(close[0], value)] if command.takes_value(close[0]) or not value else None
     if subject(given, path) or subject(given, ""):
         return []
@@ -58,7 +56,7 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
         and Path(value).exists()
     ):
         return [Piece("", value)]
-    near = get_close_matches(given.lower(), options, n=1, cutoff=_ALIKE)
+    near = get_close_matches(given.lower(), options, n=1, cutoff=ALIKE)
     ours = next((name for name, fits in KINDS.items() if value and name in options and fits(value)), "")
     ours = ours or next(
         (each for each in near if _begins_alike(given, each) and command.takes_value(each)), ""

@@ -5,6 +5,8 @@ from collections.abc import Collection
 
 from meshwright.cli.other_values import MACHINE, with_value
 
+# difflib's least ratio of similarity for a typing error, and for a name that no table explains.
+TYPO, ALIKE = 0.85, 0.7
 # Words to type here, each with the options of other programs that mean the same. Words are offered only to
 # commands that have their first option, so an option may be listed several times.
 _OPTIONS: dict[str, tuple[str, ...]] = {
