@@ -7,7 +7,7 @@ every instruction was understood and no mistake was found, otherwise `differs`.
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -261,7 +261,19 @@ def audit(
     it refuses.
     """
     # An abstract mesh has no devices to compile for.
-    ahead_of_time |= _has_abstract_mesh((args, kwargs))
+    ahead_of_time |= has_abstract_mesh((args, kwargs))
+    return audit_compiled(jitted, args, kwargs, hardware, ahead_of_time=ahead_of_time)
+
+
+def audit_compiled(
+    jitted: Callable[..., Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    hardware: str | None,
+    *,
+    ahead_of_time: bool,
+) -> dict:
+    """`audit`, also of arguments with an abstract mesh for the devices of this process."""
     if ahead_of_time and hardware is None:
         raise AuditError("compiling ahead of time needs hardware=, such as v5p:4x4x4")
     with captured_stderr() as captured:
@@ -275,7 +287,8 @@ def audit(
     return document
 
 
-def _has_abstract_mesh(arguments: object) -> bool:
+def has_abstract_mesh(arguments: object) -> bool:
+    """Whether an argument is sharded over a mesh without devices."""
     import jax
 
     shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments))
@@ -288,11 +301,26 @@ def compiled_program(
 ) -> tuple[Program, Mesh | None]:
     """The optimised program and its mesh.
 
-    The mesh is that of the first argument with one, otherwise that of jax.set_mesh.
+    The mesh is that of the first argument with one, otherwise that of jax.set_mesh. An abstract mesh of
+    arguments is made of this process's devices. Raises AuditError if there are too few.
     """
+    import jax
+
     mesh = _mesh_of((args, kwargs))
-    program = _compiled(jitted, lambda jitted: jitted.lower(*args, **kwargs).compile())
-    return program, Mesh(dict(mesh.shape)) if mesh else None
+    if mesh is None or not has_abstract_mesh((args, kwargs)):
+        program = _compiled(jitted, lambda jitted: jitted.lower(*args, **kwargs).compile())
+        return program, Mesh(dict(mesh.shape)) if mesh else None
+    devices = jax.devices()
+    if len(devices) < mesh.size:
+        raise AuditError(
+            f"the mesh has {mesh.size} devices and this process {len(devices)}; give --hardware with "
+            f"{mesh.size} chips, or set XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size}"
+        )
+    on_devices = _with_devices(mesh, devices[: mesh.size])
+    placed = _placed((args, kwargs), on_devices)
+    with jax.set_mesh(on_devices):
+        program = _compiled(jitted, lambda jitted: jitted.lower(*placed[0], **placed[1]).compile())
+    return program, Mesh(dict(mesh.shape))
 
 
 def compiled_ahead(
@@ -306,13 +334,26 @@ def compiled_ahead(
     or if the compiler refuses, DeviceError if it is not installed.
     """
     import jax
-    from jax.sharding import NamedSharding, PartitionSpec
 
     given = _mesh_of((args, kwargs))
     if given is None:
         raise AuditError(f"no argument has a mesh, which compiling for {hardware} needs; call jax.set_mesh")
     target = own_target(machine_of(hardware, given.size))
     mesh = _on_chips(given, target)
+    args, kwargs = _placed((args, kwargs), mesh)
+
+    def compile_for(jitted: Any) -> Any:
+        with jax.set_mesh(mesh):
+            lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(target.compiler.lowering,))
+            return lowered.compile(compiler_options=dict(target.compiler.options) or None)
+
+    return _compiled(jitted, compile_for), Mesh(dict(given.shape))
+
+
+def _placed(arguments: Any, mesh: "jax.sharding.Mesh") -> Any:
+    """The types of arguments with their PartitionSpecs on another mesh."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
 
     def placed(leaf: Any) -> Any:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
@@ -321,14 +362,7 @@ def compiled_ahead(
         spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    args, kwargs = jax.tree.map(placed, (args, kwargs))
-
-    def compile_for(jitted: Any) -> Any:
-        with jax.set_mesh(mesh):
-            lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(target.compiler.lowering,))
-            return lowered.compile(compiler_options=dict(target.compiler.options) or None)
-
-    return _compiled(jitted, compile_for), Mesh(dict(given.shape))
+    return jax.tree.map(placed, arguments)
 
 
 def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> Program:
@@ -354,21 +388,26 @@ def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> P
 
 def _on_chips(mesh: "jax.sharding.Mesh | jax.sharding.AbstractMesh", target: Target) -> "jax.sharding.Mesh":
     """The mesh on a target's chips, with its axes along the dimensions of their torus."""
-    import jax
-    import numpy as np
-
     from meshwright.nn.start.device_mesh import device_grid
 
     # The compiler is loaded into this process; without a chip, other processes may load theirs too.
     for name, value in {**target.environment, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():
         if name != "JAX_PLATFORMS":
             os.environ.setdefault(name, value)
-    devices, sizes = target_devices(target), tuple(mesh.shape.values())
-    grid = (
-        device_grid(devices, sizes)
-        if PLATFORMS[target.name].torus_mesh
-        else np.asarray(devices).reshape(sizes)
-    )
+    devices = target_devices(target)
+    if PLATFORMS[target.name].torus_mesh:
+        devices = list(device_grid(devices, tuple(mesh.shape.values())).ravel())
+    return _with_devices(mesh, devices)
+
+
+def _with_devices(
+    mesh: "jax.sharding.Mesh | jax.sharding.AbstractMesh", devices: Sequence[Any]
+) -> "jax.sharding.Mesh":
+    """A mesh of the same axes made of other devices, row-major."""
+    import jax
+    import numpy as np
+
+    grid = np.asarray(devices).reshape(tuple(mesh.shape.values()))
     return jax.sharding.Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
 
 

@@ -130,7 +130,9 @@ def _of_script(function: str, hardware: str | None, target: str | None) -> dict:
     """The audit of a script's function, with its seconds by source line and a patch.
 
     hardware: gives the number of virtual CPU devices, so that the script has its mesh without chips. target:
-    the kind of the hardware's chips, to compile for them; CPUs otherwise. Raises PlanError for another kind.
+    the kind of the hardware's chips, to compile for them; "cpu" for virtual CPU devices. Without a target,
+    the compiler of the chips for an abstract mesh, if it is installed; otherwise CPUs. Raises PlanError for
+    another kind.
     """
     require("run")
     if hardware and (":" in hardware or hardware.endswith(".toml")):
@@ -146,11 +148,15 @@ def _of_script(function: str, hardware: str | None, target: str | None) -> dict:
 
         if not num_virtual_devices():
             split_host(number)
-    from meshwright.audit.foreign import audit as audit_step
+    from meshwright.audit.compile.targets import is_installed
+    from meshwright.audit.foreign import audit_compiled, has_abstract_mesh
     from meshwright.audit.script import load_step, patch, seconds_by_line
 
     step, args, mesh = load_step(function)
-    document = audit_step(step, *args, hardware=hardware, ahead_of_time=target not in (None, "cpu"))
+    # Without --target, an abstract mesh is compiled for the hardware's chips if their compiler is there.
+    has_own = target is None and kind is not None and is_installed(kind)
+    ahead_of_time = target not in (None, "cpu") or (has_own and has_abstract_mesh(args))
+    document = audit_compiled(step, args, {}, hardware, ahead_of_time=ahead_of_time)
     extra = sum(finding["seconds"] or 0.0 for finding in document["warnings"])
     return {
         **document,
