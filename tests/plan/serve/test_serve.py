@@ -127,6 +127,18 @@ def test_a_kernel_of_all_experts_copies_no_weights(engine: str) -> None:
     assert cost.seconds == pytest.approx(0.0103, rel=0.15)
 
 
+def test_kernels_of_engines_multiply_no_padding():
+    """A program of static shapes multiplies blocks of rows of each expert; an engine, the rows it has."""
+    config, layout = PRESETS["deepseek-v3"], Layout.of(tensor=8).replace(weights_dtype="fp8")
+    machine = on_engine(load("h200:1x8"), ENGINES["vllm"])
+    static = replace(machine, software=replace(machine.software, static_rows=True))
+    rows, blocks = (
+        inference_cost(config, layout, hardware, "generate", 256, 1536)[0].seconds
+        for hardware in (machine, static)
+    )
+    assert 1.02 * rows < blocks
+
+
 def test_passes_of_many_batches_are_those_of_each():
     batches = [2.0, 16.0, 96.0]
     for machine, words in (

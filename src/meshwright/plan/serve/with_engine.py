@@ -17,8 +17,12 @@ def with_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
 
 
 def on_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
-    """`hardware` with the engine's efficiency and kernels; ours is left as it is."""
+    """`hardware` with the engine's efficiency and kernels; ours is left as it is.
+
+    Kernels of engines multiply the rows that experts have, without blocks of padding.
+    """
     if engine.name == "meshwright":
         return hardware
     machine = with_engine(hardware, engine)
-    return replace(machine, software=replace(machine.software, is_ours=False, flash=True))
+    software = replace(machine.software, is_ours=False, flash=True, static_rows=False)
+    return replace(machine, software=software)
