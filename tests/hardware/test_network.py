@@ -11,6 +11,7 @@ from meshwright.hardware.catalog import chip, dump_toml, load, names, template
 from meshwright.hardware.chip import SharedMemory, Switch, Torus
 from meshwright.hardware.network import NETWORKS
 from meshwright.programs.efficiency import StepEfficiency
+from meshwright.programs.program import PROGRAMS
 
 WORDS = {"name", "about", "parent", "also", "tables", "sources"}
 
@@ -71,7 +72,7 @@ def test_a_file_of_an_earlier_release_keeps_its_figures(tmp_path: Path) -> None:
     assert isinstance(again.network, Switch) and again.network.between is None
     ideal = tmp_path / "ideal.toml"
     ideal.write_text(dump_toml(load("h100:2x8").ideal()))
-    assert load(str(ideal)).chip.step == StepEfficiency()
+    assert load(str(ideal)).chip.step == PROGRAMS["xla"].applied(StepEfficiency())
 
 
 def _mine(tmp_path: Path, old: str, new: str) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from meshwright.hardware.catalog import chip, dump_toml, load, names, nearest_ch
 from meshwright.hardware.chip import Switch
 from meshwright.notation.mesh import Mesh
 from meshwright.programs.efficiency import StepEfficiency
+from meshwright.programs.program import PROGRAMS
 
 STEP = """[step]
 attention = 0.5
@@ -38,10 +40,15 @@ def _h100(tmp_path: Path, step: str) -> str:
     return str(path)
 
 
+def _in_xla(**figures: Any) -> StepEfficiency:
+    """The figures, with what XLA's programs add: machines are loaded as these run on them."""
+    return PROGRAMS["xla"].applied(StepEfficiency(**figures))
+
+
 def test_what_a_file_does_not_name_is_ideal(tmp_path: Path) -> None:
     stated = load(_h100(tmp_path, "[step]\n")).chip
-    assert stated.step == StepEfficiency() and step_warning(stated) is None
-    assert load(_h100(tmp_path, "[step]\nmemory = 0.5\n")).chip.step == StepEfficiency(memory=0.5)
+    assert stated.step == _in_xla() and step_warning(stated) is None
+    assert load(_h100(tmp_path, "[step]\nmemory = 0.5\n")).chip.step == _in_xla(memory=0.5)
 
 
 def test_a_file_without_a_step_takes_that_of_the_nearest_chip(tmp_path: Path) -> None:
@@ -82,7 +89,7 @@ def test_memory_tells_the_generation_of_a_chip() -> None:
 
 def test_a_step_is_written_as_it_is_read(tmp_path: Path) -> None:
     read = load(_h100(tmp_path, STEP))
-    assert read.chip.step == StepEfficiency(
+    assert read.chip.step == _in_xla(
         matmul={"bf16": 0.75, "fp8": 0.5},
         attention=0.5,
         memory=0.75,

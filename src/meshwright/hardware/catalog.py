@@ -18,6 +18,7 @@ from meshwright.hardware.description import Description, read_chip, share_cores
 from meshwright.hardware.network import NETWORKS
 from meshwright.hardware.topology import Hardware
 from meshwright.platforms import PLATFORMS
+from meshwright.programs.program import DEFAULT as XLA
 from meshwright.units import divisors, format_bytes
 
 _FORMS = (
@@ -60,7 +61,7 @@ def load(spec: str) -> Hardware:
             f"hardware {spec!r} joins {number} chips, and {name} has no [network]; fits: {name}:1"
         )
     chip = share_cores(description.chip, dims[0]) if description.per_core else description.chip
-    return Hardware(spec, chip, dims, slices)
+    return Hardware(spec, chip, dims, slices).running(XLA)
 
 
 def usual(spec: str) -> str:

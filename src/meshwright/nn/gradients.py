@@ -10,13 +10,13 @@ gradients are summed and accumulated in it. A parameter whose gradient is zero i
 no device sends zeros.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 from jax.typing import DTypeLike
@@ -25,11 +25,12 @@ from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, of_a_layer
 from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.each_device import spec_of
 from meshwright.nn.params import build, flatten, merged, trained
 from meshwright.nn.products.execute import SentIn, run_steps
 from meshwright.nn.start.device_mesh import partition_spec, reduced_axes, resharded
 from meshwright.notation.array import Axes, ShardedArray
-from meshwright.notation.collective import reshard
+from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import cotangent
 
 # The scope of work on finished gradients: the audit reads passes off names.
@@ -205,16 +206,37 @@ def shards(config: ModelConfig, layout: Layout, params: Mapping[str, Any]) -> An
     return _mapped(config, leaf, params)
 
 
-def gathered(config: ModelConfig, layout: Layout, updated: Mapping[str, Any]) -> Any:
-    """The trained weights of their updated shards."""
+def gathered(
+    config: ModelConfig, layout: Layout, updated: Mapping[str, Any], before: Mapping[str, Any]
+) -> Any:
+    """The trained weights of their updated shards. before: the weights, whose memory is used if donated.
 
-    def leaf(path: str, param: Param, shard: Array) -> Array:
+    Stacks are gathered layer by layer. Of a stack that is gathered at once, XLA for TPUs keeps a copy beside
+    the donated one (jax 0.10.2): most weights would be in memory twice. A stack whose layers are split over
+    stages is gathered at once, since no index of it is a layer of every stage.
+    """
+
+    def leaf(path: str, param: Param, shard: Array, weight: Array) -> Array:
+        def steps(letters: str) -> list[Collective]:
+            return reshard(layout.rules.updated.weight(path, letters), layout.weight(path, letters))
+
         letters = param.letters
-        steps = reshard(layout.rules.updated.weight(path, letters), layout.weight(path, letters))
         with jax.named_scope(tensor_of(path)):
-            return run_steps(shard, steps)
+            if not steps(letters) or letters == of_a_layer(letters) or spec_of(weight).partitions[0]:
+                return run_steps(shard, steps(letters))
+            return _gathered_by_layer(shard, weight, steps(letters[1:]))
 
-    return _mapped(config, leaf, updated)
+    return _mapped(config, leaf, updated, before)
+
+
+def _gathered_by_layer(shards: Array, stack: Array, steps: Sequence[Collective]) -> Array:
+    """`stack`[L, ...] with the gathered values of `shards`[L, ...]. steps: of one layer."""
+
+    def gather(layer: Array, stack: Array) -> Array:
+        weight = run_steps(lax.dynamic_index_in_dim(shards, layer, keepdims=False), steps)
+        return lax.dynamic_update_index_in_dim(stack, weight, layer, 0)
+
+    return lax.fori_loop(0, len(shards), gather, stack)
 
 
 def tensor_of(path: str) -> str:

@@ -19,9 +19,9 @@ from meshwright.records import Folder, Record
 DEFAULT = "xla"
 _ODDS = ("matmul", "experts", "attention", "memory", "elementwise", "overlap", "waiting", "exchanging")
 _SECONDS = ("kernel_seconds", "launch_seconds")
-_HOST = (
+_OF_PROGRAMS = (
     "host_seconds", "host_collective_seconds", "host_node_seconds", "host_stage_seconds",
-    "host_flush_seconds",
+    "host_flush_seconds", "whole_sums", "gathers_first", "broadcasts", "unfused_norms",
 )  # fmt: skip
 # Operations that PyTorch runs, and keeps for the backward pass, step by step.
 STEPS = ("norms", "gates", "keys")
@@ -132,16 +132,12 @@ class TrainingProgram(Record):
         figures |= {name: getattr(step, name) * factor for name, factor in self.seconds.items()}
         given = {name: self.sources["odds"] for name in odds if "odds" in self.sources}
         given |= {name: self.sources["seconds"] for name in self.seconds if "seconds" in self.sources}
-        given |= {name: self.sources[name] for name in _HOST if name in self.sources}
+        given |= {name: self.sources[name] for name in _OF_PROGRAMS if name in self.sources}
         return replace(
             step,
             **figures,
             sources={**step.sources, **given},
-            **{name: getattr(self, name) for name in _HOST},
-            whole_sums=self.whole_sums,
-            gathers_first=self.gathers_first,
-            broadcasts=self.broadcasts,
-            unfused_norms=self.unfused_norms,
+            **{name: getattr(self, name) for name in _OF_PROGRAMS},
         )
 
     @property

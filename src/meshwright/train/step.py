@@ -318,7 +318,8 @@ class CompiledStep(BatchRows):
     ) -> TrainState:
         """The state after an update. norm: of the gradients. given: other arguments of the optimizer."""
         mine, opt_state = self._updated_shards(state, grads, norm, **given)
-        params = merged(self.config, state.params, gathered(self.config, self.layout, mine))
+        whole = gathered(self.config, self.layout, mine, state.params)
+        params = merged(self.config, state.params, whole)
         return TrainState(params, self._waiting(opt_state), state.num_updates + 1)
 
     def _updated_shards(
