@@ -69,7 +69,7 @@ def search_chain(
     *,
     backward: bool = False,
 ) -> list[ChainChoice]:
-    """The choices for the arrays called `names`: those that fit by their seconds, then others by their bytes.
+    """The choices for the arrays `names`: first the ones that fit, by seconds, then the others, by bytes.
 
     A choice gives each axis of the mesh to one dimension of an array, or to none. Raises NotationError for an
     unknown array, or if there are too many choices.
@@ -89,7 +89,7 @@ def search_chain(
         inputs = [chosen.get(name, chain.arrays[name]) for name in (*chain.stored, chain.source)]
         num_bytes = sum(array.bytes_per_device(mesh, sizes, dtype) for array in inputs)
         candidates.append((num_bytes, arrays, chosen, inputs))
-    # If no inputs fit, those of the fewest bytes are priced.
+    # If no inputs fit, the inputs with the fewest bytes are priced.
     most = max(memory_limit_bytes, min((num_bytes for num_bytes, *_ in candidates), default=0))
     choices = []
     for num_bytes, arrays, chosen, inputs in candidates:

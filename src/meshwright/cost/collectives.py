@@ -225,8 +225,8 @@ _kept_lines = lru_cache(maxsize=65536)(lines_of)
 class _Part(NamedTuple):
     """A phase of a collective, on links of one kind.
 
-    bytes_of_gathered: the bytes that it handles, over V. seconds_per_byte: of these bytes. passes: number of
-    runs. latency: seconds of all runs.
+    bytes_of_gathered: the bytes that it handles, over V. seconds_per_byte: of the handled bytes. passes:
+    number of runs. latency: seconds of all runs.
     """
 
     bytes_of_gathered: float
@@ -434,7 +434,7 @@ def _link_load(link: Link) -> float:
 def _hops(link: Link) -> int:
     """Messages in sequence until the farthest device is reached.
 
-    n - 1 along a line or one-way ring, half of that in both directions, times the stride. Through a switch
+    n - 1 along a line or one-way ring, half in both directions, times the stride. Through a switch
     ceil(log2 n), as by a tree; `_tree_and_ring` has the steps of a ring there.
     """
     if link.kind != "ici":
@@ -449,7 +449,7 @@ def _shift(links: tuple[Link, ...]) -> tuple[float, int, float]:
         switch   t = max(block / w, t_hop)
 
     load: blocks over the busiest link if every group of devices shifts at once. Messages take one dimension
-    of a torus after another, and devices are numbered in the order of these dimensions. The last device of a
+    of a torus after another, and devices are numbered in the same order of dimensions. The last device of a
     stretch sends to the first of the next stretch; the last device of all sends to the first of all.
     """
     w, hop_seconds = links[0].one_way_bytes_per_second, links[0].hop_seconds

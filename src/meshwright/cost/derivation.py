@@ -57,7 +57,7 @@ class PricedSteps:
         return sum(line.seconds for line in self.lines if isinstance(line.step.action, Local))
 
     def seconds_comms(self, *timings: StepTiming) -> float:
-        """Seconds of the collectives with these timings; of all without any."""
+        """Seconds of the collectives whose timing is in `timings`; of all if it is empty."""
         return sum(
             line.seconds
             for line in self.lines

@@ -61,7 +61,7 @@ def eager_phases(
     layout: Layout,
     software: TrainingProgram,
 ) -> tuple[Memory, ...]:
-    """The loss, the backward pass of the last layer and that of the first, on one stage.
+    """Memory at the loss and at the backward passes of the last and the first layer of a stage.
 
     states: as for `memory.peak`. alive: as from `whole_microbatches`. Figures are arrays if the graph was
     recorded for many layouts.
@@ -123,7 +123,7 @@ def update_bytes(optimizer: Any, layout: Layout, software: TrainingProgram) -> A
 
 
 def _narrow_operand(layout: Layout, software: TrainingProgram) -> str | None:
-    """The type in which the program keeps operands of products, if that is narrower than activations."""
+    """The type of kept operands of products, if it is narrower than activations."""
     precision = layout.precision
     narrow, made = precision.matmul_dtype, precision.compute_dtype
     is_cast = software.casts_operands and narrow and dtype_bytes(narrow) < dtype_bytes(made)
@@ -142,7 +142,7 @@ def _as(value: Value, dtype: str) -> Any:
 
 
 def _in_program(segment: Segment, layout: Layout, software: TrainingProgram) -> Any:
-    """Bytes that the program's kernels keep of a layer, above those of the values that it reads."""
+    """Bytes of a layer that the program's kernels keep in addition to the values that it reads."""
     kept = {id(value): value for value in saved_values(segment, layout.schedule.remat)}
     made_by, more = segment.producers, 0
     narrow = _narrow_operand(layout, software)

@@ -45,7 +45,7 @@ class Value:
     """An activation or weight: its sharding, dtype and bytes on one device.
 
     frozen: a weight that is not trained and has no gradient. is_copy: whether it has memory separate from its
-    source; for many layouts, the layouts in which it moves. padding_bytes: added in memory by a kernel's
+    source; for many layouts, the layouts that move it. padding_bytes: added in memory by a kernel's
     tiles.
     """
 
@@ -92,7 +92,7 @@ class Work:
     """Compute on one device: FLOPs, bytes of HBM traffic, and the kernels that do it.
 
     shape: (rows, contracted, columns) of a product, (queries, head dimension, keys) of attention; None for
-    other work. batch: products of this shape at once. routed: the rows are those that a router gave to
+    other work. batch: products of this shape at once. routed: a router gave the rows to
     experts. unfused_bytes: extra traffic if no kernel fuses the steps of the operation. widened: the weights
     are stored in a narrower type than they are multiplied in. looped: 1 for work in a loop over blocks of
     rows, during which no collective runs; otherwise 0.
@@ -119,13 +119,13 @@ class Node:
 
     forward, backward: pieces of work in sequence. weight_gradient: the piece of the backward pass that
     nothing in it waits for; a zero-bubble schedule defers it. recompute_transfers: collectives of a repeated
-    forward pass; None if they are those of the forward pass. update_transfers: of the weight after the
+    forward pass; None if they equal the forward pass's. update_transfers: of the weight after the
     optimizer (ZeRO 1 and 2 gather the updated weights).
 
     unfused_bytes: kept for the backward pass in addition to `needs` if nothing fuses the operation's steps;
-    for a loss ("logits") the bytes of the logits of the whole vocabulary. steps: kind of these steps
-    ("norms", "gates", "keys": see `Software.fused`). scratch: bytes of temporary arrays of its backward
-    pass, besides cotangents; in inference, of arrays besides its results. fixed_rows: whether experts have a
+    for a loss ("logits") the bytes of the logits of the whole vocabulary. steps: kind of the operation's
+    steps ("norms", "gates", "keys": see `Software.fused`). scratch: bytes of temporary arrays of its backward
+    pass except cotangents; in inference, of arrays except its results. fixed_rows: whether experts have a
     fixed number of rows, so that no loop or kernel makes them. carried: bytes of weights and gradients that
     the backward pass of experts holds during further passes; 0 if one pass takes all rows.
     """
@@ -190,7 +190,7 @@ class StoredWeights(NamedTuple):
     """The weights of one part of the model on one device, in elements.
 
     Figures are for all of its layers together. name: of a stack, or of an array outside stacks. layers:
-    layers with these weights; empty outside the layers. stored, stored_bytes: between steps, scales included.
+    the layers that have them; empty outside the layers. stored, stored_bytes: between steps, scales included.
     accumulated: gradients while microbatches add to them. updated: in the optimizer's sharding, which summed
     gradients also have. optimizer, optimizer_blocks: its state, and the blocks of it. update_flops: of an
     update. exchanged: an update's collectives for all layers. summed: collectives for the gradient of a tied
@@ -215,7 +215,7 @@ class StoredWeights(NamedTuple):
 class Graph:
     """The recorded passes of one microbatch, in order, and the values in memory between them.
 
-    layers: index of the segment of every layer, in order. directions: passes in which each segment runs; only
+    layers: index of the segment of every layer, in order. directions: passes of each segment; only
     forward in prefill and generate. caches: the keys and values (or latents) that generation keeps.
     head_layers: the head's parameters divided by a layer's if stages are filled by them
     (`Software.counts_head`); otherwise 0. head_waits: the gradient of the head's weight may be deferred until

@@ -51,7 +51,8 @@ def pattern(mesh: Layout, config: ModelConfig, hardware: Hardware) -> Layout:
     """The recorded layout for `mesh`, with additional axes that do not change the price of `mesh`.
 
     Over an axis of one device nothing moves and nothing is split. But a host that launches operations one by
-    one also launches those that move nothing, and a head by chunks has another form over several devices.
+    one also launches collectives that move nothing, and a head by chunks has another form over several
+    devices.
     """
     if mesh.form is None or hardware.software.eager or hardware.chip.platform.head_tokens:
         return mesh
@@ -121,7 +122,7 @@ class LayoutFamily:
         return self._recorded([member.mesh.mesh.sizes for member in self.members])
 
     def _recorded(self, sizes: Sequence[Mapping[str, int]]) -> Graph:
-        """The graph of `layout` with these sizes of its axes, a mapping for each member."""
+        """The graph of `layout` with the axes' `sizes`, a mapping for each member."""
         sequences = np.array([member.num_sequences for member in self.members])
         shape = PassShape(sequences / self.microbatches, *self._lengths)
         first = self.members[0].mesh

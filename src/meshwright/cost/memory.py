@@ -51,7 +51,7 @@ from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.units import Numeric, whole
 
-# Layers with activations on the chip while those of other layers are on the host.
+# Layers with activations on the chip while other layers' activations are on the host.
 _LAYERS_NOT_OFFLOADED = 2
 # Microbatches outside the ring under SPMD 1F1B: one of a forward pass, one of a backward pass.
 _OFF_RING = Alive(2)
@@ -117,10 +117,10 @@ class HeldBytes(NamedTuple):
 
     a_microbatch: saved by its layers for one microbatch. left: kept by their split backward pass for the
     gradients of weights. once: saved by the embedding and the head, which run one at a time, and the last
-    layer's output. on_chip: the part of all these on the chip if the rest is offloaded. layer: alive in the
-    backward pass of a layer. head: beyond its saved values. waits: of the head while the layers run, beyond
-    its saved values; negative if these are freed by then. head_gradient: of the head's weight before its
-    reduction. table: of the gathered embedding. ahead: of the layer outside the loop, saved and gathered.
+    layer's output. on_chip: the part of all saved bytes on the chip if the rest is offloaded. layer: alive in
+    the backward pass of a layer. head: beyond its saved values. waits: of the head while the layers run,
+    beyond its saved values; negative if these are freed by then. head_gradient: of the head's weight before
+    its reduction. table: of the gathered embedding. ahead: of the layer outside the loop, saved and gathered.
     sums: of gradients that stay whole, of all layers (`Segment.whole_sums`).
 
     Figures are arrays if the graph was recorded for many layouts.
@@ -167,7 +167,7 @@ class HeldBytes(NamedTuple):
 
 @kept_with
 def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
-    """Bytes that a stage with these counts holds under one remat policy."""
+    """Bytes that a stage with `counts` of each segment holds under one remat policy."""
     present = [pair for pair in zip(graph.segments, counts, strict=True) if pair[1]]
     layers = [(segment, count) for segment, count in present if segment.source]
     ends = [segment for segment, _ in present if not segment.source]
@@ -269,7 +269,7 @@ def saved_bytes(segment: Segment, remat: str) -> int:
     """Bytes of activations that one run keeps; a gathered weight that it keeps is a buffer.
 
     Operands of products and gates may be kept in a narrower type (DeepSeek-V3, 2024, section 3.3.3), with its
-    scales. Values for later layers are kept by these as separate arrays.
+    scales. Values for later layers are kept by the later layers as separate arrays.
     """
     weights = {id(value) for node in segment.nodes if node.kind == "gather" for value in node.outputs}
     values = [value for value in saved_values(segment, remat) if id(value) not in weights]

@@ -2,8 +2,8 @@
 
     seconds of a piece of work = max(FLOPs / rate, bytes / HBM rate) + kernels . seconds of a kernel
 
-Rates are those of whole steps in the chip's `[step]` table. These prices depend only on the graph and the
-chip, so layouts that differ only between chips share them.
+Rates are from the chip's `[step]` table, so they hold for whole steps. These prices depend only on the graph
+and the chip, so layouts that differ only between chips share them.
 """
 
 from collections.abc import Iterable, Iterator

@@ -46,7 +46,7 @@ def record_training(
 ) -> Graph:
     """The graph of one microbatch's loss as the hardware's software runs it.
 
-    has_kernel: whether a flash kernel takes attention; None: as on these chips (`lacks_flash`).
+    has_kernel: whether a flash kernel takes attention; None: as on the hardware's chips (`lacks_flash`).
     """
     if has_kernel is None:
         has_kernel = lacks_flash(config, hardware, layout, shape.key_len) is None

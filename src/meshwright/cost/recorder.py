@@ -56,13 +56,13 @@ class PassShape:
 
 @dataclass(frozen=True)
 class Lowering:
-    """The forms in which a program runs attention, the head and experts.
+    """A program's forms of attention, the head and experts.
 
     flash_attention: only one block of scores is in memory, and masked blocks are skipped. by_blocks: by XLA's
-    operations, whose scores cross memory block by block. kernel: by this kernel. head_tile: multiple to which
-    heads are padded. scores_dtype: of scores in memory, without flash attention. wide_logits: logits that are
-    capped or made of narrow operands are kept in float32, too. head_tokens: tokens of a device in a chunk of
-    the head; None: all at once. static_blocks: sizes of the blocks of experts' rows, in a program of
+    operations, whose scores cross memory block by block. kernel: by this kernel. head_tile: heads are padded
+    to a multiple of it. scores_dtype: of scores in memory, without flash attention. wide_logits: logits that
+    are capped or made of narrow operands are kept in float32, too. head_tokens: tokens of a device in a chunk
+    of the head; None: all at once. static_blocks: sizes of the blocks of experts' rows, in a program of
     static shapes (`blocks_of`); None: rows follow the load. solves_by_products: triangular systems are solved
     by products with their inverses. loops_over_chunks: recurrences are XLA's loops over chunks of positions,
     whose kernels pass float32 arrays through memory; otherwise one kernel keeps them on chip.
@@ -392,7 +392,7 @@ class Recorder:
         if stored.frozen:
             backward = update = ()
         elif not self._is_first_use(stored):
-            # Its gradient is added to that of the first use before it is summed, if that is not at once.
+            # Its gradient is added to the first use's before the sum over devices, if that is not at once.
             at_once = not update
             waits = self.layout.schedule.microbatches > 1
             kept = tuple(t for t in backward if at_once and not (t.once and waits))
@@ -472,7 +472,7 @@ def _reduced(yielded: ShardedArray, accumulated: ShardedArray) -> tuple[Collecti
 
 @lru_cache(maxsize=8192)
 def _adding(yielded: ShardedArray, home: ShardedArray) -> ShardedArray:
-    """The array to which microbatches add their gradients.
+    """The array of gradients that microbatches add to.
 
     It is sharded as `home`, with the partial sums of `yielded`.
     """

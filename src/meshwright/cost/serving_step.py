@@ -89,7 +89,7 @@ AttentionForm = Literal["kernel", "blocks", "pages", "tables"]
 def attention_form(
     config: ModelConfig, hardware: Hardware, layout: Layout, queries: int, positions: int, longest: int
 ) -> AttentionForm:
-    """The form of attention for the last `queries` of `positions` on these chips.
+    """The form of attention for the last `queries` of `positions` on the hardware's chips.
 
         kernel   on chip: the cache is read once. Every generate step of accelerators is priced in this form,
                  also without a kernel, which the plan then reports (`why_no_paged`)
@@ -503,7 +503,7 @@ def record_inference(
 ) -> Graph:
     """The graph of one step in the software of the hardware.
 
-    longest: positions to which servers pad prompts; None for the length in `shape`.
+    longest: length of padded prompts; None for the length in `shape`.
     """
     queries, positions = shape.query_len, shape.key_len
     form = attention_form(config, hardware, layout, queries, positions, longest or positions)
@@ -607,7 +607,7 @@ def cache_bytes(
 ) -> Any:
     """Bytes on one chip of the caches of `num_sequences` sequences of `context` positions.
 
-    num_state_entries: states of all replicas, with copies; None: as many as sequences.
+    num_state_entries: states of all replicas, with copies; None: one for each sequence.
     """
     ops = _CachedOps(config, layout, PassShape(num_sequences, 1, context))
     caches = (

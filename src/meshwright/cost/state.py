@@ -37,7 +37,7 @@ class StageState:
     """Weights, gradients and the optimizer of one chip of a stage; arrays for many layouts.
 
     stored: the parameters of the stage's layers, and of the embedding and the head if the schedule puts them
-    there. The optimizer's state of weights that several stages read is on the first of these.
+    there. If several stages read a weight, its optimizer state is on the first of them.
     """
 
     def __init__(self, graph: Graph, layout: Layout, stage: int = 0) -> None:
@@ -88,7 +88,7 @@ class StageState:
     def update_transfers(self, microbatches: Numeric) -> list[tuple[Transfer, Any]]:
         """(transfer, times a step) of an update: sums of norms, and each weight's collectives.
 
-        Weights that other stages also read are sent to these when a step begins; their gradients are returned
+        If other stages also read a weight, it is sent to them when a step begins; its gradients are returned
         once they are summed.
         """
         axes = self.layout.weight_axes
@@ -110,7 +110,7 @@ class StageState:
     def broadcasts(self) -> Iterator[tuple[Transfer, Any]]:
         """(transfer, times a step) of updated weights that each rank with a part sends to the others.
 
-        A broadcast over a ring passes as many ranks as an all-gather does.
+        A broadcast over a ring passes the same number of ranks as an all-gather.
         """
         gathers = (
             t for _, node in self._graph.nodes() for t in node.update_transfers if t.op == "all_gather"
@@ -153,8 +153,8 @@ class _Share(NamedTuple):
 
     read, updated: shares that it reads and that it updates. lent: copies sent to other stages. borrowed: the
     share that it reads and another stage updates. second: the share of the microbatches whose second use of
-    the part is here, in a separate program. second_once: 1 if the stage has no first use of it, to whose
-    gradients the second's are added before the sum.
+    the part is here, in a separate program. second_once: 1 if the stage has no first use of it; otherwise
+    the second's gradients are added to the first's before the sum.
     """
 
     read: float

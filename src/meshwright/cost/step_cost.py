@@ -13,7 +13,7 @@ products are read, for the share `prefetch` of memory-bound time. Other transfer
 gradients reduced later) hide under the work of the same pass. `overlap` is the share of hidden time that
 costs nothing: a transfer takes memory bandwidth, power and, on GPUs, processors from concurrent work.
 
-The bubble and the exposed hops are those of a simulation of the schedule's table (cost/pipeline). Prefill and
+The bubble and the exposed hops are simulated from the schedule's table (cost/pipeline). Prefill and
 generate are the same sum over forward passes, without work once per step. Within a pass, gathers of weights
 over the same axes are one message, and so are sums of gradients, as in compilers and frameworks: they share
 the latency of a message.
@@ -232,7 +232,7 @@ class _Sums:
     def add_pass(self, timed: TimedPass, times: float, idle: float) -> None:
         """One direction of a segment, run `times` times; hidden transfers are not added.
 
-        idle: runs of its collectives for each of these; idle runs take no time here.
+        idle: idle runs of its collectives for each run; they take no time here.
         """
         for name, bound, seconds in timed.work.terms:
             self.add(name, seconds * times, bound)

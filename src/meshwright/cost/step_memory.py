@@ -95,7 +95,7 @@ def _largest(memories: Iterable[Memory]) -> Memory:
 def reported_bytes(graph: Graph, layout: Layout, software: TrainingProgram, room: float) -> float:
     """Bytes of a step that the software reports.
 
-    They are those of its reporting rank, with the blocks that its allocator holds. room: bytes that a program
+    They include the blocks that its reporting rank's allocator holds. room: bytes that a program
     may have; held blocks take at most the rest of them. In pipelines, half of the published runs hold some
     blocks and the others none; none are counted.
     """

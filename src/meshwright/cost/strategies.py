@@ -55,7 +55,7 @@ def strategies(
     These take at most REACH times the seconds of the cheapest, and no other strategy is as good or better in
     time, product, collectives and memory at once. The textbook's strategies, with at most one collective per
     axis, are always listed. If the output is open, each end of a partial sum is a strategy. A strategy that
-    leaves the sum partial sorts after those that finish it, since a reader of the result has to finish it.
+    leaves the sum partial sorts after the others, since a reader of the result has to finish it.
 
     objective: "latency" is one run by itself, "throughput" one of many that overlap.
 
@@ -140,7 +140,7 @@ def _bounds(
 class _Candidates:
     """The priced strategies for one objective and memory limit.
 
-    limit: most seconds of a listed strategy, `reach` times those of the cheapest.
+    limit: most seconds of a listed strategy, `reach` times the cheapest's.
     """
 
     def __init__(self, objective: Objective, memory_limit: float | None, reach: float) -> None:
@@ -226,7 +226,7 @@ class Pricing:
         self._made = _Product(q, q.out or ShardedArray("C", dims, ((),) * len(dims)), self.axes, orders)
 
     def least_seconds(self, roles: AxisRoles, objective: Objective = "latency") -> float | None:
-        """Lower bound of the seconds with these roles; None if a dimension does not divide.
+        """Lower bound of the seconds for `roles`; None if a dimension does not divide.
 
         The product may hide one transfer, so at most the reshard of one array. With objective "throughput" it
         hides all.
@@ -248,7 +248,7 @@ class Pricing:
     def strategies(
         self, roles: AxisRoles, limit: float = inf, *, textbook: bool = False
     ) -> Iterator[Strategy]:
-        """The strategies with these roles, sequential and windowed, of at most `limit` seconds.
+        """The strategies for `roles`, sequential and windowed, of at most `limit` seconds.
 
         textbook: also the sequential ones by the rules, regardless of `limit`.
         """
@@ -273,7 +273,7 @@ class Pricing:
                 yield Strategy(q, named, end.out, end.via, chosen, window, *figures)
 
     def _place(self, roles: AxisRoles) -> tuple[_Placed, _Placed, _Placed] | None:
-        """The operands and the product with these roles; None if a dimension does not divide."""
+        """The operands and the product for `roles`; None if a dimension does not divide."""
         if roles not in self._placed:
             lhs, rhs, made = (one.placed(roles) for one in (self._lhs, self._rhs, self._made))
             self._placed[roles] = (lhs, rhs, made) if lhs and rhs and made else None
@@ -303,7 +303,7 @@ class _Array:
         self._reshards: dict[tuple[ShardedArray, bool], list[PricedReshard]] = {}
 
     def placed(self, roles: AxisRoles) -> _Placed | None:
-        """The array with these roles; None if a dimension does not divide.
+        """The array for `roles`; None if a dimension does not divide.
 
         A product is partial over contracted axes.
         """
@@ -380,7 +380,7 @@ class _Product(_Array):
     def endings(self, placed: _Placed, textbook: bool) -> list[_Ending]:
         """Its possible ends.
 
-        An AllReduce is also split in two steps, the first of which can run under the product.
+        An AllReduce is also split in two steps; the first can run under the product.
         """
         product = placed.array
         if self._question.out is None:

@@ -137,7 +137,7 @@ class Strategy(NamedTuple):
 
     @property
     def contraction(self) -> Contraction:
-        """The contraction with each array's steps, and those of its cotangent."""
+        """The contraction with the steps of each array and of its cotangent."""
         q = self.question
         plan = contraction(str(q.einsum), q.lhs, q.rhs, self.out, dict(self.roles))
         lhs, rhs, out = (
@@ -200,7 +200,7 @@ class Strategy(NamedTuple):
 
 
 def _backward_steps(reshard: Reshard, q: ContractionQuestion) -> tuple[Collective, ...] | None:
-    """The cheapest steps of the cotangent; None if those of the rules are as fast."""
+    """The cheapest steps of the cotangent; None if the steps by the rules are as fast."""
     target = cotangent(reshard.given)
     block = reshard.yielded.bytes_per_device(q.mesh, q.sizes, q.dtype)
     by_rules = priced_reshard(reshard.backward, block, q.placement)

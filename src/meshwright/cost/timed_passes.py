@@ -66,13 +66,13 @@ class TimedPass:
         return self._step.exchanging if transfer.what == "tokens" else self._step.waiting
 
     def exposed(self, transfer: Transfer) -> float:
-        """The share of a transfer's time for which compute waits."""
+        """The share of a transfer's time that compute waits for."""
         if self._is_awaited(transfer):
             return self._share(transfer)
         return 1 - self._hidden / self._behind if self._behind else 0.0
 
     def beside(self, transfer_seconds: Numeric) -> "TimedPass":
-        """This pass during a transfer between chip and host, which takes at least as long."""
+        """This pass during a transfer between chip and host; it is not shorter than the transfer."""
         extended = copy(self)
         extended.seconds = larger(self.seconds, transfer_seconds)
         extended.for_host = extended.seconds - self.seconds
@@ -114,8 +114,8 @@ def timed_passes(
 ) -> list[list[TimedPass]]:
     """The passes of each segment, in each of the graph's directions under the layout's remat policy.
 
-    If activations are offloaded, those of a layer are sent during the next layer's forward pass, and return
-    before its backward pass: each of the two passes takes at least as long as that transfer.
+    If activations are offloaded, a layer's are sent during the next layer's forward pass, and return
+    before its backward pass: neither of the two passes is shorter than the transfer.
     """
     by_segment = []
     for segment in graph.segments:

@@ -1,7 +1,7 @@
 """The weights of a model moved from one layout to another: derived collectives, seconds and bytes.
 
 Two layouts number the same devices, each by axes of its own. The axes of both are cut where the axes of one
-end inside an axis of the other; on a mesh of these parts both layouts are shardings.
+end inside an axis of the other; on a mesh of the parts both layouts are shardings.
 
     fsdp=64                    fsdp0=8, fsdp1=8
     data=8,tensor=8            data = fsdp0, tensor = fsdp1
@@ -96,8 +96,8 @@ class WeightsMove:
 def shared_mesh(before: Layout, after: Layout) -> SharedMesh:
     """A mesh of the parts of both layouts, which each can be written on.
 
-    Raises LayoutError if they have different numbers of devices, or axes that end at sizes of which neither
-    divides the other.
+    Raises LayoutError if they have different numbers of devices, or axes that end at two sizes
+    that do not divide each other.
     """
     sizes = [{axis: size for axis, size in one.mesh.sizes.items() if size > 1} for one in (before, after)]
     counts = [prod(one.values()) for one in sizes]

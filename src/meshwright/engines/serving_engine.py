@@ -31,8 +31,8 @@ class ServingEngine(Record):
     `matmul.bf16` for a key of `matmul`; a missing figure is the chip's `[inference]`.
 
     step_tokens: maximum tokens of a replica in a step. cuts_prompts, counts_generated: as in
-    `serve.engine.shared_tokens`. separate_prompts: prompts have a program of their own, for which sequences
-    that generate wait. reserves_answers: a request starts if its whole answer has memory, so none loses its
+    `serve.engine.shared_tokens`. separate_prompts: prompts have a program of their own, and sequences that
+    generate wait for it. reserves_answers: a request starts if its whole answer has memory, so none loses its
     pages. memory_share: share of a chip's memory for weights, caches and workspace.
     max_sequences: sequences of a replica at once. request_seconds: of HTTP and of the tokeniser, for each
     request. step_seconds: of the host for each step, while devices wait. grouped_experts: one kernel

@@ -215,7 +215,7 @@ def _fewest(
 
 
 def _beyond(figures: dict[str, Any], targets: LatencyTargets) -> str:
-    """The targets that 95% of the answers miss, with these answers' times."""
+    """The targets that the 95th percentile of answers misses, each with its time."""
     asked = {"ttft": targets.ttft_seconds, "tpot": targets.tpot_seconds}
     reached = {name: figures[f"{name}_seconds"]["p95"] for name in asked}
     missed = [

@@ -204,8 +204,8 @@ def cheapest_servers(
             bounds.append(bound)
     if not bounds:
         raise PlanError(
-            f"{config.name}: no layout of {engine.name} on these machines holds the weights and generates a "
-            f"token in {format_seconds(load.tpot_p95)}"
+            f"{config.name}: no layout of {engine.name} on the given machines holds the weights and "
+            f"generates a token in {format_seconds(load.tpot_p95)}"
         )
     bounds.sort(key=lambda bound: bound.cost)
     tried: list[RatedServers] = []

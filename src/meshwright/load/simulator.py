@@ -55,7 +55,7 @@ class StepPrices(Protocol):
     ) -> float: ...
 
     def generating(self, num_sequences: int, mean_contexts: np.ndarray) -> np.ndarray:
-        """Seconds of decode steps with these mean contexts."""
+        """Seconds of a decode step for each of `mean_contexts`."""
         return np.array(
             [self.seconds(num_sequences, context, (), 0) for context in mean_contexts.tolist()], float
         )
@@ -251,7 +251,7 @@ class _Asked:
     tokens: "list[tuple[_StepEnds, int, int]]" = field(default_factory=list)
 
     def take(self, ends: "_StepEnds", first: int, stop: int) -> None:
-        """Add the tokens at the ends of these steps."""
+        """Add the tokens at the ends of steps `first` to `stop` - 1."""
         self.num_tokens += stop - first
         if self.tokens and self.tokens[-1][0] is ends and self.tokens[-1][2] == first:
             first = self.tokens.pop()[1]
@@ -406,16 +406,16 @@ class _Replica:
         self._next = self._scheduler.schedule()
 
     def _num_steady(self, counted: CountedRunning) -> int:
-        """Steps from this one on in which the same sequences generate, if nothing arrives."""
+        """Number of next steps that generate for the same sequences if nothing arrives."""
         if self._scheduler.waiting and self._scheduler.num_free_slots:
             return 1
         return counted.num_steady()
 
     def _pass_steady(self, batch: Batch, num_steps: int, counted: CountedRunning) -> float:
-        """Pass the steps of a block except its last, which then runs; the time at which that begins.
+        """Pass the steps of a block except its last, which then runs. Returns the last one's start.
 
-        An arrival during a step is first seen by the schedule that is made at the step's end, so the block
-        ends with the step in which the next event happens.
+        The schedule made at a step's end is the first to see an arrival during the step, so the block ends
+        with the step of the next event.
         """
         now, number = self._simulation.now, batch.num_counted
         positions = batch.counted_positions + number * np.arange(num_steps)

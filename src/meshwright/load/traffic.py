@@ -48,7 +48,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of prompt and output tokens: log-normal with these means, or exact if spread is 0.
+    """A distribution of prompt and output tokens: log-normal around the means, or exact if spread is 0.
 
     spread: standard deviation of the logarithm.
     """
@@ -122,7 +122,7 @@ def poisson(rate_per_second: float, burst: int, seed: int) -> Iterator[float]:
 def read_trace(path: Path) -> list[Chat]:
     """The requests of a JSON-lines file, each line with arrival_seconds, prompt_tokens and output_tokens.
 
-    Raises DataError for a line in which one of them is missing or out of range.
+    Raises DataError if one of them is missing in a line or out of range.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

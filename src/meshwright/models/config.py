@@ -173,7 +173,7 @@ class MLA:
     kv_rank (R): size of that latent. q_rank (Q): size of the queries' latent; None projects queries at once.
     nope_dim (J), rope_dim (A): elements of a query's or key's head without and with rotary positions; the
     latter are the same in all heads of a key. value_dim (O): elements of a value's head. norm_eps: of the
-    norms of both latents, 1e-6 in published implementations whatever the model's own `norm_eps` is.
+    norms of both latents, 1e-6 in published implementations for any `norm_eps` of the model.
     """
 
     kv_rank: int
@@ -229,8 +229,8 @@ class Multipliers:
     """Factors of products in a model's files: a parameter is the file's tensor times its factors.
 
     attention_in, state_in: of the input of attention, and of the mixer with a state. attention_out,
-    state_out: of their results. key, mlp_gate, mlp_out and those of a state (`z`, `x`, `b`, `c`, `step`): of
-    the products of these weights.
+    state_out: of their results. key, mlp_gate, mlp_out and, of a state, `z`, `x`, `b`, `c`, `step`: of the
+    product of the weight of that name.
     Source: Falcon-LLM Team, "Falcon-H1", https://arxiv.org/abs/2507.22448.
     """
 
@@ -256,7 +256,7 @@ class Extra:
     """A weight that plans and counts know and `nn` does not compute.
 
     letters: of its dimensions; sizes: of its letters that the model does not have, in pairs. fan_in: the
-    letters over which a token is multiplied with it; "" for a table or a vector. in_layers: whether each
+    letters that its product with a token sums over; "" for a table or a vector. in_layers: whether each
     layer has it. A name that begins with table_, w_ or router_, or contains norm, is counted as vocabulary,
     feed-forward, router or norm, others as attention. After unused_, a name is counted in the same way, and
     the weight is active for no token.
@@ -281,8 +281,8 @@ class Window(NamedTuple):
     """The positions that a query of a local layer sees: the last `size`, its own included.
 
     chunked: only positions of the query's own chunk of `size` positions, counted from 0 (Llama 4).
-    compressed: in addition, one entry for each of this number of earlier positions, of which a query reads at
-    most top_k; 0 for none, and for all (DeepSeek-V4).
+    compressed: in addition, one entry for each of this number of earlier positions; 0: none. A query reads at
+    most top_k entries; 0: all (DeepSeek-V4).
     """
 
     size: int
@@ -320,7 +320,7 @@ class Window(NamedTuple):
 
 
 class LayerKind(NamedTuple):
-    """The properties in which layers differ: the stack of their weights, their window, their positions.
+    """The properties that differ between layers: the stack of their weights, their window, their positions.
 
     window: None if a layer sees all positions. turned: whether positions turn its queries and keys. mixer:
     attention, a state, both or none. variant: number of the layer's variant, from 1; 0 for none. slope: the
@@ -400,7 +400,7 @@ class ModelConfig:
     scale_embedding: by sqrt(d_model). embedding_scale, residual_scale, logit_scale: factors of embeddings, of
     the results of attention and feed-forward, and of logits (Granite). residual_inputs: three factors;
     attention, a state and a feed-forward add to their normed input times one of them, not to their input
-    (MiniMax-01). position_offset: rows of the table of learned positions before that of position 0 (OPT).
+    (MiniMax-01). position_offset: rows of the table of learned positions before position 0's (OPT).
     head_bias: of the output projection. embedding_norm: embeddings are normed (BLOOM). layers_per_cache:
     consecutive layers that read one cache of keys and values, made by the first of them (cross-layer
     attention, Brandon et al., 2024).
@@ -413,7 +413,7 @@ class ModelConfig:
     out_groups: each of this number of groups of heads has a latent of this size before the output projection.
     values_are_cached_keys: no array of values is cached.
     value_dim: elements of a value's head, if not d_head. values_are_keys: no product makes values (Gemma 4).
-    multipliers: factors by which weights are multiplied when its files are read (Falcon-H1).
+    multipliers: factors of weights, applied when its files are read (Falcon-H1).
     num_kv_shared: the last layers that read the keys and values of the last layer before them with the same
     window (Gemma 3n). variants: layers with other sizes. extras: weights that only plans know. tower_params:
     of the parts of the model that see or hear, which only memory counts.
@@ -563,7 +563,7 @@ class ModelConfig:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Every layer, from the first to the last; the head's only layer if `draft_head` is "alone"."""
+        """Every layer, from the first to the last; only the draft head's if it runs without the model."""
         return (self.draft_layer,) if self.draft_head == "alone" else self.model_layers
 
     @cached_property
@@ -830,7 +830,7 @@ def _with_tuples(variant: Variant) -> Variant:
 
 
 def _record(name: str, value: Any) -> Any:
-    """The value of a field, of which a file has a table or a list."""
+    """The value of a field that is a table or a list in a file."""
     if name in TABLES and isinstance(value, dict):
         return TABLES[name](**value)
     if name == "extras":

@@ -178,9 +178,9 @@ def _attending(config: ModelConfig) -> Iterator[tuple[ModelConfig, Window | None
 
 
 def read_windows(config: ModelConfig) -> tuple[Window | None, ...]:
-    """For each layer with attention, the window with as many keys as a query reads; None for all.
+    """For each layer with attention, a window of the number of keys that a query reads; None for all.
 
-    An indexer chooses as many keys as a window of `top_k` has, anywhere among the positions.
+    An indexer counts as a window of `top_k` keys, although it chooses them among all positions.
     """
     layers = (layer.kind for layer in config.all_layers if layer.kind.attends)
     return tuple(
@@ -218,7 +218,7 @@ def forward_flops_per_token(config: ModelConfig, seq_len: int, *, causal: bool =
 
 
 def even_context(config: ModelConfig, seq_len: int) -> float:
-    """The context at which a token's attention takes the FLOPs of all its products.
+    """The context whose attention takes the same FLOPs a token as all products.
 
     By the mean slope up to `seq_len` positions, since layers with a window read no more.
 
@@ -419,7 +419,7 @@ def state_arrays(config: ModelConfig, dtype: str = "bf16") -> dict[str, tuple[st
 
 
 def mixer_state_bytes(config: ModelConfig, dtype: str = "bf16") -> int:
-    """Bytes of the states of one sequence over all layers, whatever its length.
+    """Bytes of the states of one sequence of any length, over all layers.
 
     Recurrent states are float32; the inputs that convolutions remember are in `dtype`.
     """

@@ -72,7 +72,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def model_from_dict(values: Mapping[str, Any], where: str) -> ModelConfig:
-    """The ModelConfig with these fields, some of them tables. ModelError if one is unknown or missing."""
+    """The ModelConfig with the fields in `values`. ModelError if one is unknown or missing."""
     values = dict(values)
     for name, kind in _TABLES.items():
         if (table := values.get(name)) is None or isinstance(table, kind):

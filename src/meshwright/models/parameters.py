@@ -108,7 +108,7 @@ def variant_of(path: str) -> int:
 
 
 def is_latent(letters: Sequence[str]) -> bool:
-    """Whether an activation of these letters is a latent, from which larger arrays are computed.
+    """Whether an activation of `letters` is a latent, the input of products with larger results.
 
     >>> is_latent("BTR"), is_latent("BTD")
     (True, False)
@@ -269,7 +269,7 @@ def _extra(extra: Extra) -> Param:
 
 
 def _norm(config: ModelConfig, name: str, letter: str) -> dict[str, Param]:
-    """The scale and bias of a norm whose input ends with these letters."""
+    """The scale and bias of a norm whose input ends with `letter`."""
     scale = {name: Param(letter, "zeros" if config.norm_offset else "ones")} if config.norm_scale else {}
     return scale | ({f"{name}_bias": Param(letter, "zeros")} if config.norm_bias else {})
 
@@ -333,7 +333,7 @@ def _latent_attention(config: ModelConfig) -> dict[str, Param]:
 
 
 def _indexer(config: ModelConfig) -> dict[str, Param]:
-    """The weights of the indexer, to which the cross-entropy has no gradient."""
+    """The weights of the indexer; the cross-entropy has no gradient to them."""
     if (indexer := config.own_indexer) is None:
         return {}
     from_latent = config.q_rank or (config.mla and config.mla.q_rank)

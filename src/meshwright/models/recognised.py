@@ -167,7 +167,7 @@ def _similar(config: Mapping[str, Any], name: str, unknown: str) -> tuple[Family
         raise ModelError(
             f"{name}: {unknown} is not known. It would be read as {family.name} ({family.title}) but for "
             f"{', '.join(f'{key} = {brief(renamed.get(key, config.get(key)))}' for key in odd)}, which may "
-            "change the model; leave out what does not, or write the model as a TOML"
+            "change the model; leave out keys that do not, or write the model as a TOML"
         )
     if best is None:
         raise _unsupported(name, unknown)
@@ -258,7 +258,7 @@ def _unsupported(name: str, what: str) -> ModelError:
 
 
 def rules_of(family: Family, given: Iterable[str] = ()) -> dict[str, Rule | Part]:
-    """The rule of every key that the family's files may have, and of those given that are of towers."""
+    """The rule of every key that the family's files may have, and of each key of towers in `given`."""
     rules: dict[str, Rule | Part] = {**EVERY_FILE, **OTHER_MODELS}
     rules |= {key: _TOWER for key in given if _OF_TOWERS.match(key)}
     for table in {key.partition(".")[0] for key in family.keys if "." in key}:

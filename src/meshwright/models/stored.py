@@ -1,4 +1,4 @@
-"""The number type in which a checkpoint's files hold its matrices, as its config.json states."""
+"""The number type of the matrices in a checkpoint's files, as its config.json states."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -266,7 +266,7 @@ def _gemma4_audio(t: TowerTable) -> int:
     width, out = t.width, t.size("output_proj_dims")
     first, second = t.given["subsampling_conv_channels"]
     scales = first + second
-    # Each convolution of 3 x 3 halves the bands, as many as its channels.
+    # The bands are the number of channels; each convolution of 3 x 3 halves them.
     convolutions = 9 * first + 9 * first * second + scales + first // 4 * second * width
     feed_forward = two_layers(width, 4 * width, width, bias=False) + 2 * width
     # Keys of positions have a matrix of their own.

@@ -2,8 +2,8 @@
 
 `nn/` implements the operations with JAX and so runs this file; `cost/` implements them in symbols
 and so prices it. Training, prefill and generation are the same function, with and without a cache.
-The names given here (`wq`, `attention`, `loss`, ...) are scopes in the compiled program, by which the
-audit recognises operations.
+The names given here (`wq`, `attention`, `loss`, ...) are scopes in the compiled program; the audit
+recognises operations by them.
 
 Letters: B sequences, T query positions, S key positions, D model, F dense feed-forward, N query
 heads, K key-value heads, G = N/K, H head dimension, V vocabulary, W learned positions, Z rank of
@@ -39,7 +39,7 @@ from meshwright.models.parameters import (
     value_letter,
 )
 
-# The scope in which layers that share keys and values add up their cotangents.
+# The scope of the sums of cotangents of layers that share keys and values.
 SHARED_KV = "shared_kv"
 
 
@@ -55,7 +55,7 @@ class Places(NamedTuple):
 
 
 def input_of(*names: str) -> str:
-    """The name of the shared input of the products with these weights.
+    """The name of the shared input of the products with the weights `names`.
 
     >>> input_of("wq", "wk", "wv")
     'to_wq+wk+wv'
@@ -127,16 +127,17 @@ class Ops(Protocol[V]):
 
     norm: over the last letter, or the last `num_letters`; scale and bias have the last letters of x; eps: the
       model's if None.
-    kept: x, the result of the operation or product of this name, in the type in which a backward pass keeps
-      it for `einsums`, `activation`, `router` and `experts`. The result of attention is not narrowed, since
-      attention's own backward pass reads it (DeepSeek-V3, arXiv:2412.19437, section 3.3.3, gives it 12 bits).
+    kept: x, the result of the operation or product of this name, in the type that a backward pass keeps
+      it in for `einsums`, `activation`, `router` and `experts`. The result of attention is not narrowed,
+      since attention's own backward pass reads it (DeepSeek-V3, arXiv:2412.19437, section 3.3.3, gives it 12
+      bits).
     bias: b has the last letters of y, for experts also E.
     rope: turns all of H, or `rotary_dim` elements; with latent attention the last A, or with `leading` the
       first A. Leaves x as it is in layers without rotary positions.
     turned_norm: over H, without weights, in layers with rotary positions.
     temperature: of queries, in layers without rotary positions.
     attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees its own position and the earlier
-      ones in its layer's window; with `chosen`, of these only the keys that `index` chose.
+      ones in its layer's window; with `chosen`, only the keys among them that `index` chose.
     dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
       has the first letters of y.
     activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
@@ -144,7 +145,7 @@ class Ops(Protocol[V]):
       runs several kinds of layers at once passes its own `kind`, which has `stack` like a LayerKind. shared:
       the keys and values that the last layer with its own returned; None before the first.
     take: x[B, n, D] at indices[B, n] into T.
-    join: x[B, T, h] of two x[B, T, D], one after the other. detached: x, of which readers have no gradient.
+    join: x[B, T, h] of two x[B, T, D], one after the other. detached: x without a gradient for its readers.
     undifferentiated: the result of block(*inputs), through which no gradient passes.
     with_draft_loss: the result of `layers`, and the loss of a draft head, which is weighed as it is.
     loss: mean cross-entropy of targets[B, T], in nats per token; the last of each row may be missing
@@ -386,7 +387,7 @@ def _biased(ops: Ops[V], w: Mapping[str, V], name: str, y: V) -> V:
 
 
 def _products(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, **specs: str) -> tuple[V, ...]:
-    """The products of x with these weights, plus s (x A) B for weights with adapters."""
+    """The products of x with the weights of `specs`, plus s (x A) B for weights with adapters."""
     products = ops.einsums(x, w, **specs)
     parts = {name: adapter_specs(spec) for name, spec in specs.items() if name + ADAPTER_A in w}
     if not parts:
@@ -657,7 +658,7 @@ def through(
 
 
 def leave(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, indices: V | None = None) -> V:
-    """logits[B, T, V] of x[B, T, D] after the last layer; with indices[B, n] only of these positions."""
+    """logits[B, T, V] of x[B, T, D] after the last layer; with indices[B, n] only of positions in it."""
     x = x if indices is None else ops.take("take", x, indices)
     x = _logits_input(config, ops, final_norm(config, ops, w, x))
     (out,) = ops.einsums(x, w, **_head(config))

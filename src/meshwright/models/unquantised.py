@@ -47,7 +47,7 @@ def _modules(model: ModelConfig, family: Family) -> Iterator[tuple[str, Sequence
 
 
 def _of_text(name: str) -> str:
-    """A module's name without that of the language model in a larger one."""
+    """A module's name without the prefix of the language model in a larger one."""
     return re.sub(r"^.*?(?=\blayers?\.)", "", name)
 
 

@@ -24,17 +24,17 @@ class StepEfficiency:
 
     matmul: by dtype, the share of the dense peak that a large matmul reaches. matmul_half_outputs: number of
     elements in the result of a product that reaches half of that, since its last tiles leave processors idle.
-    experts: the share of the matmul rate for products of several experts. They last as long as the fullest
+    experts: the share of the matmul rate for products of several experts. They take the time of the fullest
     expert's, and small groups of tokens leave tiles partly empty.
     attention: the share of the compute type's peak that a flash kernel reaches if the head dimension fills
-    the matrix units and the sequence is long. attention_half_keys: number of keys a query at which it reaches
-    half of that, since short sequences leave blocks and processors partly empty.
+    the matrix units and the sequence is long. attention_half_keys: number of keys a query for half of that
+    share, since short sequences leave blocks and processors partly empty.
     memory: the share of the HBM bandwidth that memory-bound work reaches. elementwise: the share of that
     bandwidth for norms, activations and casts, whose bytes are counted as if perfectly fused (operands and
     results once). memory_by_dtype: a further factor by dtype. (XLA:CPU widens bf16 to float32 and back, so
     half the bytes save no time.)
     links: by kind of link, the share of its bandwidth that the step's collectives reach. network_falloff:
-    exponent by which the network's share falls with the number of domains (`Switch.falloff`).
+    exponent of the fall of the network's share with the number of domains (`Switch.falloff`).
     network_latency: factor on the network's latency.
     roofline: the share of the shorter of an operation's two times (FLOPs, bytes) that passes under the
     longer: 1 (the roofline) if memory is read ahead of matrix units, 0 if the same cores load and multiply,
@@ -48,7 +48,7 @@ class StepEfficiency:
     products' weights, as far as these products wait for memory. (XLA:TPU reads weights ahead; a GPU's kernels
     begin after the kernels before them have ended.)
     scatter_passes: passes over the links in a reduce-scatter over several dimensions of a torus: 1 if an
-    algorithm uses all of these links, 2 if the compiler writes an all-reduce instead (XLA:TPU).
+    algorithm uses the links of all dimensions, 2 if the compiler writes an all-reduce instead (XLA:TPU).
     packed: by dtype of products, the share of the HBM bandwidth for weights that are multiplied by several
     rows: XLA:CPU packs them into blocks first, each time.
     cache, widened: a further share of the HBM bandwidth for attention over a cache, and for products whose

@@ -36,13 +36,13 @@ class TrainingProgram(Record):
     broadcasts, unfused_norms: as there.
     eager: whether operations run one by one, each with memory of its own, or as a program that a compiler
     planned. flash_since: its attention keeps scores on the chip from this year on. flash: whether it does.
-    vendor_attention_from: the compute capability from which attention is the vendor's kernel, as XLA's, so
+    vendor_attention_from: the least compute capability whose attention is the vendor's kernel, as XLA's, so
     that the odds of attention do not apply; 0: never.
     fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
     and keep only their operands; others keep the results of their steps.
     loss_arrays: float32 arrays as large as the logits that a loss has in addition; split_loss_arrays: if
     the vocabulary is split; 0: PyTorch's. whole_logits: whether logits of a split vocabulary are gathered
-    before the loss. compiled_loss_since: from this year on it has one of these arrays, since it is compiled;
+    before the loss. compiled_loss_since: from this year on it has one such array, since it is compiled;
     0: never. fused_loss: whether one kernel makes the cotangents of the logits, as Flash Attention's
     and Liger's cross-entropy do.
     selective: the layout's `remat` that this program calls selective recomputation.

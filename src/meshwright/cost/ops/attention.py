@@ -97,7 +97,7 @@ class AttentionOps(ProductOps):
         return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen), cache
 
     def _read(self, kind: LayerKind) -> Window | None:
-        """A window of as many keys as a query reads: the layer's own, or `top_k` with an indexer.
+        """A window of the number of keys that a query reads: the layer's, or `top_k` with an indexer.
 
         By blocks the layer's window stays: all visible scores are computed, and those not chosen are masked.
         """
@@ -118,7 +118,7 @@ class AttentionOps(ProductOps):
     ) -> tuple[Value, object]:
         """Scores of all keys of the index, and the choice of the highest: 2 B T S x y FLOPs.
 
-        By blocks the product of each head with each key crosses memory twice. The score, the sum of these
+        By blocks the product of each head with each key crosses memory twice. The score, the sum of a query's
         products, crosses it about eight times: written, read for the choice, compared twice, and counted. The
         result is a mask, which is kept for the backward pass. Otherwise it is the chosen keys' positions.
         """

@@ -22,7 +22,7 @@ from meshwright.notation.operation import placed
 from meshwright.units import whole
 
 # Arrays, each of the size of a chunk's states, in the backward pass of an associative scan: pairs at all
-# levels, 2 (1 + 1/2 + 1/4 ...) = 4, and as many cotangents. Falcon Mamba compiled for 8 v5p has 8.3 of them.
+# levels, 2 (1 + 1/2 + 1/4 ...) = 4, and their cotangents. Falcon Mamba compiled for 8 v5p has 8.3 of them.
 _SCANNED = 8
 
 
@@ -186,7 +186,7 @@ class MixerOps(ProductOps):
         """Bytes of arrays of a recurrence's backward pass: copies in the order of chunks, and states.
 
         A scan over chunks reads arrays with the chunks first. If a device has several sequences, inputs and
-        the result's cotangent are copied into that order. A scan of the states of a chunk keeps those of all
+        the result's cotangent are copied into that order. A scan within a chunk keeps the states of all
         its positions. copied: inputs and result. of_state: bytes of the states between chunks.
         """
         has_several = self._local(array, "B") > 1

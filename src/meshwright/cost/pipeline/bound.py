@@ -7,7 +7,7 @@ A step takes at least the longest of four times, in any table of a schedule:
     its first B      before a microbatch has been to the last depth and back, a stage runs only F, at most
                      one per microbatch that may be alive; all of its other passes come after
     memory           a microbatch is alive from its F until its B has come back from all later depths: the sum
-                     of these times, divided by the microbatches that may be alive together
+                     over microbatches, divided by the number that may be alive together
 
 Letters: p stages, m microbatches, v chunks a stage.
 """

@@ -2,10 +2,10 @@
 
 A long table repeats: with p more microbatches, one for each stage, every row grows by the same passes at the
 same place. A step therefore runs in rounds of p microbatches. A round passes on when each stage is free, and
-when each result that is still needed was made. Once all of these times are later by the same amount than in
-the round before, every further round takes this amount, and so does the end of the step. The makespan is then
-that of a short table plus the further rounds. If short tables do not repeat, or if the whole table is not
-longer than the three short ones together, the whole table is simulated.
+when each result that is still needed was made. Once every such time is later by the same amount than in
+the round before, every further round takes this amount, and so does the end of the step. The makespan is
+the short table's makespan plus the further rounds. If short tables do not repeat, or if the whole table is
+not longer than the three short ones together, the whole table is simulated.
 """
 
 from functools import lru_cache

@@ -100,7 +100,7 @@ _NOT_YET = -1
 class Ordering:
     """Builds the order of a table.
 
-    A result is a number: that of its kind and depth, plus its microbatch's. done: the entry that makes each
+    A result is a number: its kind and depth's number plus its microbatch's. done: the entry that makes each
     result, or _NOT_YET; the last results have no kind and exist from the start. steps: of each row.
     positions: number of steps of each row in the order. last: each row's latest entry. spans: by row, the
     first and last entry of each pass.

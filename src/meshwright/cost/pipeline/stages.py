@@ -23,7 +23,7 @@ Ends = tuple[bool, bool]
 
 @lru_cache(maxsize=1024)
 def stage_depths(schedule: str, pipe: int, interleave: int) -> tuple[tuple[int, ...], ...]:
-    """The depths of every stage; those of both directions if the schedule has two."""
+    """The depths of every stage, in both directions if the schedule has two."""
     by_stage: list[list[int]] = [[] for _ in range(pipe)]
     for route in stage_routes(schedule, pipe, interleave):
         for depth, place in enumerate(route):

@@ -13,7 +13,7 @@ FAMILY = Family(
     keys=SIZES
     | LATENT
     | DEEPSEEK_EXPERTS
-    # The weights of a token's experts are not normalized, whatever norm_topk_prob says.
+    # The weights of a token's experts are not normalized, even if norm_topk_prob is true.
     | fixed(attention_bias=False, scoring_func="softmax", norm_topk_prob=False)
     | ignored("follows from n_group", "topk_method")
     | ignored("its class has no such biases", "mlp_bias"),

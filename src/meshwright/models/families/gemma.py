@@ -9,7 +9,7 @@ FAMILY = Family(
     "gemma",
     "Gemma 1",
     ("GemmaForCausalLM",),
-    # Its first files said "gelu" and meant the tanh form, which hidden_activation then overruled.
+    # Its first files had "gelu" for the tanh form; later ones correct it by hidden_activation.
     keys=GEMMA_KEYS | {"hidden_activation": Key("activation", "gelu_pytorch_tanh", form=ACTIVATION)},
     sets=GEMMA_SETS,
     class_defaults={

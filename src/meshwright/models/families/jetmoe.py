@@ -9,7 +9,7 @@ _NOT_READ = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_a
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A token's query heads are those of its experts of attention; the others' weights are extras."""
+    """A token's query heads belong to its experts of attention; other experts' weights are extras."""
     moe = fields["moe"]
     return {
         "num_heads": fields["num_kv_heads"] * moe.experts_per_token,

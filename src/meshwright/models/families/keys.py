@@ -51,7 +51,7 @@ def _read_factor(value: Any) -> float | None:
     return None if value == 1 else float(value)
 
 
-# A factor, of which 1 changes nothing; and a divisor, our factor's inverse.
+# A factor, None if it is 1; and a divisor, the factor's inverse.
 FACTOR = Form(_read_factor, lambda value, model: value or 1.0)
 DIVISOR = Form(
     lambda value: None if _read_factor(value) is None else 1 / value,

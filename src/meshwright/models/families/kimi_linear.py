@@ -21,7 +21,7 @@ _ATTENTION = f"{LAYER}.self_attn"
 _CONVOLVED = ("gs", "gs", "gup")
 
 
-# Queries by which a layer's parts, and the head, weigh the results of earlier blocks (attention residuals).
+# Queries of a layer's parts, and of the head, to the results of earlier blocks (attention residuals).
 _ATTENTION_RESIDUALS = (
     *(vector(f"{part}_weigh", "D") for part in ("mixer", "feed_forward")),
     *(vector(f"{part}_weigh_norm", "D") for part in ("mixer", "feed_forward")),

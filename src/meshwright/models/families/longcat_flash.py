@@ -12,8 +12,8 @@ from meshwright.models.families.releases import published, release
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Three blocks for each layer of the file: a dense layer, experts, and a dense layer.
 
-    Experts read what the first dense feed-forward reads, without a norm of their own. Some of those that a
-    router chooses return their input; a token's others count.
+    Experts read the input of the first dense feed-forward, without a norm of their own. Some of the experts
+    return their input; a token's other experts count.
     """
     num_layers, moe, num_zero = 3 * fields["num_layers"], fields["moe"], given.get("zero_expert_num") or 0
     chosen = round(moe.experts_per_token * moe.num_experts / (moe.num_experts + num_zero))

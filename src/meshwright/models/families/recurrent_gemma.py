@@ -65,7 +65,7 @@ def _in_bf16(value: float) -> float:
 
 
 _BLOCK, _UNIT = f"{LAYER}.temporal_block", f"{LAYER}.temporal_block.rg_lru"
-# The file's width is that of the gate and input matrices together.
+# The file's width is the sum of the widths of the gate and input matrices.
 _HALF = Form(lambda value: value // 2, lambda value, model: 2 * value)
 
 FAMILY = Family(

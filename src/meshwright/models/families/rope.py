@@ -56,7 +56,7 @@ class Rope:
     temperature: queries have one that grows with their positions. local_is_plain: local layers have no
     scaling, and the same base unless the file says another. share: the default of partial_rotary_factor, the
     part of a head that positions turn; None if the family's class does not read that key. share_key: its name
-    where it is written.
+    in files.
     """
 
     theta: float = 10_000.0

@@ -132,7 +132,7 @@ class GatedDelta(StateMixer):
         )
 
     def backward_flops(self, d_model: int, chunk: float = CHUNK) -> float:
-        """Two products for each, one for the system, and those that the states and systems take again."""
+        """Two products for each, one for the system, and the repeated products of states and systems."""
         s, p = self.key_dim, self.value_dim
         again = self.num_key_heads * 6 * chunk * s + self.num_value_heads * (6 * s * p + 2 * chunk * p)
         return 2 * self.chunk_flops(d_model, chunk) + again

@@ -6,7 +6,7 @@ A mixer is one file of this folder: a table of ModelConfig with its sizes, weigh
 Letters: g groups of heads (key heads), u heads of a group, s elements of a key (the state's size), p elements
 of a value, o channels of a gate, c taps of a convolution along positions and t the inputs that it
 remembers (c - 1), r rank of decays and gates, i channels of a short convolution. Heads are split as query
-heads N are: by g, or by u if there is one group, in which case arrays have no g. Channels i are split as F
+heads N are: by g, or by u if there is one group; then arrays have no g. Channels i are split as F
 is. The latent m that experts read in place of a token (models/config.py, MoE) is split as D is.
 """
 
@@ -24,7 +24,7 @@ LIKE_LETTERS: Mapping[str, str] = {"N": HEADS, "F": "i", "D": "m"}
 WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "slow_decay", "step")
 # Positions that the chunked form computes at once.
 CHUNK = 64
-# What the operations compute with: arrays in `nn/`, recorded values in `cost/`.
+# The operations' values: arrays in `nn/`, recorded values in `cost/`.
 V = TypeVar("V")
 # A LayerKind; an implementation that runs several kinds at once passes a record of its own with `stack`.
 Kind = Any
@@ -72,7 +72,7 @@ class ChunkProduct(NamedTuple):
 class LoopPass(NamedTuple):
     """A turn of XLA's loop over chunks, in the forward or the backward pass.
 
-    kernels: run one after another. passes: the bytes that move through memory between them, over those of
+    kernels: run one after another. passes: the bytes that move through memory between them, over
     `StateMixer.chunk_bytes`.
     """
 
@@ -180,7 +180,7 @@ class StateMixer:
         raise NotImplementedError
 
     def states(self) -> dict[str, State]:
-        """The arrays that it keeps of each sequence, whatever its length."""
+        """The arrays that it keeps of each sequence, of any length."""
         raise NotImplementedError
 
     def slope(self, number: int, num_layers: int) -> float:
@@ -257,5 +257,5 @@ def biased(ops: StateOps[V], w: Mapping[str, V], name: str, y: V) -> V:
 
 
 def with_biases(params: Mapping[str, Param], outer: Mapping[str, str]) -> dict[str, Param]:
-    """Biases of these weights. outer: the letters of each."""
+    """Biases of the weights in `outer`, which has the letters of each."""
     return {f"{name}_bias": Param(letters, "zeros") for name, letters in outer.items() if name in params}
