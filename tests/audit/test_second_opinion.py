@@ -102,7 +102,7 @@ def test_a_compile_that_runs_out_of_memory_tells_how_much_it_wanted(
 
 def test_another_chips_compiler_is_not_asked(found: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TARGETS", ("cpu", "tpu"))
-    with pytest.raises(AuditError, match="--audit has no compiler for gpu; it has those of cpu, tpu"):
+    with pytest.raises(AuditError, match="--audit has no compiler for gpu; it has compilers for cpu, tpu"):
         second_opinion(CONFIG, load("h100:8"), found)
     monkeypatch.setattr(targets_module, "is_installed", lambda name: False)
     with pytest.raises(DeviceError, match="which is not installed: pip install"):

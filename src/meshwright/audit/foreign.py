@@ -301,7 +301,7 @@ def compiled_program(
 ) -> tuple[Program, Mesh | None]:
     """The optimised program and its mesh.
 
-    The mesh is that of the first argument with one, otherwise that of jax.set_mesh. An abstract mesh of
+    The mesh is the first one of an argument, otherwise jax.set_mesh's. An abstract mesh of
     arguments is made of this process's devices. Raises AuditError if there are too few.
     """
     import jax
@@ -328,7 +328,7 @@ def compiled_ahead(
 ) -> tuple[Program, Mesh]:
     """The program from the compiler of `hardware`, and its mesh.
 
-    The mesh is that of the arguments, or of jax.set_mesh, on the hardware's chips. Arguments keep their
+    The mesh is the arguments', or jax.set_mesh's, on the hardware's chips. Arguments keep their
     PartitionSpecs; arguments without one are whole on every chip. A function that names the devices of
     another mesh is refused: constrain by PartitionSpec, under jax.set_mesh. Raises AuditError without a mesh
     or if the compiler refuses, DeviceError if it is not installed.

@@ -1,6 +1,6 @@
 """The grade of a difference: wrong numbers, a dear step, or a note.
 
-    wrong   the step computes something else than planned, or in too few bits; or the twin's numbers differ
+    wrong   the step computes another function than planned, or in too few bits; or the twin's numbers differ
     dear    it takes over 1% of the planned step more, or memory that is not planned, or calls its host
     note    less than that
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 GRADES = ("wrong", "dear", "note")
-# Kinds of findings that are about numbers, whatever they cost.
+# Kinds of findings that are about numbers, at any cost.
 _OF_NUMBERS = ("state", "update", "elementwise")
 _OF_COSTS = ("memory", "exposure", "host")
 _DEAR_SHARE = 0.01

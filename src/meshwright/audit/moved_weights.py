@@ -1,4 +1,4 @@
-"""The program that moves a model's weights, compiled without chips: emitted beside planned."""
+"""The program that moves a model's weights, compiled without chips: planned and emitted."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class ReshardJob:
 def audit_reshard(job: ReshardJob, target: Target) -> dict[str, Any]:
     """The bytes that one device sends, planned and emitted, by operation and in all.
 
-    Compiled in a process of its own, with as many virtual devices as the layouts have. Raises AuditError if
+    Compiled in a process of its own, with the layouts' number of virtual devices. Raises AuditError if
     the program does not compile.
     """
     environment = {**os.environ, **target.environment}

@@ -34,7 +34,7 @@ _PIPE = (STAGES,)
 def stages_against_plan(plan: Plan, target: Target, text: str, stages: StagePrograms) -> dict:
     """The keys of `mw audit` with both sides; `stages` has the totals of each stage.
 
-    `bytes`, `sent` and `flops` of all stages are those of the mean device, `memory` is the largest stage's.
+    `bytes`, `sent` and `flops` of all stages are the mean device's, `memory` is the largest stage's.
     """
     hardware, layout = load(plan.hardware), plan.layout
     programs = [parse_hlo(one) for one in text.split(STAGES_APART)]

@@ -45,7 +45,7 @@ def audit_plan(
     """The audit of one step of `plan`, in any phase: the keys of `mw audit`.
 
     numerics: also compare a tiny twin's arithmetic with the formulas (see `numerics.check_numerics`).
-    target: "cpu", "tpu" or "gpu", the compiler; by default that of the plan's hardware if it is installed,
+    target: "cpu", "tpu" or "gpu", the compiler; by default the plan's hardware's if it is installed,
     otherwise the CPU's. Raises AuditError if the step does not compile. Served sequences fill whole pages on
     both sides; `progress` reports it if they are longer than planned.
     """
@@ -102,8 +102,8 @@ def audit_phases(
 ) -> dict:
     """The audit of a plan in each of its phases: two for a server's plan.
 
-    Arguments as for `audit_plan`. The document of a server's plan is that of its generate step, with a
-    prefill step's under `prefill` and `server_memory` under `server`; its verdict is `match` if both match.
+    Arguments as for `audit_plan`. A server's plan has the document of its generate step, with a prefill
+    step's under `prefill` and `server_memory` under `server`; its verdict is `match` if both match.
     """
     document = audit_plan(plan, target, progress, use_cache=use_cache, numerics=numerics)
     if not plan.is_of_server:
@@ -119,8 +119,8 @@ def judged(plan: Plan, target: Target, compiled: CompiledProgram, checked: dict 
     """The audit of a compiled step.
 
     verdict: `match` if every collective is planned or equivalent, products and memory are as planned, all
-    instructions were understood, the compiler replicated nothing involuntarily, and the twin's numbers are
-    those of the formulas. checked: the numerics' report, if requested.
+    instructions were understood, the compiler replicated nothing involuntarily, and the twin's numbers
+    agree with the formulas. checked: the numerics' report, if requested.
     """
     if compiled.stages:
         document = stages_against_plan(plan, target, compiled.hlo, compiled.stages)

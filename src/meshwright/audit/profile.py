@@ -21,7 +21,7 @@ from meshwright.plan.train import price
 from meshwright.plan_file import Plan
 from meshwright.train.profiling import HLO
 
-# Instructions that run others: their time is counted at these.
+# Instructions that run others; only the others' time counts.
 _CONTAINERS = frozenset({"while", "call", "conditional", "async-start", "async-done"})
 _PASS = {"forward": "forward", "remat": "recompute", "backward": "backward", "update": "update"}
 # Operations of the plan that are in the scope of another in the program.
@@ -109,8 +109,8 @@ def _measured(
 ) -> dict[_Key, float]:
     """Seconds of a step by operation, as a mean over devices and traced steps.
 
-    A step runs each program of a pipeline at least once, so the number of steps is that of the rarest
-    program's runs.
+    A step runs each program of a pipeline at least once, so the number of steps is the number of runs
+    of the rarest program.
     """
     instructions = {
         (program.name, name): (program, instruction)

@@ -93,8 +93,8 @@ def patch(document: Mapping[str, Any], script: Path, mesh: str = "") -> str:
 
     It constrains the product on a finding's line, or writes the change as a comment above the line if a
     constraint does not help. mesh: the script's name of its mesh, which other files do not know. The axes
-    are those of the finding's collective; the first dimension is taken for the batch, and the others stay as
-    they are.
+    are the axes of the finding's collective; the first dimension is taken for the batch, and the others stay
+    as they are.
     """
     axes_of = {sent["instruction"]: tuple(sent["axes"]) for sent in document["emitted"]}
     places: dict[Path, dict[int, tuple[Mapping[str, Any], tuple[str, ...]]]] = {}

@@ -110,7 +110,7 @@ def second_opinion(
 
 
 def _by_schedule(candidates: list[Candidate], opinions: list[Opinion]) -> list[Candidate]:
-    """The candidates; first those with a schedule that fits and has a price, by its seconds."""
+    """The candidates; first the ones with a schedule that fits and has a price, by its seconds."""
     seconds = {one.layout: one.scheduled_seconds for one in opinions if one.fits}
     priced = [one for one in candidates if seconds.get(str(one.layout)) is not None]
     priced.sort(key=lambda opinion: seconds[str(opinion.layout)] or 0.0)
@@ -121,7 +121,7 @@ def _own_compiler(hardware: Hardware, best: Candidate) -> Target:
     """The compiler of the hardware's chips, since another's memory figures do not apply."""
     kind = hardware.chip.kind
     if kind not in TARGETS:
-        raise AuditError(f"--audit has no compiler for {kind}; it has those of {', '.join(TARGETS)}")
+        raise AuditError(f"--audit has no compiler for {kind}; it has compilers for {', '.join(TARGETS)}")
     return choose_target(hardware.spec, best.layout, kind)
 
 

@@ -1,8 +1,9 @@
 """Changes of a plan, each tried on the best plan so far by compiling for the plan's hardware.
 
-The changes are the remat policies that run, the layouts near the best of these, then XLA's options. A change
+The changes are the remat policies that run, the layouts near the best of them, then XLA's options. A change
 is taken if its step is faster by more than the price's resolution, or if it fits and the best does not. Steps
-are compared by their compiled schedules if the compiler prints the times of these, otherwise by the plan.
+are compared by their compiled schedules if the compiler prints its instructions' times, otherwise by the
+plan.
 """
 
 import json
@@ -173,7 +174,7 @@ def tune(
 ) -> Tuning:
     """The trials of a training plan, in order.
 
-    They are remat policies, layouts near the best of these, then XLA's options. target: as for `audit_plan`.
+    They are remat policies, layouts near the best of them, then XLA's options. target: as for `audit_plan`.
     num_trials: the maximum. Each trial's figures are stored by content as soon as they are known, so that an
     interrupted run continues. Raises PlanError for a plan of another phase, AuditError if the target cannot
     compile the plan's layout.
@@ -273,7 +274,7 @@ def _file_of(plan: Plan, target: Target) -> Path:
 
 
 def _gain(trial: Trial, best: Trial) -> float | None:
-    """The share of the best's step by which a trial's is shorter.
+    """The time that a trial's step saves, as a share of the best's.
 
     None if only one of them has a price by its schedule.
     """

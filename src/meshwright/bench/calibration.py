@@ -57,8 +57,8 @@ class Calibration:
 def calibrate(spec: str, *, progress: Callable[[str], None] | None = None) -> Hardware:
     """The hardware `spec` with its figures as measured on this machine.
 
-    JAX must have been started on these devices: N virtual ones for cpu:N. progress: called with a message
-    for each step. Raises DeviceError if JAX has other devices or too few.
+    JAX must have been started on the machine's devices: N virtual ones for cpu:N. progress: called with a
+    message for each step. Raises DeviceError if JAX has other devices or too few.
     """
     if catalog.load(spec).chip.platform.virtual:
         return measure(spec, Sizes(), progress).hardware

@@ -89,6 +89,6 @@ def _empty_seconds(hardware: Hardware, collective: MeasuredCollective) -> float:
 
 
 def _curve_bytes(collective: MeasuredCollective) -> float:
-    """The bytes at which the price looks up a share: V, or a permute's block."""
+    """The bytes that the price looks up a share for: V, or a permute's block."""
     point = collective.point
     return point.gathered_bytes / (point.num_devices if point.op == "permute" else 1)

@@ -70,7 +70,7 @@ def fit_cost(num_bytes: Sequence[float], seconds: Sequence[float]) -> LinearCost
 
 
 def monotone(shares: Iterable[tuple[float, float]], most: float = 1.0) -> Points:
-    """Points in order of size, lowered so that no time is below that of a smaller size.
+    """Points in order of size, lowered so that times do not fall with size.
 
     most: the largest share; infinity for rates.
     """

@@ -224,7 +224,8 @@ def steps(
     pages = -(-context // DEFAULT_PAGE)
     works = tuple(
         SequenceWork(
-            # Greedy, as in load tests: sampling from a vocabulary takes a CPU about as long as a small model.
+            # Greedy, as in load tests: sampling from a vocabulary takes a CPU about the time of a small
+            # model.
             TokenSequence(Request((1,) * context, sampling=GREEDY), 1, 0, lambda _: None),
             slot,
             context - queries,
@@ -292,7 +293,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
         return high / (1 + max(0.0, time - at_high) / (at_half - at_high))
 
     def kernel_seconds(others: _Figures) -> float:
-        """Seconds of each operation of the deep model's step, without those of its bytes."""
+        """Seconds of each operation of the deep model's step, without the seconds of its bytes."""
         bare, slow = (deep.price(priced(others._replace(kernel=each)), 1, 1, _SHORT) for each in (0.0, 1.0))
         return max(0.0, (measured.deep - bare) / (slow - bare))
 
@@ -317,7 +318,7 @@ def with_inference(measured: MeasuredSteps, hardware: Hardware) -> Hardware:
 
 
 def _with_ratings(chip: Chip, inference: StepEfficiency, bandwidth: float, flops: float) -> Chip:
-    """The chip with these rates of a server's steps, its ratings raised to them if they are lower."""
+    """The chip with the measured rates of a server's steps, its ratings raised to them if they are lower."""
     rating, peak = max(bandwidth, chip.hbm_bytes_per_second), max(flops, chip.flops(DTYPE))
     of_training = chip.flops(DTYPE) / peak
     return replace(

@@ -118,7 +118,7 @@ def with_effective_memory(measured: Sequence[MeasuredStep], hardware: Hardware) 
 
 
 def _fit(measured: MeasuredStep, hardware: Hardware) -> float:
-    """The bandwidth at which the price equals the measured time."""
+    """The bandwidth whose price equals the measured time."""
 
     def price(bandwidth: float) -> float:
         return measured.price(replace(hardware, chip=replace(hardware.chip, hbm_bytes_per_second=bandwidth)))

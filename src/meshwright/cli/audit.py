@@ -59,10 +59,10 @@ def audit(
 ) -> None:
     """Compile a plan's step and compare its collectives, FLOPs and memory with the plan.
 
-    The compiler is that of the plan's TPU or GPU if it is installed (the [tpu] or [cuda12] extra), otherwise
+    The compiler is the plan's TPU's or GPU's if it is installed (the [tpu] or [cuda12] extra), otherwise
     XLA's for CPU on virtual devices. No chip need be attached, and no weights are allocated. A tiny twin of
     the plan runs on virtual CPU devices, and its numbers are compared with plain formulas. Exits 1 if they
-    differ, and says what each difference costs and what to change.
+    differ, and states the cost of each difference and what to change.
 
     \b
     mw audit runs/demo/plan.toml

@@ -52,7 +52,7 @@ def collectives(
 ) -> None:
     """Time every collective over every choice of mesh axes.
 
-    Each line shows the measured time beside the model fitted to all of them.
+    Each line shows the measured time next to the model fitted to all of them.
 
     \b
     mw bench collectives --hardware cpu:8 --mesh X=4,Y=2

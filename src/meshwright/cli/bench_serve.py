@@ -43,8 +43,8 @@ def serve(
     """Load-test a server of OpenAI's API and time every token.
 
     With --plan and no --url no server is called: the engine's scheduler runs on a simulated clock that
-    advances by the plan's prices. With both, the same requests are simulated too, and measured figures stand
-    next to planned ones. Exits 1 if a request failed, or if no number of replicas meets the targets.
+    advances by the plan's prices. With both, the same requests are simulated too, and measured figures are
+    printed next to planned ones. Exits 1 if a request failed, or if no number of replicas meets the targets.
 
     \b
     mw bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4 --ttft 0.5 --tpot 0.05
@@ -108,7 +108,7 @@ def _simulated(
     targets: LatencyTargets,
     report: Progress,
 ) -> dict[str, Any]:
-    """The figures of the plan's servers; with --mode all those of each mode, as `modes`.
+    """The figures of the plan's servers; with --mode all, each mode's as `modes`.
 
     Exits 1 if no number of replicas meets the targets.
     """
@@ -154,7 +154,7 @@ def _refuse_unread(
     *,
     plot: bool,
 ) -> None:
-    """Refuse options that nothing reads. of_server: those of a server that is called."""
+    """Refuse options that nothing reads. of_server: a called server's."""
     if plan is None:
         refuse_with(
             changed_options(SimulatedServers, vars(servers)), "the server at --url decides that itself"

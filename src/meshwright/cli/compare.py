@@ -44,7 +44,7 @@ def compare(
 ) -> None:
     """Compare plans: time, chips, memory, bound, price and energy per million tokens.
 
-    MODEL@HARDWARE stands for its best layout, MODEL@HARDWARE@LAYOUT for that layout. Exits 1 if one does not
+    MODEL@HARDWARE means its best layout, MODEL@HARDWARE@LAYOUT that layout. Exits 1 if one does not
     fit.
 
     \b

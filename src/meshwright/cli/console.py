@@ -57,7 +57,7 @@ OUTPUT: Path | None = option(
 
 
 def refuse_with(given: Mapping[str, object], why: str, *, otherwise: str = "") -> None:
-    """Raise PlanError with the reason `why` if one of these options has a value other than None and False."""
+    """Raise PlanError with the reason `why` if a given option has a value other than None and False."""
     if clashing := [option for option, value in given.items() if value is not None and value is not False]:
         raise PlanError(f"{why}; leave out {', '.join(clashing)}{otherwise}")
 

@@ -83,7 +83,7 @@ def _usage_answer(error: typer.TyperException, args: Sequence[str], commands: Se
     message = error.message
     if names and message == _NO_COMMAND:
         return f"name a command of {context.command_path}: {', '.join(names)}"
-    # Typer does not export the classes of these errors.
+    # Typer does not export its classes of errors.
     kind = type(error).__name__
     if kind == "NoSuchOption":
         return _unknown_options(given, context, args, commands)

@@ -1,4 +1,4 @@
-"""mw fit: what this machine, or another, can do with a model."""
+"""mw fit: uses of a model that fit this machine, or another."""
 
 import shlex
 from dataclasses import asdict

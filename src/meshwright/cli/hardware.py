@@ -120,7 +120,7 @@ def network_document(network: Network) -> dict:
 
 
 def critical_batches(chip: Chip) -> dict[str, float]:
-    """B_crit by the type of (weights, products): tokens of a pass from which FLOPs limit it."""
+    """B_crit by the type of (weights, products): tokens of a pass above which FLOPs limit it."""
     wide, narrow = "bf16", "int8"
     pairs = ((wide, wide), (narrow, wide), (narrow, narrow))
     return {

@@ -1,7 +1,7 @@
 """mw mcp: the planner and the audit as tools of the Model Context Protocol, for agents and editors.
 
 A tool runs one command with --json in a process of its own, so that a bad argument cannot end the server, and
-JAX starts only for an audit. Answers are cut to what fits a context: the best layouts, the largest findings.
+JAX starts only for an audit. Answers are cut to fit a context: the best layouts, the largest findings.
 """
 
 import json

@@ -172,7 +172,7 @@ def _answer(
 
 
 def _check_several(single: Mapping[str, object]) -> None:
-    """Raise PlanError if one of these options, which are for one machine, is given for several."""
+    """Raise PlanError if an option for one machine is given for several."""
     if given := sorted(flag for flag, value in single.items() if value):
         verb = "takes" if len(given) == 1 else "take"
         raise PlanError(f"{', '.join(given)} {verb} one machine; name one --hardware")

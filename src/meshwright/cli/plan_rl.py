@@ -26,7 +26,7 @@ from meshwright.plan_file import save_plan
 from meshwright.post_training.work import PostTraining
 
 _DOES_NOT_FIT = 1
-# Lengths of rollouts at which the forms are compared, as multiples of the mean.
+# Lengths of rollouts for the comparison of forms, as multiples of the mean.
 _SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 

@@ -94,7 +94,7 @@ def _plan(written: str) -> Plan | None:
 
 
 def _of_machine(plan: Plan, machine: Hardware) -> Layout:
-    """The layout of a plan; for one server, the layout of as many servers as fit on `machine`."""
+    """The layout of a plan; for one server, the layout of the most servers that fit on `machine`."""
     layout, chips = plan.layout, plan.layout.mesh.num_devices
     if plan.workload.phase == "train" or machine.num_chips % chips:
         return layout

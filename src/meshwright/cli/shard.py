@@ -90,8 +90,8 @@ def shard(
     Without `-> C[...]`, letters in both operands are summed and the output may have any sharding. `{U_X}` in
     the output leaves its partial sums over X unreduced. One array is counted, or with `->` resharded;
     without --dims its blocks are counted in letters. Several
-    statements form a chain: the command prints the steps that its shardings imply, with --backward those of
-    the gradients too. --search tries every sharding of the named arrays.
+    statements form a chain: the command prints the steps that its shardings imply, with --backward the
+    gradients' steps too. --search tries every sharding of the named arrays.
 
     \b
     mw shard "A[I_X, J] . B[J_X, K] -> C[I_X, K]" --mesh X=4,Y=2 --dims I=1024,J=4096,K=4096
@@ -382,7 +382,7 @@ def _wanted(text: str) -> ShardedArray:
         if "used twice" not in str(error):
             raise
         raise NotationError(
-            f"the wanted output is impossible: {error} (each device would hold a block of the diagonal alone)"
+            f"the wanted output is impossible: {error} (each device would hold only a block of the diagonal)"
         ) from error
 
 

@@ -22,7 +22,7 @@ def support(
     ],
     as_json: bool = JSON,
 ) -> None:
-    """Show under which layouts a model trains, prefills and generates here, and why not under others.
+    """Show the layouts that train, prefill and generate a model here, and why others do not.
 
     Each row is an example of the smallest degree; axes can be combined.
 

@@ -48,13 +48,13 @@ class NumberType:
     published sources. about: a phrase for tables. largest: the largest finite number, which scales bring the
     largest magnitude to.
 
-    levels: the number that each code stands for, in order; None if the elements are the numbers.
+    levels: the number of each code, in order; None if the elements are the numbers.
 
     jax: the name of its elements in JAX and ml_dtypes. hlo: their names in HLO text, first the name in
     programs of `jax`, then others that count as this type. safetensors: the name in a safetensors header.
     compressed_tensors: the format of weights that `mw quantize` writes. quant_method: the method in
     config.json that stores weights in it. of_experts: files quantise only the weights of experts to it.
-    declared: what else a `quantization_config` says of weights in it, as `models/stored.py` joins it.
+    declared: other properties of its weights in a `quantization_config`, as `models/stored.py` joins them.
 
     trained_as, served_as: uses that run, in training and in inference; frozen weights have adapters that are
     trained. planned_as: more uses that can be planned. Any type of activations is also the type of operands

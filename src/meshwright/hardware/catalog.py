@@ -178,7 +178,7 @@ def _description(name: str) -> Description:
     return _with_step(read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}"))
 
 
-# Chips to offer for a name with a vendor or a kind of machine in it; the first of these words counts.
+# Chips to offer for a name with a vendor or a kind of machine in it; the first word counts.
 _OF_VENDORS = {
     "nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"), "google": ("v5p", "v6e"),
     "apple": ("m4-max", "m3-ultra"), "macbook": ("m4-max", "m4-pro"), "mac": ("m4-max", "m4-pro"),
@@ -331,7 +331,7 @@ def slice_warning(machine: Hardware) -> str | None:
 
 
 def _with_step(description: Description) -> Description:
-    """The description, without a [step] of its own with that of another chip of the catalog."""
+    """The description; without a [step] of its own, it takes another chip's of the catalog."""
     if description.has_step:
         return description
     given = description.chip

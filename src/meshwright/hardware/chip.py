@@ -69,8 +69,8 @@ class Switch:
     by_nodes: by collective, the measured share of the cards' bandwidth by number of domains. falloff: an
     unmeasured collective reaches (domains / 2)^-falloff; 0 for a network of full bisection.
     between: name of the usual network between domains (hardware/networks/).
-    direct_seconds: of an all-reduce of few bytes inside a domain in which every GPU reads the memory of all
-    others, as serving engines write it; 0: no such kernel.
+    direct_seconds: of an all-reduce of few bytes inside a domain whose GPUs read each other's memory, as
+    serving engines write it; 0: no such kernel.
     """
 
     domain_size: int
@@ -126,7 +126,7 @@ class SharedMemory:
 class CompilerTarget:
     """A chip as its compiler knows it, for compiling without one.
 
-    name: libtpu's, or that of a GPU's driver. Of GPUs, as their driver reports them: cores: streaming
+    name: libtpu's, or a GPU driver's. Of GPUs, as their driver reports them: cores: streaming
     multiprocessors. fp32_units, shared_bytes: of one core; a block may use 1 KiB of shared memory less.
     """
 

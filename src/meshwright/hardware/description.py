@@ -9,8 +9,8 @@ all_gather = [[bytes, share], ...], and between NVLink domains also by their num
 networks/; a figure of a network that the file does not state is its record's. [matmul_rates] and
 [memory_rates] list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] has
 the shares of the ratings that a training step reaches (StepEfficiency). A missing key of it is ideal. A
-file without a [step] takes that of the catalog's chip named by `step_from`; without this too, a user's file
-takes the nearest chip's (catalog.load). [inference] has the same
+file without a [step] takes the [step] of the catalog's chip named by `step_from`; without this too, a user's
+file takes the nearest chip's (catalog.load). [inference] has the same
 keys, for prefill and generate. [compiler] describes the chip to its compiler (CompilerTarget). [sources]
 and [step.sources] give the source of each figure. `devices = "cpu:8"` in a machine.toml is its topology.
 `per_core = true`: the figures are of one host core. A GPU without [network] is one card.

@@ -145,7 +145,7 @@ class Hardware:
     def over(self, name: str) -> "Hardware":
         """This machine with its nodes joined by another network.
 
-        Raises HardwareError for an unknown network, or one that does not join nodes of these chips.
+        Raises HardwareError for an unknown network, or one that does not join nodes of the chip.
         """
         record, network = NETWORKS[name], self.chip.network
         if not isinstance(network, Switch) or record.link != "network":

@@ -244,7 +244,7 @@ def check_stages(layout: Layout, config: ModelConfig) -> None:
 
 
 def _check_draft_head(layout: Layout, config: ModelConfig) -> None:
-    """Raise LayoutError if the layout splits what a draft head reads whole."""
+    """Raise LayoutError if the layout splits an array that a draft head reads whole."""
     if layout.pipe > 1:
         raise LayoutError(
             f"{config.name}: draft_head = {config.draft_head} reads the first embedding and the last hidden "

@@ -7,7 +7,7 @@ from meshwright.layout.pipelines import SCHEDULES
 
 REMATS = ("none", "attention", "matmuls", "latents", "alternate", "full")
 DISPATCHES = ("each", "once")
-# What other programs call a choice of remat.
+# Other programs' names for a choice of remat.
 REMAT_ALSO = {
     "selective": "attention",  # Korthikanti et al., 2022: the scores
     "block": "full",

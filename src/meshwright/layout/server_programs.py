@@ -26,7 +26,7 @@ class ServerPrograms(NamedTuple):
     samplers: int
 
     def bytes_of(self, generate: float, prompts: float, sampler: float) -> int:
-        """Bytes of all programs, from those of a program of each kind."""
+        """Bytes of all programs, from the bytes of one program of each kind."""
         return round(self.generate * generate + self.prompts * prompts + self.samplers * sampler)
 
     def code_bytes(self, compiler: Compiler, num_layers: int) -> int | None:

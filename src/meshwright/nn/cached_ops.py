@@ -87,7 +87,7 @@ class Elsewhere:
 
 
 class CacheOfLayer(NamedTuple):
-    """The cache of all layers, with a layer's number among those with pages, and with states."""
+    """The cache of all layers, with a layer's number among layers with pages, and with states."""
 
     cache: PagedCache
     number: int
@@ -116,7 +116,7 @@ class _ProductsOfStored(JaxOps):
         slopes: tuple[Array, Array] | None = None,
     ) -> Array:
         if self._with_native:
-            # In bf16 XLA for CPUs rounds after every operation, which takes 2.5 times as long.
+            # In bf16 XLA for CPUs rounds after every operation, which takes 2.5 times the time.
             gate, up = (None if one is None else one.astype(jnp.float32) for one in (gate, up))
         return super().activation(name, gate, up, kind, slopes).astype(self.dtype)
 

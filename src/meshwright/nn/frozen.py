@@ -133,7 +133,7 @@ def as_saved(types: Frozen, saved: tuple[int, ...]) -> Frozen:
 
 
 def regrouped(weight: Frozen, types: Frozen) -> Frozen:
-    """The same weight with groups no larger than those of `types`: larger groups are cut."""
+    """The same weight with groups no larger than the groups of `types`: larger groups are cut."""
     axis = weight.values.ndim + types.axis
     times = types.scales.shape[axis] // weight.scales.shape[axis]
     if times <= 1:

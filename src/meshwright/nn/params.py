@@ -126,7 +126,7 @@ def _start(
 
 
 # A program for each kind of parameter, shared by parameters of the same shape and by later models: a program
-# of all 66 parameters took 4.1 s to compile on 8 virtual CPU devices, those of their kinds take 1.1 s.
+# of all 66 parameters took 4.1 s to compile on 8 virtual CPU devices, one of each kind takes 1.1 s.
 _kept_start = lru_cache(maxsize=1024)(_start)
 
 

@@ -31,7 +31,7 @@ class LaunchSettings:
 
     @property
     def file(self) -> tuple[str, str]:
-        """The suffix of a file beside plan.toml, and its text: the settings, or a script with arguments."""
+        """The suffix of a file next to plan.toml, and its text: the settings, or a script with arguments."""
         suffix = {"arguments": "sh", "yaml": "yml", "python": "py"}.get(self.launcher.form)
         text = self.text
         if self.launcher.form == "arguments":
@@ -53,7 +53,7 @@ class LaunchSettings:
 def launch_settings(
     launcher: Launcher, config: ModelConfig, layout: Layout, workload: Workload, hardware: Hardware
 ) -> LaunchSettings:
-    """The settings with which the program trains `config` in this layout."""
+    """The program's settings to train `config` in this layout."""
     values = _values(config, layout, workload, hardware)
     lines: list[str] = []
     needs = list(launcher.needs)

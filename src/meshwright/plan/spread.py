@@ -213,7 +213,7 @@ def generation(chip: str) -> str:
 def _reach(rows: Sequence[Outside], *, rows_count: bool = False) -> float:
     """The |log error| that holds the share INSIDE of a new source's rows.
 
-    rows_count: a row has weight 1, and the new source as many rows as the mean source.
+    rows_count: a row has weight 1, and the new source has the mean source's number of rows.
     """
     counts = Counter(row.source for row in rows)
     all_of = len(rows) if rows_count else len(counts)

@@ -63,7 +63,7 @@ def ways_that_fit(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iter
     """Every way of TRAINING and SERVING.
 
     A type of published files that SERVING lacks is one more way. Training splits weights over all chips
-    (FSDP). Serving splits heads over as many chips as divide, and serves replicas with the rest.
+    (FSDP). Serving splits heads over the most chips that divide, and serves replicas with the rest.
     """
     for way, (numbers, changes) in TRAINING.items():
         layout = Layout.of(fsdp=hardware.num_chips).replace(**numbers)

@@ -1,6 +1,6 @@
 """The first section of each report: the question, the recommendation, its price and certainty, the runner-up.
 
-Each function takes a report's document and returns (name, sentence) pairs, without those that lack a key.
+Each function takes a report's document and returns (name, sentence) pairs, without sentences that lack a key.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from meshwright.units import format_number_of, format_seconds
 
 ASKED, RECOMMENDED, PRICE, SURE, NEXT = "Asked", "Recommended", "Price", "How sure", "Runner-up"
 Sentences = list[tuple[str, str]]
-# The share of requests within the targets from which on a server holds a load.
+# A server holds a load if at least this share of requests is within the targets.
 _HELD = 0.95
 
 

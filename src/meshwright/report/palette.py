@@ -41,7 +41,7 @@ def variables(dark: bool) -> str:
 
 
 def rules() -> str:
-    """The CSS by which marks in a page take the variables."""
+    """CSS that gives the variables to marks in a page."""
     marks = [
         f".f-{name} {{ fill: var(--{name}); }} .s-{name} {{ stroke: var(--{name}); }}" for name in COLOURS
     ]

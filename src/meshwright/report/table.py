@@ -1,4 +1,4 @@
-"""A table of text, which the terminal and the pages show alike."""
+"""A table of text, shown the same by the terminal and the pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

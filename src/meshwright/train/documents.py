@@ -132,7 +132,7 @@ def read_mixture(
     """The documents of all sources, one source after another; see `read_documents`."""
     for number, source in enumerate(sources):
         for document in read_documents(source.path, bad_data, chat):
-            # Names must differ; those of the first source are the same as without other sources.
+            # Names must differ; the first source's are the same as without other sources.
             named = f"{number}/{document.name}" if number else document.name
             yield replace(document, name=named, source=number)
 

@@ -259,7 +259,7 @@ def _check_same_model(run: Path, trained: ModelConfig, planned: ModelConfig) -> 
 
 
 def _plan_changes(written: Plan, chosen: Plan) -> list[str]:
-    """A sentence about each difference of the plan from that of the run."""
+    """A sentence about each difference of the plan from the run's."""
     pairs = {
         "layout": (written.layout, chosen.layout),
         "hardware": (written.hardware, chosen.hardware),

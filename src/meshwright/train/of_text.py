@@ -92,7 +92,7 @@ _LONGEST_SAMPLE = 2_000_000
 
 
 def opening(source: Path) -> str:
-    """The three words with which most sentences of a text begin; "The" if it has no sentences.
+    """The three words that begin most sentences of a text; "The" if it has no sentences.
 
     The model saw these words often in training, so it continues them best.
     """

@@ -52,7 +52,7 @@ def training_step(config: ModelConfig, layout: Layout, *arguments: Any, **option
 class StagedStep:
     """The step for `train.loop.train` if every stage of the pipeline has its own programs.
 
-    Arguments are those of CompiledStep. The state has a part for each depth. It is saved as a state of the
+    Arguments as for CompiledStep. The state has a part for each depth. It is saved as a state of the
     whole model, in the host's memory, so that a run may continue under another layout. Raises LayoutError for
     several processes, since a process cannot dispatch programs of other processes' devices.
     """

@@ -7,7 +7,7 @@ ROW_MODES = ("together", "apart")
 # InferenceX draws lengths from 0.8 to 1 times these (prompt, answer).
 _DRAWN = ((1024, 1024), (8192, 1024), (1024, 8192))
 SHORTEST_DRAWN = 0.8
-# A batch that the source calls "max": as many requests as the engine takes.
+# A batch that the source calls "max": the most requests that the engine takes.
 MAX_BATCH = 1 << 20
 
 

@@ -17,7 +17,7 @@ prefill. Otherwise pools are sized so that neither waits for the other.
 from meshwright.models.config import ModelConfig
 from meshwright.validate.load_test_row import LoadTestRow, WorkerDegrees
 
-# Positions of all requests at once up to which the devices of a worker split heads.
+# The most positions of all requests at once of workers whose devices split heads.
 SPLIT_POSITIONS = 900_000
 MOST_SPLIT = 16
 # Workers that split heads: 3 (64 devices of H100, 32 of GB200 in fp8) to 8, most often 4 or 5.
@@ -25,7 +25,7 @@ SPLIT_WORKERS = 4
 # Largest number of workers with sequences of their own for each device, up to this number of them.
 MOST_WORKERS, FULL = 3, 256
 # Share of TensorRT-LLM's searches with drafts (SGLang's are mostly without), and tokens of a step with drafts
-# for each token without: three heads predict 2.6 tokens in a step that takes 1.5 times as long (DeepSeek-R1).
+# for each token without: three heads predict 2.6 tokens in a step of 1.5 times the length (DeepSeek-R1).
 DRAFTED = 0.55
 DRAFTS_GAIN = 1.75
 # Tokens that a server collects, by engine, hardware's first letters and model's; the first that fits.

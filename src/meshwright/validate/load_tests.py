@@ -267,7 +267,7 @@ def load_test_case(row: LoadTestRow) -> LoadTestCase:
 
 
 def _most_at_once(row: LoadTestRow, server: EngineServer, workers: int) -> int:
-    """Requests that all workers take at once: the engine's limit, or as many as the memory holds."""
+    """Requests that all workers take at once: the engine's limit, or the most that the memory holds."""
     context = row.prompt_len + row.output_len
     each = min(server.engine.max_sequences, server.num_positions(context) // context)
     if each < 1:

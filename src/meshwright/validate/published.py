@@ -154,7 +154,7 @@ class InferenceRow(_ModelRow):
         return seconds if self.metric != "tokens_per_s" else self._answered(batch) / seconds
 
     def _answered(self, batch: int | None) -> float:
-        """New tokens of a batch, or those of its prompts without answers; per chip if the unit is."""
+        """New tokens of a batch, or its prompts' tokens without answers; per chip if the unit is."""
         count = (self.batch if batch is None else batch) * (self.output_len or self.prompt_len)
         return count / self.chips if self.unit == PER_CHIP else count
 

@@ -190,7 +190,7 @@ def _mfu(row: PublishedRow, case: Case) -> float | None:
 def _baseline(given: Prediction, known: Sequence[tuple[PublishedRow, float]]) -> Prediction:
     """The prediction with its baseline.
 
-    The median MFU is that of other sources' rows with the same chip and dtype. If there are none it is that
+    The median MFU is over other sources' rows with the same chip and dtype. If there are none it is that
     of rows with the same chip, otherwise of all.
     """
     row = given.row

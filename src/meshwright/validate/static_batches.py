@@ -66,7 +66,7 @@ class ServedCase:
     def capacity(self, layout: Layout) -> int:
         """Sequences of the batch that fit at once; all if none fits by the planner's count.
 
-        For "max", as many as the memory and the engine take.
+        For "max", the most that the memory and the engine take.
         """
         at, context = layout.at("generate"), self.row.prompt_len + max(1, self.row.output_len // 2)
         most = max_batch(self.config, self.hardware, at, 1, context)
@@ -80,7 +80,7 @@ class ServedCase:
         """(parts of a batch that follow each other through the stages, time relative to one part's).
 
         A prefill fills and empties the stages. In generate steps a part's next token enters the first stage
-        when its previous token leaves the last stage, so the time is that of one pass.
+        when its previous token leaves the last stage, so the time is one pass's.
         """
         parts = min(batch, layout.pipe)
         if layout.phase == "generate":

@@ -64,7 +64,7 @@ def _has_term(program: Program, e: Emitted, tensor: str) -> bool:
 
 
 def _terms(program: Program, value: TracedValue) -> Iterator[TracedValue]:
-    """The values that are added to give `value`, or from which it differs only in form."""
+    """The values that add up to `value`, or that differ from it only in form."""
     opcode = value.instruction.opcode
     if opcode == "scatter":  # rows are added to its first operand
         yield value.operand(0)

@@ -1,7 +1,7 @@
 """Findings on the types of a step's elementwise work, on conditions, and on its host.
 
-A tiny twin in float32 (audit/numerics) shows which numbers a step computes. The types in which the real step
-computes them are in the compiled text: losses, norms, routers and updates need 32 bits, since 16 bits stop
+A tiny twin in float32 (audit/numerics) shows which numbers a step computes. The types of the real step's
+numbers are in the compiled text: losses, norms, routers and updates need 32 bits, since 16 bits stop
 counting at 256.
 """
 

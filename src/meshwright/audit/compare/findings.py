@@ -281,7 +281,7 @@ def unplanned_findings(
 def missing_findings(program: Program, elementwise: Iterable[str]) -> list[Remark]:
     """One finding for planned elementwise operations that the program lacks, such as a rotation.
 
-    Only for XLA:CPU, which keeps all names except those of sums in another order. Other compilers merge
+    Only for XLA:CPU, which keeps all names except the names of sums in another order. Other compilers merge
     operations of two names into one.
     """
     scopes = {
@@ -356,9 +356,9 @@ def compare_memory(
 ) -> list[Remark]:
     """Differences of the compiled memory from the plan.
 
-    compiled: `arguments`, `outputs` (those that reuse no argument), `temporaries` and their `total`. inputs,
-    results: bytes of arguments and of results that are no state (tokens, logits). capacity: of the chip; None
-    for another chip's compiler. tolerance: accepted difference of the total, as a share.
+    compiled: `arguments`, `outputs` (without outputs that reuse an argument), `temporaries` and their
+    `total`. inputs, results: bytes of arguments and of results that are no state (tokens, logits). capacity:
+    of the chip; None for another chip's compiler. tolerance: accepted difference of the total, as a share.
     """
     total, state = compiled["total"], planned.state_bytes
     fresh = compiled["outputs"] - results

@@ -63,7 +63,7 @@ def compare_products(
 
     edge: share of extra scores that an attention kernel computes in blocks at the mask's edge.
     differentiated: the program holds a gradient. Recomputed products count in the backward pass, since the
-    compiler chooses in which of the two it runs them. summed: tensors whose products may be missing, since
+    compiler chooses one of the two passes for them. summed: tensors whose products may be missing, since
     the program has sums in their place. same_input: sets of tensors that multiply the same array.
     """
     total = sum(planned.values())
@@ -91,7 +91,7 @@ def compare_products(
 def _of_attention(
     key: _Key, wanted: Mapping[_Key, float], extra: float, by_kernels: Collection[_Key]
 ) -> float:
-    """Planned FLOPs of attention, to which its own tolerance applies; 0 for other products."""
+    """Planned FLOPs of attention, which has its own tolerance; 0 for other products."""
     return wanted.get(key, 0.0) if key in by_kernels or (key[0] == "attention" and extra < 0) else 0.0
 
 

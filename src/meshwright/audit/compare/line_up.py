@@ -1,7 +1,8 @@
 """Planned and emitted collectives, joined by tensor and pass.
 
 Gathers are compared with gathers and sums with sums. A row is a match if the bytes of a step are the same on
-every axis. It is equivalent if the emitted bytes are those of a known form of the plan (see `rewrites`).
+every axis. It is equivalent if the emitted bytes equal the bytes of a known form of the plan (see
+`rewrites`).
 Bytes are summed over a step, so that combined and split instructions compare equal. A difference is
 negligible if its seconds in a step, over all runs, are few.
 """
@@ -140,7 +141,7 @@ def _key_by_name(
 def _key_unplanned(emitted: Emitted) -> tuple[str, str]:
     """The tensor that an unplanned collective names.
 
-    This is its innermost scope, that of its operand, or the program's input that it sends.
+    This is its innermost scope, its operand's innermost scope, or the program's input that it sends.
     """
     c, phase = emitted.collective, pass_of(emitted.collective.phase)
     scopes = [scope for scope in (*scope_of(c.operand_op_name), *c.scope) if scope != UPDATE]
@@ -156,7 +157,7 @@ def _key_by_size(
 ) -> tuple[str, str] | None:
     """A planned tensor that still lacks a collective of the same kind and size.
 
-    Used for compilers that drop JAX's names. A tensor whose name is that of the sent input comes first.
+    Used for compilers that drop JAX's names. A tensor with the name of the sent input comes first.
     """
 
     def lacks(key: tuple[str, str]) -> bool:
@@ -321,7 +322,7 @@ def extra_seconds(row: TensorRow, prices: Prices) -> float | None:
 
 
 def _spare_axes(rows: Iterable[TensorRow]) -> set[str]:
-    """The axes over which rows sum single numbers more often than planned."""
+    """The axes with more sums of single numbers in `rows` than planned."""
     spare: set[str] = set()
     for row in rows:
         sums = [e for e in row.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
@@ -334,7 +335,7 @@ def _spare_axes(rows: Iterable[TensorRow]) -> set[str]:
 def _small(row: TensorRow, prices: Prices, spare: set[str]) -> float:
     """The seconds of a difference that may be negligible; infinite if it may not.
 
-    spare: axes over which other rows have unplanned sums of single numbers.
+    spare: axes with unplanned sums of single numbers in other rows.
     """
     seconds = extra_seconds(row, prices) if row.status in DIFFERENT else None
     if seconds is None:

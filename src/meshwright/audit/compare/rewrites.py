@@ -4,13 +4,13 @@ A row has the planned and the emitted collectives of one tensor in one pass, as 
 and mesh axes. A rule whose form appears among the emitted collectives rewrites the expected bytes. After all
 rules, expected and emitted bytes must agree on every axis within TOLERANCE.
 
-    scattered_sums  XLA:CPU has no reduce-scatter: an all-reduce of which each device keeps its slice
+    scattered_sums  XLA:CPU has no reduce-scatter: an all-reduce, then each device keeps its slice
     tied            a table with two uses: gathered once, its gradients added before their sum
     kept_gathers    a weight gathered once for all microbatches, and kept
     joined          collectives over X, then over Y, of one array: at once over X and Y
     one_by_one      a number summed over X, then over Y, instead of at once; on CPUs a vector, too
     lookups         XLA:CPU looks up and scatters rows of 16-bit tables in float32
-    narrowed        gradients of norms, summed in float32, are sent in the type to which they are converted
+    narrowed        gradients of norms, summed in float32, are sent in the type of the result
     sums_apart      a number of each weight is summed instead of the norm's; on CPUs each separately
     rings           a gather or scatter in steps: permutes of blocks round a ring
     padded          a reduce-scatter padded to whole tiles; permutes return its slices to their owners
@@ -28,8 +28,8 @@ from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.dtypes import dtype_bytes
 from meshwright.notation.array import Axes
 
-# The share by which emitted bytes may differ from expected bytes on any axis. Rules are exact except for the
-# tiles that a compiler fills.
+# The accepted difference of emitted bytes from expected bytes on any axis, as a share. Rules are exact except
+# for the tiles that a compiler fills.
 TOLERANCE = 0.005
 
 # Primitives of a look-up in JAX: rows are taken, rows of other shards are masked; and its transpose.
@@ -221,7 +221,7 @@ def _uses(q: RuleCase) -> Iterator[dict[float, int]]:
 
 
 def _joined(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
-    """One collective instead of several over parts of its axes, with the largest V of these."""
+    """One collective instead of several over parts of its axes, with their largest V."""
     rewritten = expected.copy()
     for (op, axes), size in emitted_bytes(q.emitted).items():
         for parts in _partitions(axes, op, rewritten) if (op, axes) not in expected else ():

@@ -1,6 +1,6 @@
 """Derived and emitted collectives of a few steps, matched in the smallest possible groups.
 
-The rules are those of an audit. `line_up` joins both sides by a tensor's name and sums bytes over a step. The
+The rules are an audit's. `line_up` joins both sides by a tensor's name and sums bytes over a step. The
 collectives here have no names, so a group is any set that the rules accept. Slices and axes of size one move
 no bytes and are left out.
 """

@@ -340,7 +340,7 @@ def with_shardings(text: str, shardings: Sequence[str]) -> str:
 def warning_lines(log: str) -> list[str]:
     """The lines of a compiler's log that warn of a tensor's partitioning or of memory, each once.
 
-    Lines in which a pass describes itself, in every program, are left out.
+    Lines that a pass prints about itself in every program are left out.
     """
     matches = filter(None, map(_LINE.match, log.splitlines()))
     return list(dict.fromkeys(f"{one[1]}: {one[2]}" for one in matches if _is_of_program(one[1], one[2])))

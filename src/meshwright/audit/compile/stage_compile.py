@@ -97,7 +97,7 @@ class Compiling:
         return jax.tree.map(abstract, tree)
 
     def step(self, step: Any) -> tuple[tuple[str, ...], ...]:
-        """Run a StagedStep on these meshes. Returns the sources of the new state, by stage."""
+        """Run a StagedStep on the meshes. Returns the sources of the new state, by stage."""
         state = tuple(self.givens("state", own) for own in step.abstract_depths())
         rows = step.of_readers(lambda stage: self.givens("rows", stage.abstract_tokens()))
         after, _ = step.step_on(self, state, rows)

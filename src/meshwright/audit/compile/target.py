@@ -46,7 +46,7 @@ class Target:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which the compiler needs no chips."""
+        """Variables that let the compiler run without chips."""
         return {"JAX_PLATFORMS": "cpu", **self.compiler.environment}
 
     def kernels(self) -> AbstractContextManager[None]:

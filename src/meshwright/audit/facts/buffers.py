@@ -1,7 +1,7 @@
 """The buffers that are live at the peak of a compiled program's memory.
 
 Only XLA:CPU reports its assigned buffers. All compilers print instructions in the order of their schedule,
-from which the live buffers follow: a buffer is live from the instruction that makes it to its last reader.
+which gives the live buffers: a buffer is live from the instruction that makes it to its last reader.
 Buffers of a loop's body add to the buffers that are live around the loop. An update of a slice, a loop's
 state and a bitcast take no buffer. The text does not show a compiler's further allocations (alignment,
 fragments, buffers of its collectives); the audit reports both totals.
@@ -81,17 +81,17 @@ def buffer_peak(program: Program) -> Peak | None:
     return Peak(num_bytes, tuple(buffers))
 
 
-# Largest ratio of a peak to the host's temporaries at which they are the same: the compiler rounds.
+# Largest ratio of a peak to the host's temporaries that counts as equal: the compiler rounds.
 _SAME_PEAK = 1.01
 
 
 def chip_memory(memory: Mapping[str, int] | None, program: Program) -> Mapping[str, int] | None:
     """A compiler's figures by cause, with the chip's temporaries.
 
-    libtpu's peak is that of the chip or of the host, whichever has more temporaries. With libtpu 0.0.42 and
+    libtpu's peak is the chip's or the host's, whichever has more temporaries. With libtpu 0.0.42 and
     LLaMA-3.2-1B with `offload=true` on 8 v5p, it has the chip's 2.12 GB for 4 layers (the host has 1.39),
     and the host's 5.58 for 16.
-    If the host has more, the chip's are those of `buffer_peak`.
+    If the host has more, the chip's come from `buffer_peak`.
     """
     if memory is None or memory["temporaries"] > _SAME_PEAK * memory.get("host", 0):
         return memory
@@ -180,7 +180,7 @@ class _Liveness:
         return [] if instruction.opcode in _FUSED else called_by(self.program, instruction)
 
     def _buffers(self, place: CallPath, instructions: list[Instruction]) -> list[_Buffer]:
-        """Buffers that a computation makes, except those of its result, which the caller counts."""
+        """Buffers that a computation makes, except its result's, which the caller counts."""
         known: dict[str, Mapping[Path, _Buffer]] = {}
         for index, instruction in enumerate(instructions):
             for operand in instruction.operands:

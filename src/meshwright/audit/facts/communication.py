@@ -423,7 +423,7 @@ def _is_made_in(op_name: str, operand_op_name: str) -> bool:
 def _is_own_cast(instruction: Instruction, phase: PassName, *, gathers: bool) -> bool:
     """Whether a conversion is the program's own.
 
-    A compiler's cast has no name, or the name of a cast of another pass with which it was merged. Casts of
+    A compiler's cast has no name, or the name of a cast of another pass that was merged with it. Casts of
     sums and of products' operands may also have the name of a reshape or a product. Before a gather this is
     the name of the program's own cast, moved past a reshape. Casts that emulate a number type do not count as
     the program's.

@@ -122,7 +122,7 @@ _WRAPPERS = ("fusion", "async-start")
 class StepTimeline:
     """The simulated time of a step.
 
-    seconds: of the step. compute_seconds: the part in which the chip computes. exposed: seconds per step that
+    seconds: of the step. compute_seconds: the part with compute. exposed: seconds per step that
     each collective adds to compute, by its identity.
     """
 

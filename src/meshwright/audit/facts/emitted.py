@@ -31,8 +31,8 @@ REDUCTIONS = ("all_reduce", "reduce_scatter")
 class Emitted:
     """A collective of the program on the mesh.
 
-    axes, mesh: its axes; its groups may join only some devices of these. kept: axes over which each device
-    keeps its own slice of an all-reduce. note: the difference if groups are not whole axes. widened: the
+    axes, mesh: its axes; its groups may join only some devices along them. kept: axes whose devices each keep
+    their own slice of an all-reduce. note: the difference if groups are not whole axes. widened: the
     compiler sends 16 bits as 32 (XLA:CPU), so bytes count in the earlier type. shuffled: its devices are in
     no order of the axes.
     """
@@ -138,7 +138,7 @@ class Emitted:
         return self.value.operand(self.collective.index)
 
     def result(self) -> TracedValue:
-        """This tensor's result; for an asynchronous pair that of the done."""
+        """This tensor's result; for an asynchronous pair, the result of the done."""
         instruction, place = self.value.instruction, self.value.place
         path = (self.collective.index,) if len(instruction.operands) > 1 else ()
         if instruction.opcode.endswith("-start"):

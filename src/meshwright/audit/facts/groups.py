@@ -158,7 +158,7 @@ def coordinates(device: int, mesh: Mesh) -> dict[str, int]:
 
 
 def _order(group: Sequence[int], axes: tuple[str, ...], mesh: Mesh) -> tuple[str, ...] | None:
-    """`axes` in the order in which `group` counts through them; None if it follows none."""
+    """`axes` in the order that `group` counts through them; None if it follows none."""
     counting = _counting(mesh)
     positions = [{axis: one.position(device) for axis, one in counting.items()} for device in group]
     for order in permutations(axes):
@@ -261,7 +261,7 @@ def inferred_mesh(groups: Iterable[DeviceGroups], num_devices: int) -> Mesh:
 
 
 def _cuts(groups: DeviceGroups) -> list[int]:
-    """Strides and extents at which the first group counts; none for pairs."""
+    """Strides and extents of the first group's devices; none for pairs."""
     if groups.is_permute or not groups.members:
         return []
     first = sorted(groups.members[0])
@@ -333,7 +333,7 @@ def copies_of(parameter: Instruction, num_devices: int) -> int:
 
 
 def copied_over(parameter: Instruction, mesh: Mesh) -> tuple[str, ...]:
-    """The mesh axes over which an input is the same; none if they are unknown."""
+    """The mesh axes with copies of an input; none if they are unknown."""
     text = parameter.attributes.get("sharding", "")
     if _is_whole(text):
         return tuple(axis for axis, size in mesh.sizes.items() if size > 1)

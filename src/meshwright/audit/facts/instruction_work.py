@@ -9,8 +9,8 @@ XLA for TPU prints its estimate of the cycles of each fusion:
 
     seconds = estimated_cycles / clock
 
-The time of kernels, and of all instructions of XLA for GPU, is that of a roofline at the rates of whole steps
-(the chip's `[step]`):
+The time of kernels, and of all instructions of XLA for GPU, is a roofline at the rates of whole steps (the
+chip's `[step]`):
 
     seconds = max(FLOPs / FLOPs per second, bytes / HBM bytes per second) + seconds of a kernel
 """
@@ -34,7 +34,7 @@ _CUDNN = "__cudnn$fmhaSoftmax"
 
 
 class _Products(NamedTuple):
-    """Products of a kernel over the head dimension of queries, and over that of values."""
+    """Products of a kernel over the head dimensions of queries and of values."""
 
     queries: int
     values: int
@@ -81,7 +81,7 @@ def _is_ragged(instruction: Instruction) -> bool:
 
 
 class _Pages(NamedTuple):
-    """FLOPs and bytes of a kernel over pages, with rows as long as their tables."""
+    """FLOPs and bytes of a kernel over pages, with rows of the length of their tables."""
 
     flops: int
     num_bytes: int

@@ -1,7 +1,7 @@
 """JAX's names for instructions that the compiler left without one.
 
 A compiler leaves collectives without a name if it sums several tensors at once, sums them in steps (within a
-slice, then across) or moves a sum into a loop's next turn. The operands of these sums and the readers of
+slice, then across) or moves a sum into a loop's next turn. The operands of such sums and the readers of
 their results have names.
 """
 

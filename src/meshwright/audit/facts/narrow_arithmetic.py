@@ -97,7 +97,7 @@ def narrowest_elements(program: Program) -> tuple[int, str]:
     return total, name
 
 
-# Operations whose results are exactly those of wider types.
+# Operations whose results are exactly the same in wider types.
 _EXACT = frozenset({"maximum", "minimum", "select", "clamp", "negate", "abs", "sign", "compare"})
 
 

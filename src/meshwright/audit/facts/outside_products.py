@@ -57,8 +57,8 @@ class UpdateArithmetic:
 def update_arithmetic(program: Program, operations: Collection[str] = ()) -> UpdateArithmetic:
     """The elementwise operations and reductions of the update, outside of loops.
 
-    Loops add up gradients. Elementwise operations count on arrays with as many elements as an input of the
-    program. operations: scopes of the passes that do not count; without a gradient, such as angles of
+    Loops add up gradients. Elementwise operations count on arrays with the number of elements of an input of
+    the program. operations: scopes of the passes that do not count; without a gradient, such as angles of
     positions, they look like the update.
     """
     sizes = {shape.num_elements for one in program.main.parameters for shape in one.shapes if shape.dims}
@@ -218,7 +218,7 @@ def state_passes(program: Program, *, differentiated: bool) -> Iterator[StatePas
     """Arithmetic with weights and caches outside of products and of the update.
 
     Copies of caches count too; an inference step returns a cache in the shape of its input. Copies of weights
-    do not count, because compilers lay them out as products need them. Slices and updates of rows do not
+    do not count, because compilers order them as products need them. Slices and updates of rows do not
     count either.
     """
     given_back = {(shape.dtype, shape.dims) for shape in program.main.result.shapes}

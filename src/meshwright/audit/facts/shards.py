@@ -1,7 +1,7 @@
 """The shard of an array that each device keeps or writes.
 
-Offsets are integers that differ from device to device. An all-reduce of which each device keeps its slice is
-a reduce-scatter; an all-reduce of shards written into zeros is an all-gather. XLA for TPU writes its
+Offsets are integers that differ from device to device. If each device keeps its slice of an all-reduce, this
+is a reduce-scatter; an all-reduce of shards written into zeros is an all-gather. XLA for TPU writes its
 reduce-scatters as a sum, fused with the slice of it that a device keeps:
 
     %all-reduce-scatter (input: bf16[4096,3584]) -> bf16[288,3584] {

@@ -2,8 +2,8 @@
 
 The linked entry calls every program once. An attribute of the call states how often the stage runs it in a
 step. Programs and inputs of other stages have 0 runs: values are traced through them, but they do not count.
-The operands of a call are those of the program's first run. Names of a program's parts start with the name of
-its call.
+The operands of a call are taken from the program's first run. Names of a program's parts start with the name
+of its call.
 """
 
 import re

@@ -45,7 +45,7 @@ _MACHINERY = {
 def phase_of(op_name: str, differentiated: bool) -> PassName:
     """The pass that an instruction belongs to.
 
-    differentiated: the program holds a gradient, so what is outside of it is the update.
+    differentiated: the program holds a gradient, so operations outside of it are the update.
 
     >>> phase_of("jit(f)/transpose(jvp())/while/body/checkpoint/rematted_computation/mlp/mul", True)
     'remat'

@@ -189,7 +189,7 @@ _COMPUTED = ("dot", "convolution", "add", "multiply", "reduce", "transpose", "re
 class Program:
     """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`.
 
-    is_scheduled: instructions are in the order in which they run.
+    is_scheduled: instructions are in the order of execution.
     """
 
     name: str
@@ -304,8 +304,8 @@ def check_partitioned(program: Program) -> None:
             target = instruction.attributes.get("custom_call_target", "").strip('"')
             if "sharding" in instruction.attributes and instruction.opcode in _COMPUTED:
                 raise AuditError(
-                    f"HLO that is not partitioned yet: {instruction.name} has a sharding, of which the "
-                    "partitioner makes shards and collectives; "
+                    f"HLO that is not partitioned yet: {instruction.name} has a sharding, which the "
+                    "partitioner turns into shards and collectives; "
                     "fits: the text after optimisations, as compiled.as_text() gives it"
                 )
             if target in _BEFORE_PARTITIONING:

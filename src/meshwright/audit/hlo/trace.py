@@ -125,8 +125,8 @@ def share_of_branch(program: Program, conditional: TracedValue, branch: Computat
     """The share of a conditional's runs that take a branch.
 
     Layers of several kinds run in one loop, which reads each layer's branch from a constant list of numbers.
-    If data choose the branch, the share is that in the conditional's scope (`at_most_blocks`); 1 for each
-    branch without such a scope.
+    If data choose the branch, the share is in the conditional's scope (`at_most_blocks`); 1 for each branch
+    without such a scope.
     """
     is_numbered = "branch_computations" in conditional.instruction.attributes
     branches = called_by(program, conditional.instruction)

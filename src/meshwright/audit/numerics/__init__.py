@@ -62,7 +62,7 @@ def cached_numerics(plan: Plan, *, use_cache: bool = True) -> dict[str, Any]:
 
 
 def check_numerics(plan: Plan) -> dict[str, Any]:
-    """The twin's numbers beside the formulas': `agrees`, and checks[] with `difference` and `tolerance`.
+    """The twin's numbers against the formulas': `agrees`, and checks[] with `difference` and `tolerance`.
 
     Also loss, gradients[] and updates[] of a training step, or requests[] of inference. not_run: why Pallas's
     interpreter refuses the kernel, if it does. difference: relative to the tensor's largest entry, or in

@@ -1,4 +1,4 @@
-"""The numbers of a tiny plan's own code beside those of the formulas (reference.py), in this process."""
+"""The numbers of a tiny plan's own code against the formulas (reference.py), in this process."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ from meshwright.train.stage_step import training_step
 from meshwright.train.step import CompiledStep
 
 # Relative to a tensor's largest entry. Sums of some hundred terms differ by about ten roundings of 1.2e-7,
-# and a gradient passes through a dozen of these.
+# and a gradient passes through a dozen such sums.
 TOLERANCE = 1e-4
 # Changes of weights have the rounding of weights, and Newton and Schulz's iterations enlarge differences.
 _OF_UPDATES, _OF_MUON = 2e-3, 2e-2
@@ -84,7 +84,7 @@ def compared(plan: Plan, narrow: Plan | None, of_kernel: Plan | None = None) -> 
         if of_kernel:
             try:
                 report["checks"] += _with_kernels(of_kernel)
-            except (NotImplementedError, TypeError, ValueError) as error:  # Pallas's, for what it lacks
+            except (NotImplementedError, TypeError, ValueError) as error:  # Pallas's, for missing operations
                 report["not_run"] = f"the chips' attention kernel: {str(error).partition(chr(10))[0]}"
     checks = report.pop("checks")
     return {
@@ -111,7 +111,7 @@ def _in_the_forms_of(platform: Platform) -> Iterator[None]:
 
 @contextmanager
 def _interpreted(platform: Platform) -> Iterator[None]:
-    """A context in which CPUs run the platform's attention kernels, by Pallas's interpreter or by XLA."""
+    """Run the platform's attention kernels on CPUs in this context, by Pallas's interpreter or by XLA."""
     before = PLATFORMS[CPU.name]
     flash = platform.flash if platform.flash and platform.flash.name in INTERPRETED else None
     if flash and flash.name == CUDNN:
@@ -309,7 +309,7 @@ def _reference_loss(
 
 
 def _groups(layout: Layout, batch: int, length: int) -> np.ndarray:
-    """i32[B, T]: the device that holds each token, in whose order experts take their rows."""
+    """i32[B, T]: the device that holds each token; experts take rows in the order of devices."""
     gates = layout.activation("gates", "BTE")
     of_batch, of_length = (layout.mesh.size(gates.axes_of(letter)) for letter in "BT")
     attended = layout.mesh.size(token_sharding(attention_layout(layout), "tokens").axes_of("T"))
@@ -327,7 +327,7 @@ def _arrays(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _placement(step: Any) -> Callable[[Any], Any]:
-    """A function from a tree of weights to the step's first state with these weights."""
+    """A function from a tree of weights to the step's first state with them."""
     if isinstance(step, CompiledStep):
         first = jax.jit(step.first_state)
         where = shardings(step.config, step.layout, step.mesh)
@@ -507,7 +507,7 @@ def numerics_report(
 ) -> dict[str, Any]:
     """The report of two runs: arrays by path, as computed and as expected.
 
-    by_spread: differences are root mean squares over that of the tensor, not the largest over the largest.
+    by_spread: differences are root mean squares over the tensor's, not the largest over the largest.
     """
     sizes = {path: _size(one, by_spread) for path, one in expected.items()}
     largest, rows = max(sizes.values()), []

@@ -1,10 +1,10 @@
 """The formulas of a model in plain JAX: one device, one layer after another, no layouts, no caches.
 
-It is read beside a paper, and run by the audit on a tiny model: a layout, a kernel or a cache must give the
+It is read next to a paper, and run by the audit on a tiny model: a layout, a kernel or a cache must give the
 same numbers. It shares no code with `nn/` and `models/transformer.py`, only the record of the model.
 
 Weights are a dict by path, as `models/parameters.py` lists them: `layers/wq` is [L, D, N, H]. The letters are
-those of `models/transformer.py`. All numbers are float32.
+from `models/transformer.py`. All numbers are float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ def mean_loss(
     """Mean nats per token of rows[B, T + 1]: -log softmax(logits)[target], plus the logits' z-loss.
 
     The routers' losses have gradients, and are no part of the value. With a draft head trained jointly, the
-    value is the model's loss, and the gradient that of the sum with the head's loss, at the default weight.
+    value is the model's loss. The gradient includes the head's loss, at the default weight.
     If only the head is trained, both are of the head's loss.
     """
     extras, added = extras or Extras(), jnp.zeros(())
@@ -313,7 +313,7 @@ def _temperature(config: ModelConfig, q: Array) -> Array:
 
 
 def _attention(config: ModelConfig, w: Weights, h: Array, layer: Layer, earlier: Any) -> tuple[Array, Any]:
-    """Attention of N query heads to K heads of keys and values, perhaps those of an earlier layer."""
+    """Attention of N query heads to K heads of keys and values, perhaps an earlier layer's."""
     q = _product(config, w, "wq", h)
     made = [_product(config, w, name, h) for name in ("wk", "wv")] if "wk" in w else None
     dims = 2 if config.qk_norm_over == "width" else 1
@@ -473,7 +473,7 @@ def _best(x: Array, count: int) -> Array:
 
 
 def _sparse_mixer(logits_of: Array, count: int) -> Array:
-    """`count` times the largest logit left, by a softmax of those within 2% (arXiv:2409.12136)."""
+    """`count` times the largest logit left, by a softmax of the logits within 2% (arXiv:2409.12136)."""
     gates, left = jnp.zeros_like(logits_of), logits_of
     for _ in range(count):
         best = jnp.max(left, -1, keepdims=True)
@@ -505,8 +505,8 @@ def _within(capacity: Capacity | None) -> _Route:
 def with_capacity(moe: MoE, factor: float, groups: Any) -> Capacity:
     """Gates of tokens that an expert has rows for; the others skip it.
 
-    groups: i32[B, T], the device that holds each token, in whose order an expert takes its even share times
-    `factor`.
+    groups: i32[B, T], the device that holds each token. In the order of devices, an expert takes its even
+    share times `factor`.
     """
     groups = np.asarray(groups)
     num_tokens = int((groups == groups.flat[0]).sum())

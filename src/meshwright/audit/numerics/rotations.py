@@ -1,4 +1,4 @@
-"""Rotary positions of the whole context, in the narrow type of activations, beside the formula.
+"""Rotary positions of the whole context, in the narrow type of activations, against the formula.
 
 The twin's sequences are short. Positions of 257 and more, which 16 bits cannot hold, and those beyond the
 original length of a stretched context, are therefore checked here, with the operation of the forward pass.
@@ -22,7 +22,7 @@ from meshwright.nn.start.device_mesh import device_mesh
 # Mostly odd, so that bfloat16 cannot hold the large ones; the last position of the context is added. None is
 # later than 131,071, since angles are float32 and the error of a later one nears the tolerance.
 _POSITIONS = (0, 1, 63, 257, 1_001, 4_097, 33_001, 131_071)
-# Relative to the largest entry: rounding to bfloat16 is 0.004, and that of the largest angle up to 0.016.
+# Relative to the largest entry: rounding to bfloat16 is 0.004, and rounding the largest angle up to 0.016.
 _TOLERANCE = 0.03
 
 

@@ -17,7 +17,7 @@ from meshwright.plan_file import Plan
 
 _SHRUNK = (*DEGREES, "interleave", "microbatches")
 _SEQ_LEN, _VOCAB, _D_HEAD, _ROPE_DIM, _LOCAL = 16, 64, 8, 4, 5
-# One of these degrees becomes four, so that the direction and the length of its ring show.
+# One of the degrees becomes four, so that the direction and the length of its ring show.
 _WIDENED = (CONTEXT.name, EXPERT.name, PIPE.name, TENSOR.name, FSDP.name, DATA.name)
 _MOST_DEVICES = 32
 
@@ -47,7 +47,7 @@ def tiny_plan(plan: Plan) -> Plan:
 
 
 def _with_degrees(plan: Plan, degrees: dict[str, int]) -> Plan:
-    """The tiny plan of these degrees. Raises LayoutError if they do not fit the tiny model."""
+    """The tiny plan with `degrees`. Raises LayoutError if they do not fit the tiny model."""
     layout, model = in_float32(plan.layout.replace(**degrees)), tiny_model(plan.model)
     if layout.pipe > 1:
         layout, model = _of_stages(plan, layout, model)
@@ -106,7 +106,7 @@ def kernel_plan(plan: Plan) -> Plan | None:
     return Plan(model, plan.hardware, workload, in_float32(Layout.of(**degrees)))
 
 
-# Types that are those of other words if they are None.
+# Types that follow the types of other words if they are None.
 _FOLLOWING = (
     "matmul_dtype", "gradients_dtype", "kv_dtype", "saved_dtype", "matmul_scales", "experts_dtype",
     "tables_dtype",

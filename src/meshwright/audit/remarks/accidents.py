@@ -27,7 +27,7 @@ _INTEGERS = re.compile(r"[su](8|16|32|64)$")
 class ProgramBatch(NamedTuple):
     """The batch of a program without a plan.
 
-    fsdp_axes: mesh axes over which both the batch and weights are sharded. axes: over which the batch is.
+    fsdp_axes: mesh axes that shard both the batch and weights. axes: mesh axes that shard the batch.
     elements: numbers of the batch on one device. names: its inputs of floating-point numbers.
     """
 
@@ -40,10 +40,10 @@ class ProgramBatch(NamedTuple):
 def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     """The batch among a program's inputs: integer arrays, which are tokens or labels.
 
-    Other inputs belong to the batch too if their first dimension has the size and shards of one of these, and
-    no result has their shape. In a step with gradients and without integer inputs, the batch is the inputs
-    whose shape no result has, except frozen weights. Trained weights are returned, updated or as gradients
-    (whose sharding may differ).
+    Other inputs belong to the batch too if their first dimension has the size and shards of such an array,
+    and no result has their shape. In a step with gradients and without integer inputs, the batch is the
+    inputs whose shape no result has, except frozen weights. Trained weights are returned, updated or as
+    gradients (whose sharding may differ).
     """
     arrays = [
         each for each in program.main.parameters if isinstance(each.shape, ArrayShape) and each.shapes[0].dims
@@ -154,7 +154,7 @@ def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
     remarks = list(remarks)
     roots = [one for one in remarks if one.kind == UNCONSTRAINED]
     if not roots:
-        # A matmul whose operands are both gathered is repeated on all of these devices.
+        # A matmul whose operands are both gathered is repeated on all devices of the gather.
         gathered = any(one.kind == "contraction_gathered" for one in remarks)
         return [one for one in remarks if not (gathered and one.kind == "computed_repeatedly")]
     first, *others = sorted(roots, key=lambda remark: -(remark.bytes or 0))

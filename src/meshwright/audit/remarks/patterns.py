@@ -35,8 +35,8 @@ Fault = tuple[str, str, str]  # kind, what, change
 class ProgramContext:
     """Facts about the program that rules need in addition to a collective.
 
-    fsdp_axes: mesh axes over which both the batch and weights are sharded. batch_axes: over which the batch
-    is. batch_elements: numbers of the batch on one device, such as its tokens. batch_names: its inputs.
+    fsdp_axes: mesh axes that shard both the batch and weights. batch_axes: mesh axes that shard the batch.
+    batch_elements: numbers of the batch on one device, such as its tokens. batch_names: its inputs.
     """
 
     program: Program
@@ -231,7 +231,7 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
     is_batch = emitted.collective.parameter in context.batch_names
     if is_batch or dims != "{0}" or emitted.value.place.loops:
         return None
-    # The partitioner names the gather after the slice in the loop, of which it makes the operand whole.
+    # The partitioner names the gather after the slice in the loop, whose operand it gathers.
     name = emitted.collective.op_name
     is_of_loop = "/while/" in name and primitive_of(name) in _SLICES
     if not is_of_loop or not any(
@@ -432,7 +432,7 @@ def _is_shift(emitted: Emitted) -> bool:
     pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text)]
     if emitted.op != "permute" or not pairs or any(a == b for a, b in pairs):
         return False
-    # All go the same way, except those that close a ring; or few devices send, as the last of a pipeline.
+    # All go the same way, except the ones that close a ring; or few devices send, as the last of a pipeline.
     (_, times), *others = Counter(b - a for a, b in pairs).most_common()
     num_devices = emitted.mesh.num_devices if emitted.mesh else 0
     is_ring = len(pairs) > 2 and len(others) <= 1 and 2 * times > len(pairs)
@@ -557,7 +557,7 @@ _FEW = 16
 
 
 def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """A gathered array of which each device then keeps only its own slice."""
+    """A gathered array that each device then slices to its own part."""
     if emitted.op != "all_gather":
         return None
     uses = list(emitted.uses(context.program, elementwise=True))
@@ -733,7 +733,7 @@ _NARROW = tuple(name for name in types_for("operands") if number_type(name).bits
 
 
 def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An all-reduce of which each device needs only its slice.
+    """An all-reduce whose result each device needs only a slice of.
 
     XLA:CPU writes all reduce-scatters of the partitioner in this form, so a sum that is only sliced counts
     there only if the user wrote it.

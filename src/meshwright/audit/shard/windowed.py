@@ -1,8 +1,9 @@
 """A windowed (collective) matmul: one transfer of a contraction runs in steps under the product.
 
 The n devices along the transfer's axes form a ring. A gathered operand goes round it one block a step; each
-block is multiplied while the next one arrives. A scattered product goes round as a sum to which every device
-adds its part. Either sends n - 1 times. The backward pass transposes the transfers, which run in steps too:
+block is multiplied while the next one arrives. A scattered product goes round as a sum, and every device
+adds its part to it. Either sends n - 1 times. The backward pass transposes the transfers, which run in steps
+too:
 
     a gathered operand    goes round again for the other's gradient; its own goes round as a sum
     a scattered product   its cotangent goes round once, for both gradients
@@ -152,7 +153,7 @@ class _Ring:
 
     def __init__(self, step: Collective, dtype: DTypeLike) -> None:
         self.dtype = dtype
-        # ppermute numbers devices in the mesh's order, whatever the order of its axes (jax 0.10).
+        # ppermute numbers devices in the mesh's order, for any order of its axes (jax 0.10).
         self.axes = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in step.axes)
         self.size, self.me = lax.axis_size(self.axes), lax.axis_index(self.axes)
         dims = zip(step.operand.dims, step.operand.axes, step.result.axes, strict=True)

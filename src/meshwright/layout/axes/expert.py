@@ -14,7 +14,8 @@ from meshwright.notation.array import dividing_degrees
 from meshwright.notation.mesh import Mesh
 from meshwright.units import divisors
 
-# Axes that E takes besides data ranks, in the order of attempts; folded groups take as many as they can.
+# Axes that E takes in addition to data ranks, in the order of attempts; folded groups take the most that
+# fit.
 _WIDER: tuple[tuple[str, ...], ...] = ((), ("tensor",), ("context",), ("tensor", "context"))
 _FOLDED = (_WIDER[3], *_WIDER[1:3], ())
 _LARGEST = 5  # degrees that a search tries, above 1
@@ -192,7 +193,7 @@ def expert_owner(form: ShortForm) -> tuple[str, int]:
 
 
 def experts_over(form: ShortForm) -> tuple[str, ...]:
-    """The axes that E takes besides those cut out of the data ranks."""
+    """The axes that E takes in addition to axes cut out of the data ranks."""
     _, cut = expert_owner(form)
     return next(axes for axes in _orders(form) if cut * prod(form[axis] for axis in axes) == form["expert"])
 

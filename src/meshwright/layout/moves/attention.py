@@ -67,7 +67,7 @@ def gathered_index(layout: Layout) -> Reshard:
 
 
 def chosen_keys(layout: Layout) -> Reshard:
-    """The reshard of chosen[B, T, S] from the devices of an indexer's queries to those of attention's.
+    """The reshard of chosen[B, T, S] from the devices of an indexer's queries to attention's.
 
     >>> print(*chosen_keys(Layout.of(tensor=4, sequence_parallel=True)).forward)
     AllGather_{tensor} chosen[B, T_tensor, S] -> chosen[B, T, S]

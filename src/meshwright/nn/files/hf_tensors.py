@@ -144,7 +144,7 @@ def _slice(tensor: Tensor, axis: int, spans: Mapping[str, range], sizes: Mapping
             start = sum(_flat(part, sizes) for part in tensor.parts[: tensor.index])
         elif tensor.arranged == "within":
             stride = sum(_flat(part[1:], sizes) for part in tensor.parts)
-            # Query heads may be stored by their KV head, of which there are fewer.
+            # Query heads may be stored by their KV head; there are fewer KV heads.
             ratio = sizes[outer] // sizes[tensor.parts[tensor.index][0]]
             assert spans[outer].start % ratio == spans[outer].stop % ratio == 0, f"groups of {dim} are split"
             return slice(spans[outer].start // ratio * stride, spans[outer].stop // ratio * stride)
@@ -220,7 +220,7 @@ def _halves_of(tensor: Tensor, sizes: Mapping[str, int]) -> list[int]:
 
 
 def _halves(size: int, num_turned: int, start: int) -> list[int]:
-    """Places in the file of a head's elements, of which `num_turned` from `start` on are rotated in pairs.
+    """Places in the file of a head's elements; `num_turned` of them from `start` on are rotated in pairs.
 
     >>> _halves(6, 4, 2), _halves(6, 4, 0)
     ([0, 1, 2, 4, 3, 5], [0, 2, 1, 3, 4, 5])

@@ -146,7 +146,7 @@ class StatePlaces(NamedTuple):
     after_drafts: Array | None
 
     def put(self, state: Array, after: Sequence[Array]) -> Array:
-        """The cache's states with those of each row after its last token or, if it verifies, each token."""
+        """The cache's states with each row's after its last token or, if it verifies, after each token."""
         state = state.at[self.written].set(after[0], mode="drop")
         if self.after_drafts is None:
             return state

@@ -92,7 +92,7 @@ class SpmdPipeline:
         self.rows, self.deal, self.share, self.router_weights = rows, deal, share, router_weights
         self.stages, self.microbatches = layout.pipe, layout.schedule.microbatches
         self.ops = ops
-        self.places: Places | None = None  # of all microbatches; None where documents are masked
+        self.places: Places | None = None  # of all microbatches; None if documents are masked
         if ops.masked:
             self._rows_of_stages = _on_all(rows, layout.pipe)
         else:

@@ -74,7 +74,7 @@ def cheapest_fit(
 
 
 def _smaller(workload: Workload, shards: int) -> Iterator[Workload]:
-    """The batch halved, as long as each shard has whole sequences."""
+    """The batch halved while each shard has whole sequences."""
     for halves in range(1, _HALVINGS + 1):
         sequences, rest = divmod(workload.num_sequences, 2**halves)
         if rest or sequences < shards:

@@ -26,7 +26,7 @@ def serving_ranges(
         "tpot_seconds": spreads["tpot"].interval(tpot_seconds),
         "ttft_seconds": spreads["ttft"].interval(ttft_seconds),
     }
-    if tokens_per_second is not None:  # requests that take as long pass as often
+    if tokens_per_second is not None:  # requests that take this time pass with the same frequency
         known["tokens_per_second"] = spreads["e2e"].interval(tokens_per_second)
     of = spreads["tpot"]
     return {

@@ -18,7 +18,7 @@ _APART = 4
 _SHORTEST = 64
 # A CPU's block of prompt tokens; shorter parts of prompts are padded to it.
 _SHORTEST_PROMPT = 16
-# A context of this many positions is a step of generation in which attention takes nearly no time.
+# In a decode step with a context of this length, attention takes nearly no time.
 _NEXT_TO_NONE = 2
 
 

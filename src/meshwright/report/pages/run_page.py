@@ -80,7 +80,7 @@ def read_plan(path: Path, on_progress: Progress | None = None) -> PricedPlan:
 
 
 def report_html(report: Report) -> str:
-    """The page of these documents and figures."""
+    """The page of the documents and figures."""
     run, plan, workload = report.run, report.run.plan or {}, report.workload
     mesh = mesh_of(plan)
     model, machine = (plan.get("model") or {}).get("name"), (plan.get("hardware") or {}).get("spec")

@@ -87,7 +87,7 @@ def chain_lines(passes: Mapping[str, PricedSteps], given: str) -> Iterator[str]:
 
 
 def choices_lines(choices: Sequence[ChainChoice], memory_limit_bytes: float) -> Iterator[str]:
-    """The searched shardings, the best first; those that do not fit are marked."""
+    """The searched shardings, the best first; layouts that do not fit are marked."""
     rows = [("", "", "total", "memory", "shardings")]
     for number, choice in enumerate(choices[:MAX_ROWS], 1):
         held, fits = format_bytes(choice.bytes_per_device), choice.bytes_per_device <= memory_limit_bytes

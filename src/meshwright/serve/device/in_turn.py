@@ -1,4 +1,4 @@
-"""Programs of a process that must end before the next one starts, such as those with collectives on CPUs."""
+"""Programs of a process that must end before the next one starts: on CPUs, programs with collectives."""
 
 import threading
 from collections.abc import Callable, Iterator

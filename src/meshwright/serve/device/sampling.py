@@ -211,7 +211,7 @@ def _threshold(probabilities: Array, enough: Callable[[Array], Array]) -> Array:
     """The largest c with enough(probabilities >= c), at most the largest probability.
 
     Bisects the range of float32 bit patterns, which for numbers >= 0 have the order of the numbers: 31
-    sums over V. Sorting the V logits instead took 30 times as long on a CPU (V = 8192; JAX 0.10.2).
+    sums over V. Sorting the V logits instead took 30 times the time on a CPU (V = 8192; JAX 0.10.2).
     """
 
     def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ from meshwright.serve.engine.limits import IdleSeconds, Limits
 
 # A step with prompt tokens takes at most this many times the seconds of a step that generates for all slots.
 MAX_SLOWDOWN = 2.5
-# After this number of steps in which prompts waited, prompts get twice the time, and so on: otherwise
+# After this number of steps with waiting prompts, prompts get twice the time, and so on: otherwise
 # sequences that generate would keep a server below its load.
 PATIENCE, _MAX_DOUBLINGS = 128, 8
 _WEIGHT = 0.25  # of the newest step in the running means
@@ -34,7 +34,7 @@ class PrefillBudget:
     def prompt_time(self) -> float:
         """Time for prompts of each replica in the next step, in the unit of `Limits.prompt_time`."""
         slowdown = MAX_SLOWDOWN * 2 ** (self._num_waited / PATIENCE)
-        # The bound is that of a full batch, so a small batch may slow down by a larger factor.
+        # The bound is for a full batch, so a small batch may slow down by a larger factor.
         seconds = (slowdown - 1) * self._generate_seconds(self._limits.num_slots)
         return seconds / max(self._prompt_ratio * self._idle.prompt_token, 1e-12)
 

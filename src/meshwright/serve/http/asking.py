@@ -1,4 +1,4 @@
-"""Turns what was read of an HTTP request into engine requests."""
+"""Turns the parsed body of an HTTP request into engine requests."""
 
 import asyncio
 import secrets

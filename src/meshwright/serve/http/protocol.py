@@ -165,7 +165,7 @@ class StructuredOutputs(RequestObject):
     }
 
 
-# Tokens of a prompt to keep, its last; -1 keeps those that the context has room for.
+# Tokens of a prompt to keep, its last; -1 keeps the tokens that the context has room for.
 Truncation = Annotated[
     Literal[-1] | Annotated[int, Field(ge=1, lt=MAX_COUNT)] | None,
     _described("-1, or an integer of at least 1"),

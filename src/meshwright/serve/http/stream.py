@@ -75,7 +75,7 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A send this slow means that the server's buffer is full: the client reads nothing, and its tokens
         # would pile up for ever. There is one send per token, so a single timer checks the current send and
-        # rearms for the earliest time at which the next could be too slow.
+        # rearms for the earliest time that makes the next one too slow.
         loop, stalled = asyncio.get_running_loop(), asyncio.timeout(None)
         began: float | None = None
 

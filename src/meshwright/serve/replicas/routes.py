@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 # Characters of a prompt that are compared at once, and of how many of them a server's cache is remembered.
 _BLOCK_CHARS, _MOST_BLOCKS = 256, 100_000
 _MOST_CHARS = 512 * _BLOCK_CHARS  # of a prompt
-# Bytes of a body in which its prompt must begin.
+# Bytes of a body that must contain the beginning of its prompt.
 _MOST_BEFORE_PROMPT = 2**18
 _PROMPT_KEY = re.compile(rb'"(?:prompt|messages|input)"')
 

@@ -10,7 +10,7 @@ from meshwright.serve.text.generation import AnswerToken
 class AnswerTokens(Collection[AnswerToken]):
     """The tokens of an answer and their scores, stored as arrays.
 
-    As objects, those of 100,000 tokens would be visited by each garbage collection, which stops the whole
+    As objects, 100,000 tokens would be visited by each garbage collection, which stops the whole
     server meanwhile: for up to 0.25 s.
     """
 

@@ -13,7 +13,7 @@ _MOST_TOKENS = 20_000  # of all words, since long ones are compared with the ans
 
 
 def tokens_of_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[Tokens, ...]:
-    """The tokens of each word, as they begin a text and, if as many, as they follow a blank.
+    """The tokens of each word, as they begin a text and, if their number is the same, as they follow a blank.
 
     Raises RequestError for a word without tokens, and at the first word with which there are too many tokens.
     """

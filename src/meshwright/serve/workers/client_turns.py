@@ -1,4 +1,4 @@
-"""The order in which clients' calls run: one client after another, each with a limited number at once."""
+"""The order of clients' calls: one client after another, each with a limited number at once."""
 
 import asyncio
 from collections import Counter, OrderedDict, deque
@@ -38,7 +38,7 @@ class ClientTurns:
             turns = self._waiting.pop(client)
             turn = turns.popleft()
             if turns:
-                self._waiting[client] = turns  # behind the other clients
+                self._waiting[client] = turns  # after the other clients
             if not turn.done():  # its client has not left
                 self._num_running[client] += 1
                 turn.set_result(None)

@@ -20,7 +20,7 @@ _START_SECONDS = 30.0
 # A call that takes longer gives way to steps of the model and to calls of others.
 _LONG_SECONDS = 0.1
 _NICENESS = 5
-_FEWEST = 4  # workers, so that a client has two: it may be many users behind one address
+_FEWEST = 4  # workers, so that a client has two: one address may be many users
 
 
 class Subject(Protocol):
@@ -155,7 +155,7 @@ class WorkerPool:
             with self._control.makefile("rb") as file:
                 kind, size = HEADER.unpack(file.read(HEADER.size))
                 message = pickle.loads(file.read(size))
-        except Exception as error:  # what a process sends that ends meanwhile may be cut anywhere
+        except Exception as error:  # the last message of a process that ends meanwhile may be cut anywhere
             raise CheckpointError(
                 "the tokenizer or the chat template crashes, or takes too long, as it is loaded"
             ) from error

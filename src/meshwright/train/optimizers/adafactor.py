@@ -17,7 +17,7 @@ from meshwright.train.optimizers.constants import OptimizerConfig, learning_rate
 # For each weight, [2]: the mean squares of its update and of itself.
 MeanSquares = Any
 # Adafactor's constants (Shazeer & Stern, arXiv:1804.04235, section 6): the minimum of the weight's size that
-# scales its update, and the size to which the update is clipped before.
+# scales its update, and the size that the update is clipped to before.
 _LEAST_SIZE, _CLIPPED_TO = 1e-3, 1.0
 
 
@@ -27,8 +27,9 @@ def adafactor(config: OptimizerConfig, model: ModelConfig | None) -> optax.Gradi
         w  <- w - lr max(rms(w), 0.001) u / max(1, rms(u)),   u = g / sqrt(v)
 
     v: the product of a row and a column. rms: over a whole weight, so over all layers of a stack. The update
-    takes `whole`, a function from the mean squares of parts of weights to those of whole weights; by default
-    each part is a whole weight. optax.adafactor computes the size of a weight twice; its state is the same.
+    takes `whole`, a function from the mean squares of parts of weights to the mean squares of whole weights;
+    by default each part is a whole weight. optax.adafactor computes the size of a weight twice; its state is
+    the same.
     """
     chain = optax.chain(
         _by_rows_and_columns(),
