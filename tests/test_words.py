@@ -45,9 +45,12 @@ def test_pages_are_read_without_code_and_tables(tmp_path: Path):
 
 def test_a_text_may_not_get_worse():
     recorded = {"cost": {"docstrings": 20}, "nn": {"comments": 1}}
-    now = {"cost": {"docstrings": (21, 1000), "comments": (7, 1000)}, "nn": {"comments": (6, 1000)}}
+    now = {
+        "cost": {"docstrings": (21, 1000), "comments": (7, 1000)},
+        "nn": {"comments": (2, 1000), "messages": (1, 100)},
+    }
     assert [line.partition(";")[0] for line in words.risen(now, recorded)] == [
         "cost: docstrings have 21, allowed: 20",
-        "cost: comments have 7, allowed: 0",
+        "cost: comments have 7, allowed: 2",
     ]
     assert words.risen({"cost": {"docstrings": (20, 100)}}, recorded) == []

@@ -5,7 +5,7 @@
         steps: int | None = option(None, parser=parse_count, help="Train up to this step.", unset="one epoch")
         keep: int = option(2, least=1, help="Keep the last N checkpoints.")
 
-The command line makes its parameters from these fields (`cli/command_options.py`). `check_options` checks
+The command line makes its parameters from such fields (`cli/command_options.py`). `check_options` checks
 values that come from Python or from a file.
 """
 

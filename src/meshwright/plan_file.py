@@ -1,6 +1,6 @@
 """A Plan: model, hardware, workload and Layout in a short TOML that a user can edit.
 
-Planning, training, serving and the audit exchange nothing else.
+Planning, training, serving and the audit exchange only this file.
 """
 
 import os

@@ -37,7 +37,7 @@ def assert_collectives(
     A sum that leaves each device with its slice is a ReduceScatter, even if the compiler emits an AllReduce.
     bounds: limits of the communication, in addition to `expected` or instead of it, such as `at most 100 MB
     over data`, `nothing over dcn` and `no gather of w_*` (see `audit.checks`).
-    hardware: compile ahead of time for these chips, such as `v5p:4x4x4` or `h100:8x8`, instead of for the
+    hardware: compile ahead of time for the named chips, such as `v5p:4x4x4` or `h100:8x8`, instead of for the
     devices of the arguments; no such chip needs to be attached (see `audit.foreign.compiled_ahead`).
     negligible_bytes: collectives of at most this size are ignored.
     Raises AssertionError with the lines that differ, and with parts of the program that were not understood;

@@ -334,7 +334,7 @@ def test_a_record_that_is_no_conversation_is_named(record: Any, message: str, tm
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        ({"lora": 4}, MeshwrightError, "name those with --from DIR"),
+        ({"lora": 4}, MeshwrightError, "name their directory with --from DIR"),
         ({"lora_alpha": 4.0}, MeshwrightError, "name their rank with --lora"),
         (
             {"base_dtype": "nf4"},

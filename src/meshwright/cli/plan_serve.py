@@ -75,7 +75,7 @@ class _StepOptions:
         assert self.phase is not None
         if self.phase is _Phase.prefill and self.context is not None:
             raise PlanError(
-                "--phase prefill is of whole prompts, as long as --prompt-tokens says; leave out --context"
+                "--phase prefill is of whole prompts of --prompt-tokens tokens; leave out --context"
             )
         missing, value = (
             ("--context 8k", self.context)

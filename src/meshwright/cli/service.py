@@ -142,7 +142,7 @@ def _drafter(folder: ModelFolder, runner: JaxRunner, settings: EngineSettings, r
     if folder.config.vocab_size != runner.vocab_size:
         raise PlanError(
             f"checkpoint {settings.draft_checkpoint}: {folder.config.vocab_size:,} tokens in the vocabulary, "
-            f"and {runner.vocab_size:,} in that of the model that it guesses for; fits: the same tokenizer"
+            f"and the model that it guesses for has {runner.vocab_size:,}; fits: the same tokenizer"
         )
     if folder.config.state_mixer:
         raise PlanError(

@@ -130,7 +130,7 @@ def read_chip(text: str, origin: str) -> Description:
     )
     devices, step_from = (file.string(data, key) if key in data else None for key in ("devices", "step_from"))
     if step_from and "step" in data:
-        raise file.error("step_from", f"= {step_from!r} beside a [step]; leave one of them out")
+        raise file.error("step_from", f"= {step_from!r} next to a [step]; leave one of them out")
     return Description(chip, devices, per_core, "step" in data, step_from, has_links)
 
 

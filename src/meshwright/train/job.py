@@ -186,12 +186,12 @@ def _check_new(settings: Settings, model: ModelConfig) -> None:
         check_vocab_size(model.vocab_size)
     if model.lora_rank and settings.from_ is None:
         raise MeshwrightError(
-            f"--lora {model.lora_rank}: adapters are trained next to weights that stay as they are;"
-            " name those with --from DIR"
+            f"--lora {model.lora_rank}: adapters are trained next to frozen weights; name their "
+            "directory with --from DIR"
         )
     if model.draft_head == "frozen" and settings.from_ is None:
         raise MeshwrightError(
-            "--draft-head frozen: the head is trained next to weights that stay as they are; name those with "
+            "--draft-head frozen: the head is trained next to frozen weights; name their directory with "
             "--from DIR, or train both with --draft-head joint"
         )
 

@@ -129,7 +129,7 @@ def test_a_type_under_auto_axes_does_not_tell() -> None:
     with pytest.raises(NotationError) as caught:
         from_array_type("A", "IJ", x)
     assert str(caught.value) == (
-        "A[I, J]: mesh axis X is Auto, so the type does not say what it splits; "
+        "A[I, J]: mesh axis X is Auto, so the type does not say which dimension it splits; "
         "fits: a mesh of AxisType.Explicit"
     )
     assert isinstance(x.sharding, NamedSharding)

@@ -161,7 +161,7 @@ STOPS = "a string or a list of up to 4 strings, none of them empty or longer tha
             CHAT,
             {"max_tokens": 1, "max_completion_tokens": 2},
             "max_tokens",
-            "max_tokens = 1 and max_completion_tokens = 2 mean the same; send one, or both alike",
+            "max_tokens = 1 and max_completion_tokens = 2 mean the same; send one, or one number for both",
         ),
         (
             TEXT,

@@ -164,7 +164,7 @@ def from_array_type(name: str, dims: Sequence[str], x: Any) -> ShardedArray:
     for axis, kind in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True):
         if kind != AxisType.Explicit:
             raise NotationError(
-                f"{name}[{', '.join(dims)}]: mesh axis {axis} is {kind.name}, so the type does not say what "
-                "it splits; fits: a mesh of AxisType.Explicit"
+                f"{name}[{', '.join(dims)}]: mesh axis {axis} is {kind.name}, so the type does not say "
+                "which dimension it splits; fits: a mesh of AxisType.Explicit"
             )
     return from_named_sharding(name, dims, sharding)

@@ -477,5 +477,5 @@ def _check_batch_invariant(config: ModelConfig, layout: Layout) -> None:
     if (shared := layout.mesh.num_devices // layout.num_batch_shards) > 1:
         raise PlanError(
             f"{config.name}: results cannot be batch-invariant under {layout}, where {shared} devices add up "
-            "their parts of a sum in an order that may depend on its size; fits: a layout over data alone"
+            "their parts of a sum in an order that may depend on its size; fits: a layout over data only"
         )

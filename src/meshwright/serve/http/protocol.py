@@ -228,7 +228,7 @@ class _Generation(RequestObject):
         if both and self.max_tokens != self.max_completion_tokens:
             raise RequestError(
                 f"max_tokens = {self.max_tokens} and max_completion_tokens = {self.max_completion_tokens} "
-                "mean the same; send one, or both alike",
+                "mean the same; send one, or one number for both",
                 param="max_tokens",
             )
         if self.limit is not None and self.min_tokens > self.limit:
