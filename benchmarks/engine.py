@@ -54,7 +54,7 @@ from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.policy import Mode
 from meshwright.serve.engine.request import Request, SamplingParams
 from meshwright.serve.http.app import create_app
-from meshwright.serve.http.server import bind, run
+from meshwright.serve.http.server import bind, run_server
 from meshwright.serve.text.tokenizer import Tokenizer
 
 CONFIG = ModelConfig("llama-134m", 12, 768, 2048, 12, 12, 64, 32_000, 2048)

@@ -30,7 +30,7 @@ from meshwright.units import (
     parse_seconds_to_first_token,
 )
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 # The default of an option that must be given.
 REQUIRED = cast(Any, MISSING)
 
@@ -147,7 +147,7 @@ def _bare(text: str) -> str:
 
 
 def option(
-    default: T,
+    default: _T,
     *,
     help: str,
     flag: str = "",
@@ -161,13 +161,13 @@ def option(
     after: str = "",
     names: tuple[str, ...] = (),
     repr: bool = True,
-) -> T:
+) -> _T:
     """A field of a dataclass that is an option of the command line; it takes the arguments of `Option`.
 
     It may also be the default of a parameter of a command's function.
     """
     declared = Option(help, flag, metavar, parser, least, most, above, unset, env, after, names)
-    return cast(T, field(default=default, repr=repr, metadata={"option": declared}))
+    return cast(_T, field(default=default, repr=repr, metadata={"option": declared}))
 
 
 def as_option(declared: object, name: str, kind: object) -> Option | None:

@@ -68,21 +68,21 @@ def test_doctor_names_what_mends_it(capsys, monkeypatch):
 
 def test_doctor_sees_a_package_that_is_not_there(monkeypatch):
     monkeypatch.setattr(doctor, "requires", lambda _: ["nosuchpackage>=1", "pytest; extra == 'dev'"])
-    [check] = doctor.packages()
+    [check] = doctor.check_packages()
     assert not check.ok and check.mend == "pip install 'nosuchpackage>=1'"
 
 
 def test_doctor_survives_a_jax_that_does_not_start(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "nosuchplatform")
-    check = doctor.devices()
+    check = doctor.check_devices()
     assert not check.ok and "nosuchplatform" in check.state
 
 
 def test_doctor_says_what_runs_on_cpus(tmp_path: Path, monkeypatch):
-    assert doctor.native().state.startswith(("native extension", "XLA alone; no native extension: "))
+    assert doctor.check_native().state.startswith(("native extension", "XLA alone; no native extension: "))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
-    check = doctor.native()
+    check = doctor.check_native()
     assert check.ok and check.state.startswith("XLA alone; no native extension: ")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.cli.mcp import run, shortened
+from meshwright.cli.mcp import command_document, shortened
 
 pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
@@ -108,4 +108,4 @@ def test_long_documents_are_cut() -> None:
 
 
 def test_a_command_that_fails_is_one_line() -> None:
-    assert run(["model", "nothing"])["error"].startswith("model 'nothing' is neither")
+    assert command_document(["model", "nothing"])["error"].startswith("model 'nothing' is neither")

@@ -15,7 +15,7 @@ from meshwright.notation.einsum import (
     contraction,
 )
 from meshwright.notation.mesh import Mesh
-from meshwright.notation.operation import placed
+from meshwright.notation.operation import placed_operation
 from meshwright.notation.parse import parse_array
 
 MESH = Mesh({"X": 4, "Y": 8, "Z": 2})
@@ -205,7 +205,7 @@ def test_published_flops() -> None:
 
 def test_a_stationary_weight_is_not_moved() -> None:
     w, x, y = (parse_array(text) for text in ("w[D, F_Y]", "x[B_XY, D]", "y[B_X, F_Y]"))
-    roles = placed((x, w), y, wanted=True, stored=frozenset({"w"})).roles
+    roles = placed_operation((x, w), y, wanted=True, stored=frozenset({"w"})).roles
     assert roles == {"Y": "F", "X": "B"}
     plan = contraction("BD,DF->BF", x, w, y, roles)
     assert plan.rhs_steps == [] and [str(s) for s in plan.steps] == ["AllGather_{Y} x[B_XY, D] -> x[B_X, D]"]

@@ -23,7 +23,7 @@ from meshwright.serve.engine.request import Scores, TokenScore
 from meshwright.serve.http.app import create_app, reader_of
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.connections import Connections
-from meshwright.serve.http.server import address, bind, run
+from meshwright.serve.http.server import address, bind, run_server
 from meshwright.serve.text.tokenizer import Tokenizer
 from meshwright.serve.workers.pool import WorkerPool
 
@@ -136,7 +136,7 @@ def main() -> None:
         with WorkerPool(reader_of(*parts), 2) as workers:
             workers.check()
             app = create_app(*parts, calls=workers)
-            run(app, listener, lambda url: print(url, address(probes), flush=True), connections, probes)
+            run_server(app, listener, lambda url: print(url, address(probes), flush=True), connections, probes)
     print("closed", flush=True)
 
 

@@ -18,7 +18,7 @@ from meshwright.errors import DataError
 from meshwright.train import documents
 from meshwright.train.bpe import END_OF_TEXT, train_tokenizer
 from meshwright.train.corpus import Batches, Corpus, prepare_corpus, unigram_entropy
-from meshwright.train.documents import Document, divide, pieces_of, read_documents
+from meshwright.train.documents import Document, divide, document_pieces, read_documents
 from meshwright.train.row_codes import BEGINS, ids
 
 WORDS = "the mesh has two axes and the weights lie on both\n"
@@ -429,7 +429,7 @@ def test_a_long_file_is_read_in_the_pieces_that_it_would_be_cut_into(text):
         patch.setattr(documents, "_LONGEST", 16)
         path = Path(folder, "long.txt")
         path.write_bytes(text.encode())
-        expected = [piece for piece in pieces_of(Document("long.txt", text), 16) if piece.text.strip()]
+        expected = [piece for piece in document_pieces(Document("long.txt", text), 16) if piece.text.strip()]
         if expected:
             assert list(read_documents(str(path))) == expected
 

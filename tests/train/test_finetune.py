@@ -21,7 +21,7 @@ from meshwright.models.count import train_flops_per_token
 from meshwright.models.model_files import read_model
 from meshwright.models.parameters import dimensions, is_adapter, parameters
 from meshwright.models.presets import load_model
-from meshwright.nn.adapters import merged
+from meshwright.nn.adapters import merged_adapters
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.params import flatten
 from meshwright.nn.start.device_mesh import device_mesh
@@ -404,7 +404,7 @@ def _three_updates(text: str, masked: bool) -> list[float]:
         MODEL.base, layout, Workload(16, 64), schedule, chip_flops_per_second=1e11, masked=masked
     )
     with jax.set_mesh(step.mesh):
-        alone = float(jax.jit(base.loss)(merged(MODEL, state.params), rows))
+        alone = float(jax.jit(base.loss)(merged_adapters(MODEL, state.params), rows))
     assert alone == pytest.approx(float(step.evaluate(state, rows)), rel=1e-5)
     return figures
 

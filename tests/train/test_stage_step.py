@@ -51,7 +51,7 @@ from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.files import checkpoint
 from meshwright.nn.files.checkpoint import by_name
-from meshwright.nn.params import flatten, merged
+from meshwright.nn.params import flatten, merged_params
 from meshwright.platforms import CPU
 from meshwright.train.stage_step import StagedStep, training_step
 
@@ -264,7 +264,7 @@ def test_adafactor_takes_the_sizes_of_whole_stacks(options: str) -> None:
         return np.asarray(whole) * (sizes if "/" in path else 1)
 
     flat = flatten(alone.init(0).params)
-    params = merged(config, {path: grown(path, one) for path, one in flat.items()})
+    params = merged_params(config, {path: grown(path, one) for path, one in flat.items()})
     norm, expected = _moved(alone, params)
     step = staged_step(config, f"pipe=2,optimizer=adafactor,{options}")
     found_norm, found = _moved(step, params)

@@ -35,8 +35,8 @@ def bench() -> None:
     """Benchmark collectives and matmuls of this machine, a server, or the planner."""
 
 
-@command(app)
-def collectives(
+@command(app, name="collectives")
+def bench_collectives(
     hardware: str = option("cpu:8", help=HARDWARE_HELP),
     mesh: str | None = option(
         None, help="Mesh axes to measure, alone and together: X=4,Y=2.", unset="two axes"

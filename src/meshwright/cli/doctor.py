@@ -72,9 +72,9 @@ def check_all() -> Iterator[Check]:
     """All checks, the fast ones first."""
     yield Check("meshwright", __version__, ok=True)
     yield _python()
-    yield from packages()
-    yield devices()
-    yield native()
+    yield from check_packages()
+    yield check_devices()
+    yield check_native()
     yield from _extras()
     yield from _locks()
     yield _disk()
@@ -86,7 +86,7 @@ def _python() -> Check:
     return Check("python", f"{platform.python_version()} at {sys.executable}", ok, mend)
 
 
-def packages() -> Iterator[Check]:
+def check_packages() -> Iterator[Check]:
     """Whether each core dependency is installed; the installer has checked versions."""
     for requirement in requires("meshwright") or []:
         if "extra ==" in requirement:
@@ -98,7 +98,7 @@ def packages() -> Iterator[Check]:
             yield Check(name, "not installed", ok=False, mend=f"pip install '{requirement}'")
 
 
-def devices() -> Check:
+def check_devices() -> Check:
     """The devices that JAX sees, from another process, which a broken driver may end or block."""
     if find_spec("jax") is None:
         return Check("devices", "not asked: JAX is not installed, and planning needs none", ok=True)
@@ -110,7 +110,7 @@ def devices() -> Check:
     return Check("devices", f"{count} {kind} ({name.strip()}){cores}", ok=True)
 
 
-def native() -> Check:
+def check_native() -> Check:
     """Whether CPUs generate with the C++ extension, which is built if needed, or the reason why not."""
     if find_spec("jax") is None:
         return Check("on CPUs", "not asked: JAX is not installed", ok=True)

@@ -22,7 +22,7 @@ from meshwright.cli.other_words import (
     option_here,
     subcommand_here,
 )
-from meshwright.cli.value_kinds import ARGUMENTS, KINDS, MOVES, OF_PLANS, is_machine, is_model
+from meshwright.cli.value_kinds import ARGUMENTS, KINDS, OF_PLANS, RESHARD_WORDS, is_machine, is_model
 from meshwright.errors import nearest
 
 # The parser's message for a group without a command, such as `mw plan`.
@@ -231,7 +231,7 @@ def _argument(given: str, context: Any) -> str:
     arguments = [param for param in context.command.params if param.param_type_name == "argument"]
     words = {word for each in arguments for word in (each.name, *re.findall(r"[a-z]+", _shown(each).lower()))}
     plain = given.lstrip("-")
-    if plain in words or MOVES.get(plain.partition("-")[0]) in words:
+    if plain in words or RESHARD_WORDS.get(plain.partition("-")[0]) in words:
         return " ".join(map(_shown, arguments))
     return ""
 

@@ -12,7 +12,7 @@ from meshwright.cli.line_values import with_a_right_value
 from meshwright.cli.other_subjects import meaning, subject
 from meshwright.cli.other_values import KINDS_OF_CHIPS, in_unit_of, strategy, with_value
 from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
-from meshwright.cli.value_kinds import KINDS, MOVES
+from meshwright.cli.value_kinds import KINDS, RESHARD_WORDS
 
 # Options of other programs for the model, which some commands take as an argument.
 _MODEL_NAMES = ("name", "model-name", "model-id", "model", "preset")
@@ -75,7 +75,7 @@ def _is_of_argument(option: str, value: str, command: Command) -> bool:
     if "prompt" in names and plain in ("text", "message", "query", "question"):
         return True
     letters = {name[0] for name in names} if len(option) == _LETTER else set()
-    is_moved = MOVES.get(plain.partition("-")[0]) in names
+    is_moved = RESHARD_WORDS.get(plain.partition("-")[0]) in names
     if "model" in names and plain in _MODEL_NAMES and KINDS["--model"](value):
         return True
     return is_moved or plain in names | letters

@@ -131,7 +131,7 @@ def model(name: str, seq_len: Count | None = None) -> dict[str, Any]:
 
 def list_hardware() -> dict[str, Any]:
     """The names of the known chips, with peak FLOP/s, memory and bandwidth."""
-    machines = run(["hardware"])
+    machines = command_document(["hardware"])
     if "error" in machines:
         return machines
     figures = ("name", "kind", "hbm_bytes", "hbm_bytes_per_second")
@@ -144,15 +144,15 @@ def list_hardware() -> dict[str, Any]:
 
 def hardware(name: str) -> dict[str, Any]:
     """Every figure of one chip with its source."""
-    return run(["hardware", name])
+    return command_document(["hardware", name])
 
 
 def _answer(arguments: Sequence[str], options: Mapping[str, object]) -> dict[str, Any]:
     given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
-    return shortened(run([*arguments, *given]))
+    return shortened(command_document([*arguments, *given]))
 
 
-def run(arguments: Sequence[str]) -> dict[str, Any]:
+def command_document(arguments: Sequence[str]) -> dict[str, Any]:
     """The document of a command, with its notes; or {"error": its line}."""
     try:
         done = subprocess.run(

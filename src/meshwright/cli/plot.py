@@ -65,8 +65,8 @@ def latency(
     _tell(curves.ring_latency(chip, num_bytes, most), output, as_json=as_json)
 
 
-@command(app)
-def attention(
+@command(app, name="attention")
+def plot_attention(
     model: str = _MODEL, changes: str | None = CHANGES, output: Path | None = _OUTPUT, as_json: bool = JSON
 ) -> None:
     """Plot FLOPs of attention and of feed-forward layers over the context.
@@ -101,8 +101,8 @@ def fsdp(
     _tell(curves.fsdp_degree(config, machine, batch_tokens), output, as_json=as_json)
 
 
-@command(app)
-def strategies(
+@command(app, name="strategies")
+def plot_strategies(
     model: str = _MODEL,
     hardware: str = HARDWARE,
     changes: str | None = CHANGES,

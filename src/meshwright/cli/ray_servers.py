@@ -13,8 +13,7 @@ from starlette.applications import Starlette
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.serve.device.prefill_pool import PrefilledElsewhere, Prefiller, Prefills
-from meshwright.serve.replicas.deployment import PrefillPool, ServerScale
-from meshwright.serve.replicas.deployment import application as deployed
+from meshwright.serve.replicas.deployment import PrefillPool, ServerScale, ray_application
 from meshwright.serve.settings import Replicas, Server
 
 if TYPE_CHECKING:  # they load JAX
@@ -79,7 +78,7 @@ def application_of(server: Server, scale: ServerScale, prefills: ServerScale | N
     if prefills is not None:
         prefiller = replace(behind, engine=replace(engine, num_drafts=0, draft_checkpoint=None))
         pool = PrefillPool(partial(open_prefiller, prefiller), prefills)
-    return deployed(partial(open_replica, behind), server.limits, scale, pool)
+    return ray_application(partial(open_replica, behind), server.limits, scale, pool)
 
 
 def _num_devices(server: Server) -> int:

@@ -93,7 +93,7 @@ def _serve(server: Server, host: str, ports: tuple[int, int | None], as_json: bo
     with ExitStack() as stack:
         with ends_at_once():
             from meshwright.serve.http.connections import Connections
-            from meshwright.serve.http.server import address, bind, run
+            from meshwright.serve.http.server import address, bind, run_server
 
             if server.engine.plan is not None:
                 load_hardware(server.engine.plan.hardware)  # for its warnings
@@ -116,14 +116,14 @@ def _serve(server: Server, host: str, ports: tuple[int, int | None], as_json: bo
                 api, name = stack.enter_context(open_app(server, report))
         if probes is not None:
             note(f"/health on {address(probes)}")
-        run(api, listener, lambda url: _announce(url, name, as_json), connections, probes)
+        run_server(api, listener, lambda url: _announce(url, name, as_json), connections, probes)
 
 
 def _serve_replicas(server: Server, replicas: Replicas, host: str, port: int, as_json: bool) -> None:
     from meshwright.cli.ray_servers import application_of, scales
     from meshwright.models.model_files import read_model
     from meshwright.serve.http.server import address, bind
-    from meshwright.serve.replicas.deployment import cluster, run
+    from meshwright.serve.replicas.deployment import cluster, run_deployment
 
     name = read_model(server.checkpoint).name
     with bind(host, port) as listener:  # fails now if the port is taken; Ray binds it again
@@ -134,7 +134,7 @@ def _serve_replicas(server: Server, replicas: Replicas, host: str, port: int, as
     scale, prefill_scale = scales(server, replicas)
     with cluster(scale.most_servers + (prefill_scale.most_servers if prefill_scale else 0)):
         deployed = application_of(server, scale, prefill_scale)
-        run(deployed, host, port, lambda: _announce(url, name, as_json))
+        run_deployment(deployed, host, port, lambda: _announce(url, name, as_json))
 
 
 def _announce(address: str, name: str, as_json: bool) -> None:

@@ -63,4 +63,4 @@ KINDS = {
 }
 OF_PLANS = ("--layout", "--hardware", "--model")  # whose values are mistaken for each other
 # Other words for the arguments of mw reshard.
-MOVES = {"from": "before", "src": "before", "source": "before", "to": "after", "dst": "after"}
+RESHARD_WORDS = {"from": "before", "src": "before", "source": "before", "to": "after", "dst": "after"}

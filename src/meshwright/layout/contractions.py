@@ -10,7 +10,7 @@ from meshwright.layout.moves.experts import expert_table, has_fixed_rows, row_ro
 from meshwright.layout.rules import AxisTable, Rules
 from meshwright.models.transformer import input_of
 from meshwright.notation.einsum import ChosenSteps, Contraction, Reshard, Roles, contraction
-from meshwright.notation.operation import placed
+from meshwright.notation.operation import placed_operation
 
 
 def contraction_of(layout: Layout, name: str, spec: str) -> Contraction:
@@ -76,7 +76,7 @@ def _planned(rules: Rules, activations: AxisTable, name: str, spec: str) -> Cont
     x, w = operands.split(",")
     given, weight = activations.split("x", x), rules.stored.split(name, w)
     used, product = rules.used.split(name, w), activations.split(f"{name}_out", out)
-    elected: Roles = placed((given, used), product, wanted=True, stored=frozenset({name})).roles
+    elected: Roles = placed_operation((given, used), product, wanted=True, stored=frozenset({name})).roles
     fixed = {axis: dim for dim, axes in zip(used.dims, used.axes, strict=True) for axis in axes}
     return contraction(spec, given, weight, product, {**elected, **fixed})
 

@@ -1004,7 +1004,7 @@ TABLES: dict[str, type] = {
 }
 
 
-def check_value(name: str, value: object, model: str) -> None:
+def check_config_value(name: str, value: object, model: str) -> None:
     """ModelError if a field of ModelConfig cannot have this value."""
     check_field(_FIELDS[name].type, name, value, model)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.files import well_formed
-from meshwright.models.config import TABLES, ModelConfig, check_value
+from meshwright.models.config import TABLES, ModelConfig, check_config_value
 from meshwright.models.families import PLAINEST, families, load_family
 from meshwright.models.families.family import Family, Fixed, Key
 from meshwright.models.mixers import MIXERS
@@ -99,7 +99,7 @@ def _simple_fields(given: Mapping[str, Any], family: Family, name: str) -> dict[
             fields[table] = kind(**inner)
     for field, value in fields.items():
         if field not in _FOLLOW or value is not None:
-            check_value(field, value, name)
+            check_config_value(field, value, name)
     if mla := fields.get("mla"):
         fields["d_head"] = mla.nope_dim + mla.rope_dim
     if fields.get("num_kv_heads") is None:

@@ -12,7 +12,7 @@ from meshwright.nn.frozen import Frozen, widened
 from meshwright.nn.params import build, flatten
 
 
-def merged(config: ModelConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
+def merged_adapters(config: ModelConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters of `config.base` that compute the same as `params` of `config`: W + s A B.
 
     s = lora_alpha / lora_rank. Sums are float32, results as the weights are stored; weights in narrow types

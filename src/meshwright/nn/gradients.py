@@ -26,7 +26,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import Param, of_a_layer
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.each_device import spec_of
-from meshwright.nn.params import build, flatten, merged, trained
+from meshwright.nn.params import build, flatten, merged_params, trained
 from meshwright.nn.products.execute import SentIn, run_steps
 from meshwright.nn.start.device_mesh import partition_spec, reduced_axes, resharded
 from meshwright.notation.array import Axes, ShardedArray
@@ -101,7 +101,7 @@ def as_used(config: ModelConfig, layout: Layout, params: Mapping[str, Any], leav
         return differentiated
 
     used = _mapped(config, leaf, params, leaves)
-    return merged(config, params, used)
+    return merged_params(config, params, used)
 
 
 def read(layout: Layout, dtype: DTypeLike, name: str, weight: Scattered) -> Array:

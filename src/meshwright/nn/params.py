@@ -142,7 +142,7 @@ def as_frozen(
         return jax.jit(partial(frozen, types=types), out_shardings=where)(weight)
 
 
-def merged(config: ModelConfig, *trees: Mapping[str, Any]) -> dict[str, Any]:
+def merged_params(config: ModelConfig, *trees: Mapping[str, Any]) -> dict[str, Any]:
     """One pytree of the parameters in any of `trees`; later trees take precedence."""
     flat = {path: leaf for tree in trees for path, leaf in flatten(tree).items()}
     return build(config, lambda path, _: flat[path], only=flat)

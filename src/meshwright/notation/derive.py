@@ -14,7 +14,7 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.chain import CONTRACTION, VIEWS, Chain, ChainLine
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import cotangent
-from meshwright.notation.operation import Operation, placed
+from meshwright.notation.operation import Operation, placed_operation
 
 # Their transposes read only the cotangent.
 _LINEAR = ("add", "sum", *VIEWS)
@@ -83,7 +83,7 @@ def _place(chain: Chain, layout: Mapping[str, ShardedArray]) -> list[Operation]:
 def _placed(
     chain: Chain, line: ChainLine, homes: Mapping[str, ShardedArray], wanted: ShardedArray | None
 ) -> Operation:
-    return placed(
+    return placed_operation(
         tuple(homes[a.name] for a in line.operands),
         wanted or line.out,
         wanted=wanted is not None,

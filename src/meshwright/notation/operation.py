@@ -68,13 +68,13 @@ def rename(roles: Roles, aliases: Mapping[str, str]) -> Roles:
 def bias_reshard(y: ShardedArray, b: ShardedArray) -> Reshard:
     """The reshard of a bias b[F] before it is added to y[.., F], which may be a partial sum."""
     whole = y.replace(unreduced=())
-    to_y = placed((whole, b), whole, wanted=True).reshards[1]
+    to_y = placed_operation((whole, b), whole, wanted=True).reshards[1]
     yielded = to_y.yielded
     return replace(to_y, yielded=yielded.replace(unreduced=(*yielded.unreduced, *y.unreduced)))
 
 
 @lru_cache(maxsize=4096)
-def placed(
+def placed_operation(
     operands: tuple[ShardedArray, ...],
     out: ShardedArray,
     *,

@@ -15,7 +15,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.nn.array_types import jax_dtype
-from meshwright.nn.params import abstract_params, flatten, merged
+from meshwright.nn.params import abstract_params, flatten, merged_params
 from meshwright.nn.products.execute import run_steps
 from meshwright.nn.start.device_mesh import named_sharding
 from meshwright.notation.mesh import Mesh
@@ -59,7 +59,7 @@ class WeightsMover:
             moved = self.jitted(given)
         wanted = flatten(abstract_params(self.config, self.after, self.target))
         views = {path: _viewed(array, wanted[path].sharding) for path, array in moved.items()}
-        return merged(self.config, views)
+        return merged_params(self.config, views)
 
     @cached_property
     def jitted(self) -> Any:

@@ -86,7 +86,7 @@ def read_documents(
     else:
         documents = _read_file(path, path.name, bad_data, chat)
     for document in documents:
-        for piece in pieces_of(document, _LONGEST):
+        for piece in document_pieces(document, _LONGEST):
             if piece.text.strip():
                 has_text = True
                 yield piece
@@ -167,7 +167,7 @@ class Division:
     def pieces(self, documents: Iterable[Document]) -> Iterator[tuple[Document, bool]]:
         """Each piece, and whether it is validation."""
         for document in documents:
-            for piece in pieces_of(document, self.longest):
+            for piece in document_pieces(document, self.longest):
                 yield piece, _key(piece) <= self.last_key
 
 
@@ -177,7 +177,7 @@ def divide(read: Callable[[], Iterable[Document]], num_characters: int) -> Divis
     # 16 bytes per document of any length.
     keys, lengths = array("Q"), array("Q")
     for document in read():
-        for piece in pieces_of(document, target):
+        for piece in document_pieces(document, target):
             keys.append(_key(piece))
             lengths.append(len(piece.text))
     num_taken, last_key = 0, 0
@@ -192,7 +192,7 @@ def _key(document: Document) -> int:
     return int.from_bytes(hashlib.sha256(document.name.encode()).digest()[:8], "big")
 
 
-def pieces_of(document: Document, limit: int) -> Iterator[Document]:
+def document_pieces(document: Document, limit: int) -> Iterator[Document]:
     """The document, or its pieces of at most `limit` characters, cut at line ends if it has any."""
     text, start, index = document.text, 0, 0
     if len(text) <= limit or document.answers is not None:
@@ -295,7 +295,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _read_text(path: Path, name: str) -> Iterator[Document]:
-    """The file, in pieces if it is long: as by `pieces_of`, without holding all of it in memory."""
+    """The file, in pieces if it is long: as by `document_pieces`, without holding all of it in memory."""
     with path.open(encoding="utf-8", newline="") as file:
         text, index = file.read(_LONGEST + 1), 0
         if len(text) <= _LONGEST:

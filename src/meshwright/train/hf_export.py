@@ -10,7 +10,7 @@ from meshwright.files import write_whole
 from meshwright.layout import Layout
 from meshwright.models.hf import written_family
 from meshwright.models.tokenizer_file import read_tokenizer
-from meshwright.nn.adapters import merged
+from meshwright.nn.adapters import merged_adapters
 from meshwright.nn.files import checkpoint_files
 from meshwright.nn.files.checkpoint import restore_params, sound_step
 from meshwright.nn.files.weights import save_hf
@@ -54,7 +54,7 @@ def export_run(run: Path, folder: Path, *, step: int | None = None, best: bool =
                 "mw serve --draft-head reads it from the run",
                 stacklevel=2,
             )
-        save_hf(merged(plan.model, params), plan.model.base, folder)
+        save_hf(merged_adapters(plan.model, params), plan.model.base, folder)
     _copy_tokenizer(run, folder)
     return step
 

@@ -29,7 +29,7 @@ from meshwright.models.transformer import Places
 from meshwright.nn.files.checkpoint import by_name, like
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, summed
-from meshwright.nn.params import abstract_params, flatten, init_params, merged, trained
+from meshwright.nn.params import abstract_params, flatten, init_params, merged_params, trained
 from meshwright.nn.pipeline.controller import Dispatch, Executor, OnDevices, with_name
 from meshwright.nn.pipeline.stage_programs import LOSS, ROUTERS, STACKS, Chunk, ChunkPrograms, is_stacked
 from meshwright.nn.start.compiler_options import Options
@@ -114,7 +114,7 @@ class StagedStep:
 
     def _reduced(self, gradients: dict[str, Array]) -> dict[str, Array]:
         """The gradients of a chunk, by path, with the shardings of the moments."""
-        return flatten(summed(self.config, self.first.layout, merged(self.config, gradients)))
+        return flatten(summed(self.config, self.first.layout, merged_params(self.config, gradients)))
 
     def _update_programs(self) -> list[Any]:
         """Each depth's update: (its state, gradients, norm, mean squares of stacks) -> its next state."""
@@ -209,7 +209,7 @@ class StagedStep:
         fresh = init_params(self.config, owner.layout, owner.mesh, seed, only=only, part=chunk.part)
         abstract = flatten(self._abstract_params(depth))
         read = {path: _put(chunk, path, weights[path], abstract[path]) for path in paths if path in weights}
-        params = merged(self.config, fresh, read)
+        params = merged_params(self.config, fresh, read)
         with jax.set_mesh(owner.mesh):
             return jax.jit(owner.first_state)(params)
 
@@ -244,7 +244,7 @@ class StagedStep:
             shape = jax.eval_shape(partial(chunk.part, path), params[path]).shape
             return jax.ShapeDtypeStruct(shape, params[path].dtype, sharding=params[path].sharding)
 
-        return merged(self.config, {path: part(path) for path in params if chunk.has(path)})
+        return merged_params(self.config, {path: part(path) for path in params if chunk.has(path)})
 
     # The step
 
@@ -341,7 +341,7 @@ class StagedStep:
                 for path, gradient in reduced.items():
                     self._add(on, gradients[depth], path, gradient, self._owner(depth).mesh)
         sums = {name: on.run(self.first.mesh, self._sum, parts) for name, parts in losses.items()}
-        return sums, [merged(self.config, flat) for flat in gradients]
+        return sums, [merged_params(self.config, flat) for flat in gradients]
 
     def _add(self, on: Executor, total: dict[str, Array], path: str, more: Array, mesh: Any) -> None:
         sent = on.send(more, mesh, "gradients")

@@ -29,7 +29,7 @@ from meshwright.nn.files.weights import has_draft_head, load_hf
 from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.loss import nats_of
 from meshwright.nn.ops.jax_ops import JaxOps
-from meshwright.nn.params import abstract_params, as_frozen, flatten, init_params, merged, shardings
+from meshwright.nn.params import abstract_params, as_frozen, flatten, init_params, merged_params, shardings
 from meshwright.nn.pipeline.spmd_1f1b import SpmdPipeline
 from meshwright.nn.policy_loss import ClippedPolicyLoss
 from meshwright.nn.products.quantised import as_read
@@ -143,9 +143,9 @@ class CompiledStep(BatchRows):
             return params
         if self.config.draft_head and has_draft_head(self.start_from, self.config.base):
             stored = load_hf(self.start_from, self.config.head, self.layout, self.mesh)
-            return merged(self.config, stored, params)
+            return merged_params(self.config, stored, params)
         fresh = init_params(self.config, self.layout, self.mesh, seed, only=added)
-        return merged(self.config, params, fresh)
+        return merged_params(self.config, params, fresh)
 
     def first_state(self, params: Mapping[str, Any]) -> TrainState:
         state = self.with_moments(params)
@@ -319,7 +319,7 @@ class CompiledStep(BatchRows):
         """The state after an update. norm: of the gradients. given: other arguments of the optimizer."""
         mine, opt_state = self._updated_shards(state, grads, norm, **given)
         whole = gathered(self.config, self.layout, mine, state.params)
-        params = merged(self.config, state.params, whole)
+        params = merged_params(self.config, state.params, whole)
         return TrainState(params, self._waiting(opt_state), state.num_updates + 1)
 
     def _updated_shards(

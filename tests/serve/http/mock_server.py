@@ -10,7 +10,7 @@ from tests.serve.mock import EOS, MockRunner, byte_tokenizer, says
 
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
-from meshwright.serve.http.server import bind, run
+from meshwright.serve.http.server import bind, run_server
 
 PLANNED_SECONDS = 0.00123
 ANSWER = "naïve 😀 answer"
@@ -36,7 +36,7 @@ def main() -> None:
     listener = bind("127.0.0.1", 0)
     with Engine(MockRunner(answer, num_slots=8, context=int(sys.argv[1]))) as engine:
         engine.metrics.planned_step.set(PLANNED_SECONDS)
-        run(create_app(engine, byte_tokenizer(), MODEL), listener, lambda url: print(url, flush=True))
+        run_server(create_app(engine, byte_tokenizer(), MODEL), listener, lambda url: print(url, flush=True))
     print("closed", flush=True)
 
 

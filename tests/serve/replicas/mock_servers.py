@@ -17,7 +17,7 @@ from meshwright.serve.engine.batch import Batch
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.client_limits import ClientLimits
-from meshwright.serve.replicas.deployment import ServerScale, application, cluster, run
+from meshwright.serve.replicas.deployment import ServerScale, cluster, ray_application, run_deployment
 
 
 class SlowRunner(MockRunner):
@@ -39,8 +39,8 @@ def main(*settings: str) -> None:
     scale = ServerScale(2, num_slots=4, autoscaling=dict(setting.split("=") for setting in settings))
     port = free_port()
     with cluster(scale.most_servers):
-        made = application(partial(open_mock, limits.behind_front()), limits, scale)
-        run(made, "127.0.0.1", port, lambda: print(f"http://127.0.0.1:{port}", flush=True))
+        made = ray_application(partial(open_mock, limits.behind_front()), limits, scale)
+        run_deployment(made, "127.0.0.1", port, lambda: print(f"http://127.0.0.1:{port}", flush=True))
     print("closed", flush=True)
 
 

@@ -12,5 +12,4 @@ folder = Path(sys.argv[1])
 narrow, of_kernel = (
     load_plan(folder / name) if (folder / name).exists() else None for name in (NARROW_FILE, KERNEL_FILE)
 )
-report = compared(load_plan(folder / PLAN_FILE), narrow, of_kernel)
-print(json.dumps(report))
+print(json.dumps(compared(load_plan(folder / PLAN_FILE), narrow, of_kernel)))

@@ -24,7 +24,7 @@ from meshwright.models.count import read_positions, seen_keys
 from meshwright.models.transformer import LatentOps, Places, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard
-from meshwright.notation.operation import placed
+from meshwright.notation.operation import placed_operation
 from meshwright.units import whole
 
 _CAST_BYTES = 4
@@ -85,7 +85,7 @@ class AttentionOps(ProductOps):
             return self._by_heads(name, (q, k, v), places, kind, sinks), cache
         if sinks is not None:
             scores = ShardedArray("sinks", q.array.dims[:-1], q.array.axes[:-1])
-            yielded = placed((scores, sinks.array), scores, wanted=True).reshards[1].yielded
+            yielded = placed_operation((scores, sinks.array), scores, wanted=True).reshards[1].yielded
             self.sum_gradient("sinks", sinks, yielded)
         out = self.value(self._like_queries(q, v), q.dtype)
         if uses_ring(self.layout):

@@ -18,7 +18,7 @@ from meshwright.models.count import state_arrays
 from meshwright.models.mixers.mixer import CHUNK, HEADS, WIDE_FUNCTIONS, AddedFlops, LoopPass, StateMixer
 from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.operation import placed
+from meshwright.notation.operation import placed_operation
 from meshwright.units import whole
 
 # Arrays, each of the size of a chunk's states, in the backward pass of an associative scan: pairs at all
@@ -40,14 +40,14 @@ class MixerOps(ProductOps):
             if letters_of.startswith("BT"):
                 read.append(operand)
             else:
-                operation = placed((array, operand.array), array, wanted=True)
+                operation = placed_operation((array, operand.array), array, wanted=True)
                 self.sum_gradient(name, operand, operation.reshards[1].yielded)
         sums = ()
         if normed := constants.get("normed"):
             dims = tuple(letter for letter in letters if letter not in normed)
             over = tuple(axis for letter in normed for axis in array.axes_of(letter))
             squares = ShardedArray(name, dims, tuple(array.axes_of(letter) for letter in dims), over)
-            finished = placed((squares,), squares.replace(unreduced=()), wanted=True).reshards[0]
+            finished = placed_operation((squares,), squares.replace(unreduced=()), wanted=True).reshards[0]
             sums = self.transfers("norm statistics", finished.forward, name, "f32", critical=True)
         out = self.value(array, dtype)
         return self.elementwise(
@@ -81,7 +81,7 @@ class MixerOps(ProductOps):
     ) -> tuple[Value, object]:
         """Each channel's sum of its last inputs, weighed by taps; generation reads the inputs before."""
         for stored in (taps, *([bias] if bias else [])):
-            operation = placed((x.array, stored.array), x.array, wanted=True)
+            operation = placed_operation((x.array, stored.array), x.array, wanted=True)
             self.sum_gradient(stored.name, stored, operation.reshards[1].yielded)
         read = (x, *self._halos(name, x, taps))
         out = self.value(x.array, x.dtype)
@@ -106,7 +106,7 @@ class MixerOps(ProductOps):
         The backward pass computes the states and parts of each chunk again (`backward_flops`).
         """
         if log_rates is not None:
-            operation = placed((v.array, log_rates.array), v.array, wanted=True)
+            operation = placed_operation((v.array, log_rates.array), v.array, wanted=True)
             self.sum_gradient(log_rates.name, log_rates, operation.reshards[1].yielded)
         scanned = (k, v, decay, *([beta] if beta else []))
         # The columns of R are p. A has s of them with the delta rule, otherwise one, the decay of each row.

@@ -25,7 +25,7 @@ from meshwright.models.config import Layer, LayerKind, Window
 from meshwright.models.parameters import ENTERING, dimensions, parameters
 from meshwright.models.transformer import SHARED_KV, Places
 from meshwright.notation.array import ShardedArray
-from meshwright.notation.operation import placed
+from meshwright.notation.operation import placed_operation
 from meshwright.units import whole
 
 
@@ -56,12 +56,12 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         axes = tuple(axis for split in x.array.axes[-num_letters:] for axis in split)
         for stored in filter(None, (scale, bias)):
             whole = "" if x.array.axes[-1] else x.array.dims[-1]
-            operation = placed((x.array, stored.array), x.array, wanted=True, whole=whole)
+            operation = placed_operation((x.array, stored.array), x.array, wanted=True, whole=whole)
             self.sum_gradient(name, stored, operation.reshards[1].yielded)
         sums = ()
         if axes:
             squares = ShardedArray(name, x.array.dims[:-num_letters], x.array.axes[:-num_letters], axes)
-            whole = placed((squares,), squares.replace(unreduced=()), wanted=True).reshards[0]
+            whole = placed_operation((squares,), squares.replace(unreduced=()), wanted=True).reshards[0]
             sums = self.transfers("norm statistics", whole.forward, name, "f32", critical=True)
             sums *= 2 if kind == "layer" else 1
         out = self.value(x.array, x.dtype)
@@ -84,10 +84,12 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
 
     def dot(self, name: str, x: Value, w: Value) -> Value:
         """x[B, T, D] times w[D], summed over D."""
-        operation = placed((x.array, w.array), x.array, wanted=True, whole="" if x.array.axes[-1] else "D")
+        operation = placed_operation(
+            (x.array, w.array), x.array, wanted=True, whole="" if x.array.axes[-1] else "D"
+        )
         self.sum_gradient(name, w, operation.reshards[1].yielded)
         parts = ShardedArray(name, x.array.dims[:-1], x.array.axes[:-1], x.array.axes[-1])
-        finish = placed((parts,), parts.replace(unreduced=()), wanted=True).reshards[0]
+        finish = placed_operation((parts,), parts.replace(unreduced=()), wanted=True).reshards[0]
         sums = self.transfers("activations", finish.forward, name, "f32", critical=True)
         out = self.value(parts.replace(unreduced=()), x.dtype)
         return self.elementwise(name, (x,), out, (x,), forward_transfers=sums)
@@ -113,7 +115,7 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         Of experts' rows only the existing ones count, regardless of the capacity.
         """
         for slope in slopes or ():
-            operation = placed((gate.array, slope.array), gate.array, wanted=True)
+            operation = placed_operation((gate.array, slope.array), gate.array, wanted=True)
             self.sum_gradient(name, slope, operation.reshards[1].yielded)
         inputs = (gate,) if up is None else (gate, up)
         factor = 0 if up is None else gate.bytes_per_device  # the activated gate, before the product with up
@@ -227,8 +229,10 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         logits = self.softcap("logit_softcap", logits, cap) if cap else logits
         logits, wide = self._held_logits(logits, head, is_capped=cap is not None)
         per_token = self.value(ShardedArray("nll", ("B", "T"), logits.array.axes[:2]), "f32")
-        over_vocabulary = placed((logits.array,), per_token.array, wanted=True).finish.forward
-        over_tokens = placed((per_token.array,), ShardedArray("mean", (), ()), wanted=True).finish.forward
+        over_vocabulary = placed_operation((logits.array,), per_token.array, wanted=True).finish.forward
+        over_tokens = placed_operation(
+            (per_token.array,), ShardedArray("mean", (), ()), wanted=True
+        ).finish.forward
         reduced = 3 * self.transfers("loss", over_vocabulary, name, "f32", critical=True)
         mean = self.transfers("loss", over_tokens, name, "f32", critical=True)
         read = (Work(hbm_bytes=2 * self.value(logits.array, logits.dtype).bytes_per_device),)

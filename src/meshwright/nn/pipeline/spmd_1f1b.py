@@ -40,7 +40,7 @@ from meshwright.models.parameters import STACK_LETTERS
 from meshwright.models.transformer import BACKWARD, Places
 from meshwright.nn.gradients import Scattered, added, as_used, zeros
 from meshwright.nn.ops.jax_ops import JaxOps
-from meshwright.nn.params import build, flatten, merged, trained
+from meshwright.nn.params import build, flatten, merged_params, trained
 from meshwright.nn.start.device_mesh import partition_spec
 
 # (tokens[B, T], targets[B, T], places) of the rows[B, T + 1] of a microbatch.
@@ -369,7 +369,7 @@ class SpmdPipeline:
             return replace(weight, shard=shard) if _is_scattered(weight) else shard
 
         gradients = jax.tree.map(summed, self._trained(weights), differentiated, is_leaf=_is_scattered)
-        return merged(self.config, weights, gradients)
+        return merged_params(self.config, weights, gradients)
 
 
 def _parts(tree: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -41,7 +41,7 @@ _OTHER_CAUSES = ("exposed", "waiting", "dp", "tp", "rest")
 
 
 @dataclass(frozen=True)
-class Piece:
+class BarPart:
     """A part of a bar: its words, its value, the value as text, and its colour."""
 
     words: str
@@ -56,10 +56,10 @@ class Bar:
 
     title: str
     subtitle: str
-    pieces: Sequence[Piece]
+    pieces: Sequence[BarPart]
     end: str
     bold: bool = False
-    below: Piece | None = None
+    below: BarPart | None = None
 
 
 Mark = tuple[float, str]  # a value marked across all bars, and its name
@@ -79,13 +79,13 @@ def step_bars(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
     for candidate in candidates:
         split = split_step(candidate)
         pieces = [
-            Piece(words, getattr(split, part), format_seconds(getattr(split, part)), colour)
+            BarPart(words, getattr(split, part), format_seconds(getattr(split, part)), colour)
             for part, words, colour in _STEP_PARTS
             if getattr(split, part) > 0
         ]
         hidden = split.hidden_seconds
         below = (
-            Piece("hidden communication", hidden, format_seconds(hidden), "hidden") if hidden > 0 else None
+            BarPart("hidden communication", hidden, format_seconds(hidden), "hidden") if hidden > 0 else None
         )
         end, bold = format_seconds(candidate.step_seconds), candidate is chosen
         rows.append(Bar(*_titles(candidate, chosen), pieces, end, bold, below))
@@ -118,18 +118,18 @@ def memory_bars(candidates: Sequence[Candidate], chosen: Candidate) -> Panel:
     return stacked(rows, "memory of one chip", most=max(marks[-1][0], fullest) * 1.02, marks=marks)
 
 
-def memory_pieces(causes: Mapping[str, float]) -> list[Piece]:
+def memory_pieces(causes: Mapping[str, float]) -> list[BarPart]:
     """The pieces of a memory bar, from bytes by cause; state in the host's memory is left out."""
     on_chip = {name: size for name, size in causes.items() if name not in ("total", "host") and size}
     others = dict(zip((name for name in on_chip if name not in _MEMORY_COLOURS), _OTHER_CAUSES, strict=False))
     colours = _MEMORY_COLOURS | others
     return [
-        Piece(name.replace("_", " "), size, format_bytes(size), colours.get(name, "rest"))
+        BarPart(name.replace("_", " "), size, format_bytes(size), colours.get(name, "rest"))
         for name, size in on_chip.items()
     ]
 
 
-def share_pieces(seconds: Mapping[str, float], order: Sequence[str], total: float) -> list[Piece]:
+def share_pieces(seconds: Mapping[str, float], order: Sequence[str], total: float) -> list[BarPart]:
     """The pieces of a bar of `total` seconds, in the shares of operations that may overlap.
 
     order: all operations, the largest first. Those after the seventh share one piece.
@@ -141,7 +141,7 @@ def share_pieces(seconds: Mapping[str, float], order: Sequence[str], total: floa
     pieces |= {f"other ({len(rest)})": sum(seconds.get(name, 0) for name in rest)} if rest else {}
     scale = total / (sum(pieces.values()) or 1)
     return [
-        Piece(name, value * scale, format_seconds(value), colour)
+        BarPart(name, value * scale, format_seconds(value), colour)
         for (name, value), colour in zip(pieces.items(), SERIES, strict=False)
         if value > 0
     ]

@@ -5,7 +5,7 @@ from math import isfinite
 
 from meshwright.report.draw.chart import Chart, ChartAxis, ChartPoint, Curve, draw_curves
 from meshwright.report.draw.figure import HALF, PHONE, Figure, Panel, at_widths
-from meshwright.report.pictures.bars import Bar, Piece, stacked
+from meshwright.report.pictures.bars import Bar, BarPart, stacked
 from meshwright.report.run_documents import JsonDocument, Run, measured_step_seconds, step_seconds_of_plan
 from meshwright.units import format_count, format_seconds
 
@@ -27,7 +27,7 @@ def run_figures(run: Run) -> list[Figure]:
     if planned and measured:
         sides = (("planned", planned, "fsdp"), ("measured, median", measured, "compute"))
         rows = [
-            Bar(name, "", [Piece("step", value, format_seconds(value), colour)], format_seconds(value))
+            Bar(name, "", [BarPart("step", value, format_seconds(value), colour)], format_seconds(value))
             for name, value, colour in sides
         ]
         figures.append(Figure.of("planned-step", "Planned and measured step time", "", stacked(rows)))

@@ -19,7 +19,7 @@ from meshwright.layout.layout_checks import check_fits
 from meshwright.models.config import ModelConfig
 from meshwright.models.model_files import read_model
 from meshwright.models.parameters import parameters
-from meshwright.nn.adapters import merged
+from meshwright.nn.adapters import merged_adapters
 from meshwright.nn.files.checkpoint import restore_params
 from meshwright.nn.files.checkpoint_files import CHECKPOINTS
 from meshwright.nn.files.weights import has_draft_head, load_hf
@@ -95,7 +95,9 @@ def draft_head_of(folder: ModelFolder) -> ModelFolder:
 def _restore(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> _Params:
     check_fits(layout, config)
     trained, stored = _as_trained(run, config, layout)
-    return dict(merged(trained, restore_params(run / CHECKPOINTS, abstract_params(trained, stored, mesh))))
+    return dict(
+        merged_adapters(trained, restore_params(run / CHECKPOINTS, abstract_params(trained, stored, mesh)))
+    )
 
 
 def _restore_head(run: Path, config: ModelConfig, layout: Layout, mesh: Mesh) -> _Params:

@@ -55,7 +55,7 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(
+def run_server(
     app: Starlette,
     listener: socket.socket,
     on_ready: Callable[[str], None],

@@ -146,10 +146,10 @@ def _framed(content: Json, text: bytes) -> bytes:
     return b"%bdata: %b\n\n" % (name, text)
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """The result of `work`, which is cancelled with ClientDisconnect if the client leaves first."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(request))

@@ -219,7 +219,7 @@ class PrefillPool:
     scale: ServerScale
 
 
-def application(
+def ray_application(
     open_app: OpenApp, limits: ClientLimits, scale: ServerScale, pool: PrefillPool | None = None
 ) -> serve.Application:
     """The servers with a front, for `serve.run` or a RayService.
@@ -283,7 +283,7 @@ def cluster(most_servers: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def run(made: serve.Application, host: str, port: int, on_ready: Callable[[], None]) -> None:
+def run_deployment(made: serve.Application, host: str, port: int, on_ready: Callable[[], None]) -> None:
     """Serves until SIGTERM or SIGINT, then lets answers under way finish.
 
     on_ready: called once every server answers. Raises MeshwrightError where a server cannot start.
