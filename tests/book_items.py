@@ -193,7 +193,7 @@ ITEMS = (
     Item("A12", _A, "case 2", _NINE, "case 2, splits only J of A"),
     Item("A13", _A, "case 3", _SIX, "case 3, splits J of A and J of B"),
     Item("A14", _A, "case 3 with ReduceScatter", _SIX, "ReduceScatter_Y C[I_X, K]{U_Y} -> C[I_XY, K]"),
-    Item("A15", _A, "case 4", 'mw shard "A[I_X, J] . B[J, K_X] -> C[I_X, K_X]" --mesh X=4 --dims I=1024,J=1024,K=1024', "a block of the diagonal alone", "notation/roles.py#case_of", "**Case 4.**"),
+    Item("A15", _A, "case 4", 'mw shard "A[I_X, J] . B[J, K_X] -> C[I_X, K_X]" --mesh X=4 --dims I=1024,J=1024,K=1024', "only a block of the diagonal", "notation/roles.py#case_of", "**Case 4.**"),
     Item("A16", _A, "one of two subscripts", _SUBSCRIPT, "AllGather_X A[I_YX, J] -> A[I_Y, J]", says="`A[I_XY] -> A[I_X]` is an AllGather over Y"),
     Item("A17", _A, "AllGather V / W", _GATHER, "5.97 ms"),
     Item("A18", _A, "a one-way ring", _ONE_WAY, "11.2 ms"),

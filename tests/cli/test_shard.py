@@ -112,7 +112,7 @@ def test_throughput(capsys):
         (
             "A[I, J] . B[J, K] -> C[I_X, K_X]",
             "the wanted output is impossible: mesh axis X is used twice at character 10 of 'C[I_X, K_X]'; "
-            "an array may use each axis once (each device would hold a block of the diagonal alone)",
+            "an array may use each axis once (each device would hold only a block of the diagonal)",
         ),
         ("A[I, J] . B[J, K] -> C[I, ", "expected a dimension at character"),
         ("A[I, J] . B[J, K] . C[K, L]", "is neither a product of two arrays nor a reshard; write"),

@@ -66,7 +66,7 @@ def launch_local(
 class Failure:
     """A failed process. last_words: its last line of stderr if it ended by itself.
 
-    stopped_seconds: how long it has been stopped, if that is its failure.
+    stopped_seconds: the limit of a stop, if the process was stopped for longer.
     """
 
     number: int
@@ -78,7 +78,7 @@ class Failure:
     def __str__(self) -> str:
         how = f"ended with {self.code}"
         if self.code == -signal.SIGSTOP:
-            how = f"was stopped, by SIGSTOP or the like, for {self.stopped_seconds:.2g} s"
+            how = f"was stopped, by SIGSTOP or the like, for over {self.stopped_seconds:g} s"
         elif self.code < 0:
             how = f"was killed by {signal.Signals(-self.code).name}"
         words = f": {self.last_words}" if self.last_words else ""
@@ -132,9 +132,10 @@ class _Group:
             while True:
                 codes = [process.poll() for process in self._processes]
                 failed = [number for number, code in enumerate(codes) if code not in (None, _DONE)]
-                if stopped := self._stopped_for(_MISSED_SECONDS if failed else _STOPPED_SECONDS):
+                most = _MISSED_SECONDS if failed else _STOPPED_SECONDS
+                if (number := self._stopped_for(most)) is not None:
                     self._end(0.0)
-                    return Failure(stopped[0], len(codes), -signal.SIGSTOP, "", stopped[1])
+                    return Failure(number, len(codes), -signal.SIGSTOP, "", most)
                 if failed:
                     first = min(failed, key=lambda number: (_rank(codes[number]), number))
                     self._end(_GRACE_SECONDS if self._stopped.is_set() else _LAST_SECONDS)
@@ -147,8 +148,8 @@ class _Group:
                     return None
                 time.sleep(_POLL_SECONDS)
 
-    def _stopped_for(self, seconds: float) -> tuple[int, float] | None:
-        """The number of a process that has been stopped for this long, and its seconds; None without one."""
+    def _stopped_for(self, seconds: float) -> int | None:
+        """The number of a process that has been stopped for longer than `seconds`; None without one."""
         if not hasattr(os, "waitid"):  # Python for macOS before 3.13
             return None
         now = time.monotonic()
@@ -160,8 +161,8 @@ class _Group:
                 is_stopped = state is not None and state.si_code == os.CLD_STOPPED
             if not is_stopped:
                 self._stopped_since.pop(number, None)
-            elif (lasted := now - self._stopped_since.setdefault(number, now)) > seconds:
-                return number, lasted
+            elif now - self._stopped_since.setdefault(number, now) > seconds:
+                return number
         return None
 
     def _signal(self) -> None:

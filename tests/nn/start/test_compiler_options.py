@@ -25,8 +25,10 @@ def test_an_option_that_xla_does_not_know_is_left_out_with_a_warning(monkeypatch
     known = {"xla_cpu_enable_fast_math": False}
     _ask(monkeypatch, known | {"xla_cpu_no_such_option": True})
     mesh = device_mesh(Layout.of())
-    with pytest.warns(UserWarning, match="XLA for cpu does not know xla_cpu_no_such_option: it is left out"):
+    sentence = "XLA for cpu does not know xla_cpu_no_such_option: it is left out"
+    with pytest.warns(UserWarning, match=sentence) as seen:
         assert compiler_options.compiler_options(mesh) == known
+    assert [warning.filename for warning in seen] == [__file__]  # it names the caller
 
 
 def test_the_defaults_do_on_cpus() -> None:

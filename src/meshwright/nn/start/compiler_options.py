@@ -24,15 +24,10 @@ def compiler_options(mesh: jax.sharding.Mesh, given: Options = _NONE) -> dict[st
     options = {**platform_of(mesh).compiler.train_options, **given}
     if options and _are_known(tuple(options.items()), mesh):
         return options
-    return {name: value for name, value in options.items() if _is_known(name, value, mesh)} or None
-
-
-def _is_known(name: str, value: bool | int | str, mesh: jax.sharding.Mesh) -> bool:
-    """Whether the compiler knows the option; warns if it does not."""
-    if _are_known(((name, value),), mesh):
-        return True
-    warnings.warn(f"XLA for {platform_of(mesh).name} does not know {name}: it is left out", stacklevel=4)
-    return False
+    known = {name: value for name, value in options.items() if _are_known(((name, value),), mesh)}
+    for name in options.keys() - known.keys():
+        warnings.warn(f"XLA for {platform_of(mesh).name} does not know {name}: it is left out", stacklevel=2)
+    return known or None
 
 
 @lru_cache
