@@ -26,7 +26,7 @@ from meshwright.cost.ops.symbolic import SymbolicOps
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline.stages import depth_counts
 from meshwright.cost.record import symbolic_weights
-from meshwright.cost.recorder import Lowering, PassShape
+from meshwright.cost.recorder import FLASH, Lowering, PassShape
 from meshwright.cost.state import StageState
 from meshwright.cost.step_cost import StepCost, StepPricer
 from meshwright.cost.step_seconds import SegmentSeconds
@@ -58,7 +58,7 @@ from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard
-from meshwright.platforms.platform import PROMPT_ROWS, ExpertBlocks, Kernel
+from meshwright.platforms.platform import PROMPT_ROWS, ExpertBlocks
 from meshwright.platforms.tpu import LANES
 from meshwright.units import Numeric, whole
 
@@ -134,12 +134,10 @@ def keys_read(
 class _CachedOps(SymbolicOps):
     """Records a pass of T queries of each sequence, after S - T positions in the cache.
 
-    form: how attention reads the cache. kernel: the kernel for whole prompts. rows: queries in a row of a
-    prompt. static_blocks: blocks of experts' rows, as in `Lowering`. verified: whether every query needs
-    logits, as in a step that verifies drafts.
+    form: how attention reads the cache. lowering: `kernel` is for whole prompts. rows: queries in a row of a
+    prompt. copies_latents: as by `_copies_latents`. verified: whether every query needs logits, as in a step
+    that verifies drafts.
     """
-
-    verified = False
 
     def __init__(
         self,
@@ -147,23 +145,15 @@ class _CachedOps(SymbolicOps):
         layout: Layout,
         shape: PassShape,
         form: AttentionForm = "kernel",
-        kernel: Kernel | None = None,
-        rows: int = PROMPT_ROWS,
-        static_blocks: ExpertBlocks | None = None,
+        lowering: Lowering = FLASH,
         *,
-        solves_by_products: bool = False,
-        loops_over_chunks: bool = False,
+        rows: int = PROMPT_ROWS,
         copies_latents: bool = False,
+        verified: bool = False,
     ) -> None:
-        lowering = Lowering(
-            by_blocks=form == "blocks",
-            kernel=kernel,
-            static_blocks=static_blocks,
-            solves_by_products=solves_by_products,
-            loops_over_chunks=loops_over_chunks,
-        )
-        super().__init__(config, layout, shape, lowering)
-        self.form, self._rows, self._copies_latents = form, rows, copies_latents
+        super().__init__(config, layout, shape, replace(lowering, by_blocks=form == "blocks"))
+        self.form, self.verified = form, verified
+        self._rows, self._copies_latents = rows, copies_latents
         self._read_shares: dict[MoE, Any] = {}  # all products of an expert have the same share
         # Prompts whose positions are split are kept as generation reads them.
         self._kept_as = layout.at("generate") if layout.table.position_axes else layout
@@ -445,33 +435,19 @@ def record_pass(
     layout: Layout,
     shape: PassShape,
     form: AttentionForm = "kernel",
+    lowering: Lowering = FLASH,
     *,
-    kernel: Kernel | None = None,
     rows: int = PROMPT_ROWS,
-    static_blocks: ExpertBlocks | None = None,
-    solves_by_products: bool = False,
-    loops_over_chunks: bool = False,
     copies_latents: bool = False,
     verified: bool = False,
 ) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
 
-    verified: after each of its T tokens. form, kernel, rows, static_blocks: see _CachedOps. copies_latents:
-    see `_copies_latents`. solves_by_products, loops_over_chunks: see Lowering.
+    verified: after each of its T tokens. The others: see _CachedOps.
     """
     ops = _CachedOps(
-        config,
-        layout,
-        shape,
-        form,
-        kernel,
-        rows,
-        static_blocks,
-        solves_by_products=solves_by_products,
-        loops_over_chunks=loops_over_chunks,
-        copies_latents=copies_latents,
+        config, layout, shape, form, lowering, rows=rows, copies_latents=copies_latents, verified=verified
     )
-    ops.verified = verified
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
     if config.draft_head == "alone":
@@ -508,16 +484,19 @@ def record_inference(
     queries, positions = shape.query_len, shape.key_len
     form = attention_form(config, hardware, layout, queries, positions, longest or positions)
     has_kernel = form == "kernel" and layout.phase == "prefill" and hardware.software.is_ours
+    lowering = Lowering(
+        kernel=hardware.chip.platform.flash if has_kernel else None,
+        static_blocks=_static_blocks(hardware) if has_static_rows(hardware, layout) else None,
+        solves_by_products=hardware.chip.platform.solve_blocks,
+        loops_over_chunks=_loops_over_chunks(hardware),
+    )
     return record_pass(
         config,
         layout,
         shape,
         form,
-        kernel=hardware.chip.platform.flash if has_kernel else None,
+        lowering,
         rows=hardware.chip.platform.prompt_rows,
-        static_blocks=_static_blocks(hardware) if has_static_rows(hardware, layout) else None,
-        solves_by_products=hardware.chip.platform.solve_blocks,
-        loops_over_chunks=_loops_over_chunks(hardware),
         copies_latents=_copies_latents(config, hardware, layout),
         verified=queries > 1 and layout.phase == "generate",
     )

@@ -10,7 +10,7 @@ from meshwright.cost.memory import held_bytes
 from meshwright.cost.pipeline.stages import mean_runs, stage_counts, stage_of
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.record import record_training
-from meshwright.cost.recorder import PassShape
+from meshwright.cost.recorder import Lowering, PassShape
 from meshwright.cost.serving_step import form_by_pages, inference_cost, record_inference, record_pass
 from meshwright.cost.state import StageState
 from meshwright.cost.step_cost import StepPricer
@@ -131,8 +131,8 @@ def planned_step(
         shape = PassShape(workload.num_sequences, queries, workload.seq_len)
         at = layout.at(phase)
         if stand_in:
-            rows, blocks = stand_in.prompt_rows, stand_in.expert_blocks
-            graph = record_pass(plan.model, at, shape, form_by_pages(at), rows=rows, static_blocks=blocks)
+            lowering, rows = Lowering(static_blocks=stand_in.expert_blocks), stand_in.prompt_rows
+            graph = record_pass(plan.model, at, shape, form_by_pages(at), lowering, rows=rows)
         else:
             graph = record_inference(plan.model, hardware, at, shape)
     of_update = _update_products(plan, stage)
