@@ -345,7 +345,7 @@ def http(rounds: int) -> Row:
     with Engine(runner, prefix_cache=False) as served, Engine(runner, prefix_cache=False) as own:
         listener: socket.socket = bind("127.0.0.1", 0)
         app, ready = create_app(served, word_tokenizer(CONFIG.vocab_size), "m"), threading.Event()
-        threading.Thread(target=run, args=(app, listener, lambda _: ready.set()), daemon=True).start()
+        threading.Thread(target=run_server, args=(app, listener, lambda _: ready.set()), daemon=True).start()
         ready.wait()
         where = [str(one) for one in listener.getsockname()[:2]]
 

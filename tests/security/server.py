@@ -136,7 +136,9 @@ def main() -> None:
         with WorkerPool(reader_of(*parts), 2) as workers:
             workers.check()
             app = create_app(*parts, calls=workers)
-            run_server(app, listener, lambda url: print(url, address(probes), flush=True), connections, probes)
+            run_server(
+                app, listener, lambda url: print(url, address(probes), flush=True), connections, probes
+            )
     print("closed", flush=True)
 
 
