@@ -86,10 +86,10 @@ def test_a_card_without_links_is_one_card(tmp_path: Path) -> None:
         load(f"{path}:8")
 
 
-def test_a_step_beside_a_step_from_another_chip_is_refused(tmp_path: Path) -> None:
+def test_a_step_next_to_a_step_from_another_chip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(template("rtx4090") + "\n[step]\nmatmul = {bf16 = 0.5}\n")
-    with pytest.raises(HardwareError, match=r"step_from = 'l40s' beside a \[step\]; leave one of them out"):
+    with pytest.raises(HardwareError, match=r"step_from = 'l40s' next to a \[step\]; leave one of them out"):
         load(f"{path}:1")
 
 
@@ -348,7 +348,7 @@ def _machine(tmp_path: Path, spec: str, old: str, new: str) -> str:
         ("h100:8", "overlap = 1.0", "overlap = -0.5", "overlap = -0.5 must be 0 or more"),
         ("h100:8", "overlap = 1.0", "overlap = ", "machine.toml:34: not TOML: invalid value"),
         ("h100:8", "bf16 = ", "bf17 = ", "flops_per_second.bf17 is unknown; did you mean bf16"),
-        ("h100:8", 'kind = "gpu"', 'kind = "fpga"', "machine.toml:2: kind is 'fpga'; it is tpu, gpu or cpu"),
+        ("h100:8", 'kind = "gpu"', 'kind = "fpga"', "machine.toml:2: kind is 'fpga'; it is tpu, gpu"),
         ("h100:8", "domain_size = 8\n", "", "network.domain_size is missing"),
         ("h100:8", "cores = 132\n", "", "compiler.cores is missing"),
         ("h100:8", "cores = 132", "cores = 1.5", "compiler.cores"),

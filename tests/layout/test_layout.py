@@ -13,6 +13,7 @@ from meshwright.layout.contractions import contraction_of
 from meshwright.layout.layout_checks import check_fits, layout_for
 from meshwright.layout.moves.attention import gathered_keys, token_sharding
 from meshwright.layout.moves.experts import sorted_rows
+from meshwright.layout.precision import FITS
 from meshwright.layout.runnable import why_not
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
@@ -193,7 +194,7 @@ class TestText:
             ),
             (
                 "weights_dtype=int3",
-                "layout: weights_dtype = 'int3'; fits: f32, bf16, fp8, int8, fp4, mxfp4, nf4, int4",
+                f"layout: weights_dtype = 'int3'; fits: {', '.join(FITS['weights_dtype'])}",
             ),
         ],
     )
