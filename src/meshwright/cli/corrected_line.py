@@ -1,4 +1,4 @@
-"""The whole command line to type in place of a wrong one, with every wrong option, value and word replaced.
+"""The right command line for a wrong one: every wrong option, value and word is replaced.
 
 A line is offered only if the command's own parser accepts it.
 """

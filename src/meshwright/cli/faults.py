@@ -44,7 +44,7 @@ _NO_VALUE = re.compile(r"Option '(.+?)' requires an argument")
 
 
 def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequence[str]) -> str:
-    """The answer to a command line that the parser refuses, with the whole line to type if it is known.
+    """The answer to a refused command line, with the right line if it is known.
 
     args: the words after `mw`. commands: the modules of cli/ whose options may be meant.
     """

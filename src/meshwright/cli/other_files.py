@@ -1,4 +1,4 @@
-"""Answers to files and folders of the wrong kind, which name their kind and the one that a command takes."""
+"""Answers to files and folders of the wrong kind: their kind, and the kind that the command takes."""
 
 import re
 from collections.abc import Collection, Sequence

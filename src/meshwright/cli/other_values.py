@@ -69,7 +69,7 @@ def with_value(words: str, value: str) -> str:
 
 
 def in_unit_of(option: str, value: str) -> str:
-    """A number a day or a minute as the option takes it, a price an hour or a rate a second; else `value`.
+    """A price a day as a price an hour, a rate a minute as a rate a second; other values unchanged.
 
     >>> in_unit_of("--max-price-per-hour", "$1200/day"), in_unit_of("--rate", "1200/min")
     ('50', '20')

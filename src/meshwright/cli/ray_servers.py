@@ -56,7 +56,7 @@ def _no_report(_done: str, _share: float | None) -> None:
 
 
 def scales(server: Server, replicas: Replicas) -> tuple[ServerScale, ServerScale | None]:
-    """The number and the needs of the replicas, and of the servers that prefill for them, if there are any.
+    """Number and resources of the replicas, and of the prefill servers, if any.
 
     Raises PlanError for a plan of more than one host, and for autoscaling that Ray Serve refuses.
     """

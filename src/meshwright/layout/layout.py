@@ -116,7 +116,7 @@ class Layout:
         return self.form or {**DEFAULTS, **self.mesh.sizes}
 
     def degree(self, axis: str) -> int:
-        """Devices of an axis of the short form, or of an axis of the mesh if the rules have none."""
+        """The degree of an axis of the short form, or of the mesh if the rules have no short form."""
         return self.words.get(axis, 1)
 
     def word(self, name: str) -> Any:

@@ -167,7 +167,7 @@ def _has_table(config: ModelConfig, path: str) -> bool:
 
 
 def field_of(config: ModelConfig, path: str) -> Any:
-    """The value of a field, which a key names as `moe.d_ff` if it is one of a table."""
+    """The value of a field, such as `d_model` or, of a table, `moe.d_ff`."""
     table, _, field = path.rpartition(".")
     return getattr(getattr(config, table) if table else config, field)
 

@@ -67,7 +67,7 @@ _FEW = 6
 
 
 def recognised(config: Mapping[str, Any], name: str) -> tuple[Family, dict[str, Any]]:
-    """The family of a file, and its keys, or of its text model if the model also sees or hears.
+    """The family of a file, and its keys; of a multimodal model, the text model's.
 
     Keys of a table within the file are called `table.key` if the family has rules for them.
     """

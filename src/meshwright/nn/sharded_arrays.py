@@ -45,7 +45,7 @@ def max_abs_error(placed: Array, array: ShardedArray, whole: np.ndarray) -> floa
 def _summed_groups(
     array: ShardedArray, mesh: jax.sharding.Mesh, shape: tuple[int, ...]
 ) -> list[tuple[list[Position], tuple[slice, ...]]]:
-    """Positions in the mesh whose blocks add up to one block of the whole, and the slices of that block."""
+    """Mesh positions whose blocks add up to one block of the whole array, and the slices of that block."""
     where = named_sharding(array.replace(unreduced=()), mesh).devices_indices_map(shape)
     groups: dict[Position, list[Position]] = {}
     for position in _positions(mesh):

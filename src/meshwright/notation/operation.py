@@ -66,7 +66,7 @@ def rename(roles: Roles, aliases: Mapping[str, str]) -> Roles:
 
 
 def bias_reshard(y: ShardedArray, b: ShardedArray) -> Reshard:
-    """The reshard of a bias b[F] before it is added to y[.., F], which may be a partial sum."""
+    """The reshard of a bias b[F] before its addition to y[.., F], perhaps a partial sum."""
     whole = y.replace(unreduced=())
     to_y = placed_operation((whole, b), whole, wanted=True).reshards[1]
     yielded = to_y.yielded

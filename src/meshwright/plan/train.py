@@ -429,7 +429,7 @@ class _Scout:
 
 
 def _few_shards(asked: Workload, planned: Workload) -> int:
-    """The most shards of a mesh that divides a batch nearer to the one asked for than the planned one."""
+    """Maximum batch shards of meshes that may divide a batch nearer to the asked one than the planned one."""
     return 2 * abs(planned.num_sequences - asked.num_sequences)
 
 

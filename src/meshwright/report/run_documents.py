@@ -63,7 +63,7 @@ def winner(plan: JsonDocument) -> JsonDocument | None:
 
 
 def bound_text(entry: JsonDocument) -> str:
-    """The bound of a candidate or of one of its operations, by the name of the machine's own links."""
+    """The bound of a candidate or operation, by the machine's own name for its links."""
     return str(entry.get("bound_name") or entry.get("bound") or ABSENT)
 
 

@@ -115,7 +115,7 @@ class BatchRows:
         return zigzag(x, num_shards=self.layout.mesh.size(attended))
 
     def share(self, rows: Any) -> Any:
-        """The weight of a microbatch's mean over its targets in the mean over counted ones of rows[B, T+1].
+        """The weight of a microbatch's mean loss in the mean over all counted targets of rows[B, T+1].
 
         PolicyRows have weights of their own.
         """

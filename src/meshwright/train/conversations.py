@@ -103,7 +103,7 @@ def _of_sharegpt(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _tool_calls(value: object, where: str) -> dict[str, Any]:
-    """The content and `tool_calls` of a message, from the JSON text of a call or of a list of calls."""
+    """The content and `tool_calls` of a message, from the JSON text of one or several calls."""
     try:
         calls = json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -426,7 +426,7 @@ class Packer:
         self._ends_padded = True
 
     def _pad(self) -> None:
-        """Fill the current row with end tokens that no token attends to and that do not count in the loss."""
+        """Fill the current row with end tokens, without attention and loss."""
         missing = -self._num_tokens % (self._seq_len + 1)
         if missing:
             padding = np.full(missing, self._end_id | UNCOUNTED, np.uint32)

@@ -225,7 +225,7 @@ def _rows(
 
 
 def _records(lines: list[str], num_cells: int, delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
-    """The cells of each record after the first line, or the reason that it has none, with its last line.
+    """The cells of each record after the header, or why it cannot be read, with the number of its last line.
 
     A cell in quotes may have several lines. If its end is missing, only its first line is lost.
     """

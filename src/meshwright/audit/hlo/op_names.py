@@ -105,7 +105,7 @@ def primitive_of(op_name: str) -> str:
 
 
 def is_of_call(op_name: str) -> bool:
-    """Whether it names a call or a loop, of all that this takes and makes, and no operation in it.
+    """Whether it names a whole call or loop, and not an operation within it.
 
     >>> is_of_call("jit(step)/jvp(layers)/while/body/remat2"), is_of_call("jit(step)/jvp(layers)/mul")
     (True, False)

@@ -170,7 +170,7 @@ def _needs_whole(use: tuple[TracedValue, int]) -> str | None:
 
 
 def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An array gathered only for a maximum, a sum or a norm, which its shards can be reduced to first."""
+    """An array gathered only for a maximum, a sum or a norm; its shards can be reduced first."""
     if emitted.op != "all_gather" or emitted.is_written or emitted.collective.follows_sum:
         return None
     if not emitted.collective.groups.size:

@@ -177,7 +177,7 @@ def tokens_to_experts(layout: Layout, name: str, d: str = "D") -> Reshard:
 
 
 def gates_to_experts(layout: Layout, name: str) -> Reshard:
-    """The reshard of gates[B, T, E] to the gates of rows that a device makes, sends or sums up."""
+    """The reshard of gates[B, T, E] to the gates of a device's rows: made, sent or summed there."""
     gates, tokens = layout.activation(name, "BTE"), tokens_to_experts(layout, name).used
     way = row_routing(layout).to_nodes
     kept = gates.axes_of("E") if way.exchanged or way.nodes else way.experts
@@ -187,15 +187,15 @@ def gates_to_experts(layout: Layout, name: str) -> Reshard:
 
 
 def tokens_from_experts(layout: Layout, name: str, d: str = "D") -> Reshard:
-    """The reshard to x[B, T, D] of the parts that each device's experts, or their columns, add to tokens."""
+    """The reshard to x[B, T, D] of the partial sums of each device's experts, or columns of experts."""
     dispatch = tokens_to_experts(layout, name, d)
     return mirrored(dispatch.used.replace(unreduced=dispatch.yielded.unreduced), dispatch.given)
 
 
 def to_nodes(layout: Layout, name: str, letters: str = "ECD") -> Reshard:
-    """The reshard that sends each token, as one row a node, to the nodes of its experts.
+    """The reshard that sends each token once to each node with one of its experts.
 
-    Each node receives the gates of these rows, E, for its own experts.
+    Each node receives the rows' gates, E, for its own experts.
 
     >>> layout = Layout.of(fsdp=8, expert=4, expert_nodes=2, dispatch="once")
     >>> print(*to_nodes(layout, "x").forward)

@@ -19,7 +19,7 @@ def all_positions(layout: Layout, name: str, letters: str) -> Reshard:
 
 
 def gathered_states(layout: Layout, name: str, letters: str) -> Reshard:
-    """The gather of an array with an entry for each piece T of a sequence, to the entries of all pieces.
+    """The gather of an array over the pieces T of a sequence.
 
     Every device reads the pieces before its own, and adds to their cotangents.
 

@@ -452,7 +452,7 @@ def _page_by_page(
     split: Axes = (),
     stands: tuple[int, int] | None = None,
 ) -> _Found:
-    """Attention of each row to its pages in turn, a long row's several at a time, with a running softmax."""
+    """Attention of each row to its pages in turn, by a running softmax; long rows take several at once."""
     num_rows, length, num_heads, _ = asked.q.shape
     first_pool, second_pool = (_values(pool) for pool in pools)
     page_size, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1

@@ -54,7 +54,7 @@ class Pieces(NamedTuple):
         return x.reshape(x.shape[0], -1, self.length, *x.shape[2:])
 
     def in_order(self, x: Array, dim: int = 1) -> Array:
-        """x with an entry for each piece of a sequence, from the order of devices to that of the sequence."""
+        """Entries of pieces, reordered from the order of devices to the order of the sequence."""
         slots = sorted(range(len(self.order)), key=self.order.__getitem__)
         return jnp.take(x, jnp.asarray(slots), axis=dim)
 

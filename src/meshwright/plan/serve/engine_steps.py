@@ -51,7 +51,10 @@ class EngineTable:
         self.pair_seconds = self._pair_seconds(context)
 
     def _pair_seconds(self, context: int) -> float:
-        """Seconds of a pair of a query and a key, from chunks at the beginning and end of a context."""
+        """Seconds for each pair of a query and a key.
+
+        From two chunks, at the beginning and at the end of a context.
+        """
         if context <= 2 * _CHUNK:
             context = 4 * _CHUNK
         first, last = (
@@ -78,7 +81,7 @@ class EngineTable:
         return np.interp(mean_contexts, self.contexts, self._by_number[num_sequences])
 
     def prompts(self, num_tokens: int, num_pairs: float) -> float:
-        """Seconds of a pass over prompt tokens of a group, with `num_pairs` pairs of a query and a key."""
+        """Seconds of a prefill of a group. num_pairs: pairs of a query and a key."""
         short = float(np.interp(num_tokens, self._lengths, self._short))
         if num_tokens > self._lengths[-1]:
             short *= num_tokens / self._lengths[-1]
@@ -86,7 +89,7 @@ class EngineTable:
         return short + max(0.0, num_pairs - counted) * self.pair_seconds
 
     def mixed(self, num_sequences: int, mean_context: float, num_tokens: int, num_pairs: float) -> float:
-        """Seconds of a step with prompts and sequences that generate in one program."""
+        """Seconds of a step that prefills and generates in one program."""
         most = len(self._decode[0]) - 1
         products, together = self._decode[0], min(num_sequences + num_tokens, most)
         attention = max(0.0, self.decode(num_sequences, mean_context) - products[num_sequences])
@@ -143,7 +146,7 @@ class EngineSteps:
         return max(mixed, self._least_seconds) + self._step_seconds
 
     def _tokens_and_pairs(self, chunks: Sequence[tuple[int, int]]) -> tuple[int, float]:
-        """Prompt tokens, and pairs of a query and a key, of one group with the time of all groups' chunks.
+        """Prompt tokens and query-key pairs of one group that takes the time of all groups' chunks.
 
         The step waits for the busiest group; all divide the work of experts.
         """

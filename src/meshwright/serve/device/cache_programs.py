@@ -1,4 +1,4 @@
-"""The arrays of a server's cache, and programs that copy pages and states out of it, into it and in it."""
+"""The arrays of a server's cache, and programs that export, import and copy its pages and states."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +59,7 @@ class CacheTypes:
         )
 
     def exported(self, num_pages: int) -> Any:
-        """The types of `num_pages` exported pages of each replica, and of one entry of the states a shard."""
+        """The types of `num_pages` exported pages of each replica and one state entry of each shard."""
         return self.exported_pages(num_pages) | self.exported_states()
 
     def exported_pages(self, num_pages: int) -> Any:

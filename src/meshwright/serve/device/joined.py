@@ -1,4 +1,4 @@
-"""Small arrays of the host as one array, so that a step sends one to its device instead of thirteen."""
+"""Small arrays of a step joined into one array, since each transfer to a device takes time."""
 
 from math import prod
 from typing import Any

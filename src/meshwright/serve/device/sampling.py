@@ -84,7 +84,7 @@ class Guesses(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """A token of each row, int32[B], its log-probability f32[B], and the likeliest tokens of the row.
+    """A token for each row, int32[B], its log-probability f32[B], and the row's likeliest tokens.
 
     Log-probabilities are of the unmodified logits, in nats: NaN if the logits are not finite.
     top_ids int32[B, NUM_TOP], top_logprobs f32[B, NUM_TOP]: descending; zeros where no row asks for them.

@@ -154,7 +154,7 @@ class StepInputs:
 def slot_on_shard(
     limits: Limits, slot: int, num_per_shard: int, snapshot: int | None = None, num_right: int = 0
 ) -> int:
-    """The number on its shard of the batch of a slot's entry, or of an entry that belongs to it.
+    """The index of a slot's entry, or of another entry of its sequence, on its shard of the batch.
 
     snapshot: the entry of this snapshot of the slot's replica. num_right: the entry after this many drafts.
     """

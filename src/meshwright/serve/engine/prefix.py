@@ -129,7 +129,7 @@ class PrefixTree:
         self._with_snapshot[nodes[-1]] = None
 
     def _resumable(self, path: Sequence[_Node]) -> Sequence[_Node]:
-        """The nodes of a path up to the last with a snapshot, in the cache or on the host."""
+        """The path up to its last node with a snapshot, in the cache or on the host."""
         if self._snapshots is None:
             return path
         kept = [n for n, node in enumerate(path, 1) if {node.snapshot, node.host_snapshot} != {NO_PAGE}]

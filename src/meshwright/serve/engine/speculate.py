@@ -88,7 +88,7 @@ class Drafter:
         return ()
 
     def computed(self, work: SequenceWork, hidden: np.ndarray) -> None:
-        """Note the hidden states [n, D] of the n tokens of a work, of a runner that keeps them."""
+        """Take the hidden states [n, D] of the n tokens of a work, from a runner that keeps them."""
 
     def verified(self, num_drafts: int, num_accepted: int) -> None:
         """Note how many of the guesses of one sequence were right."""

@@ -144,7 +144,7 @@ class ByClient:
 
 
 class _Held:
-    """Bytes that a server holds for its clients, at most `most` in all and half of it for one client."""
+    """Bytes that a server holds for clients: at most `most`, and at most half of it for one client."""
 
     def __init__(self, most: int, kind: str) -> None:
         self._most, self._kind, self._bytes = most, kind, ByClient()
