@@ -74,12 +74,12 @@ def python_texts(room: str, path: Path, name: str) -> Iterator[Text]:
 
 
 def page_texts(path: Path, name: str) -> Iterator[Text]:
-    """The prose of a Markdown page: no code, no tables."""
+    """The prose and the tables of a Markdown page, without code."""
     inside_code = False
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if line.lstrip().startswith("```"):
             inside_code = not inside_code
-        elif not inside_code and not line.lstrip().startswith("|"):
+        elif not inside_code:
             yield "docs", "pages", f"{name}:{number}", re.sub(r"`[^`]*`|\]\([^)]*\)", "", line)
 
 
