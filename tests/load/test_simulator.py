@@ -66,6 +66,17 @@ def test_one_request_takes_its_steps():
     assert used.steps == 5 and answer.num_tokens == 5
 
 
+def test_prompts_under_way_count_for_the_worker_that_answers():
+    """Four requests at once are shared out over workers of two slots while another worker prefills them."""
+    limits = replace(Limits.of(2, 2048), num_pages=64)
+    server = Planned(limits, Fixed(), replicas=2, prefill_replicas=1, prefill=planned())
+    answers, _ = simulate_server(server, loaded(*(one(64, 40) for _ in range(4))))
+    assert max(_gaps(answer).max() for answer in answers) < 10
+    for answer in answers:
+        assert answer.first_sent(pools_apart=False) == answer.piece_seconds[0]
+        assert answer.first_sent(pools_apart=True) == answer.piece_seconds[1]
+
+
 def test_hosts_that_are_the_devices_take_time_for_requests_and_tokens():
     """Rows that nobody holds send no token, and a request waits before it is queued."""
     limits = Limits.of(4, 2048)

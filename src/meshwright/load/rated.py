@@ -317,13 +317,14 @@ def _simulated(server: EngineServer, replicas: int, prefill: int, load: RatedLoa
             transfer_seconds=seconds,
         )
     answers, _ = simulate_server(planned, load.load())
-    first = np.array([answer.piece_seconds[0] - answer.start_seconds for answer in answers])
+    sent = [answer.first_sent(pools_apart=prefill > 0) for answer in answers]
+    waits = [first - answer.start_seconds for first, answer in zip(sent, answers, strict=True)]
     gaps = [
-        (answer.piece_seconds[-1] - answer.piece_seconds[0]) / (answer.num_tokens - 1)
-        for answer in answers
+        (answer.piece_seconds[-1] - first) / (answer.num_tokens - 1)
+        for first, answer in zip(sent, answers, strict=True)
         if answer.num_tokens > 1
     ]
-    ttft = float(np.percentile(first, _PERCENTILE)) + server.engine.request_seconds
+    ttft = float(np.percentile(waits, _PERCENTILE)) + server.engine.request_seconds
     tpot = float(np.percentile(gaps, _PERCENTILE)) if gaps else 0.0
     return RatedServers(server, replicas, prefill, ttft, tpot, _missed(ttft, tpot, load))
 

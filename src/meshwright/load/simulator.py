@@ -21,6 +21,7 @@ from functools import cached_property, partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -187,7 +188,8 @@ class _Simulation:
             self._waiting.append(number)
             return
         self._under_way += 1
-        replica = min(self._pools, key=_Replica.num_unfinished) if len(self._pools) > 1 else self._pools[0]
+        replica = min(self._pools, key=attrgetter("num_chats")) if len(self._pools) > 1 else self._pools[0]
+        replica.num_chats += 1
         self._ask(number, replica, 0, CountedText(number, self._load.prefix_tokens, self._load.prefix_tokens))
 
     def _ask(self, number: int, replica: "_Replica", turn_number: int, history: CountedText) -> None:
@@ -210,6 +212,7 @@ class _Simulation:
             self._ask(asked.chat, asked.replica, following, history)
             return
         self._under_way -= 1
+        asked.replica.num_chats -= 1
         if self._waiting:
             self._arrive(self._waiting.popleft())
 
@@ -321,6 +324,7 @@ class _Replica:
         self._heard: deque[_Asked] = deque()  # not yet queued; the host is receiving the first
         self._lost = 0.0  # seconds that the running step loses to the host
         self._asked: dict[TokenSequence, _Asked] = {}
+        self.num_chats = 0  # that it answers, also while their prompts are computed by another replica
         # Ends of all steps, and ends of the steps that generate: the same object while all steps do.
         self._ends = self._counted_ends = _StepEnds()
         self.prompt_tokens = self.cached_tokens = self.preempted = 0

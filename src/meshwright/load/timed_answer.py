@@ -24,3 +24,11 @@ class TimedAnswer:
     @property
     def ttft_seconds(self) -> float | None:
         return float(self.piece_seconds[0]) - self.start_seconds if len(self.piece_seconds) else None
+
+    def first_sent(self, *, pools_apart: bool) -> float:
+        """Time of the first message.
+
+        With pools apart a client reads the stream of a decode worker, which sends the first token, computed
+        by another worker, when the request has had a place in a decode step.
+        """
+        return float(self.piece_seconds[min(int(pools_apart), len(self.piece_seconds) - 1)])

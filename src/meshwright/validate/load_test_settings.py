@@ -7,11 +7,18 @@ Tables give the degrees of one worker and the requests at once. They leave out
     drafts          whether the model's heads for further tokens ran
     streaming       tokens that a server collects before it sends them
 
-Source: InferenceX (Apache-2.0, August 2026), 378 searches in configs/ with pools apart, and launch scripts in
+    slots           requests that the decode workers of TensorRT-LLM hold at once (`max_batch_size`)
+
+Source: InferenceX (Apache-2.0, August 2026), searches in configs/ with pools apart, and launch scripts in
 benchmarks/. SGLang and TensorRT-LLM serve mixtures with latent attention there as follows. Workers split
 heads up to about SPLIT_POSITIONS positions at once; beyond, and in workers of more than MOST_SPLIT devices,
 each device has sequences of its own. A pool that splits heads has about SPLIT_WORKERS workers for one of
-prefill. Otherwise pools are sized so that neither waits for the other.
+prefill. Other pools have one decode worker (217 of 265 searches of TensorRT-LLM), and the prefill workers
+that keep it full.
+
+Searches of TensorRT-LLM with sequences for each device ask for 1.05 to 1.3 times the requests that decode
+workers hold, which keeps decode steps full. A device holds 2^k or 3 * 2^k sequences, in 9 of 10 searches the
+largest such number below its share. Of the searches whose workers split heads about half hold all requests.
 """
 
 from meshwright.models.config import ModelConfig
@@ -22,8 +29,6 @@ SPLIT_POSITIONS = 900_000
 MOST_SPLIT = 16
 # Workers that split heads: 3 (64 devices of H100, 32 of GB200 in fp8) to 8, most often 4 or 5.
 SPLIT_WORKERS = 4
-# Largest number of workers with sequences of their own for each device, up to this number of them.
-MOST_WORKERS, FULL = 3, 256
 # Share of TensorRT-LLM's searches with drafts (SGLang's are mostly without), and tokens of a step with drafts
 # for each token without: three heads predict 2.6 tokens in a step of 1.5 times the length (DeepSeek-R1).
 DRAFTED = 0.55
@@ -53,6 +58,18 @@ def streamed_tokens(row: LoadTestRow) -> int:
         if row.engine == engine and row.hardware.startswith(machine) and row.model.startswith(model)
     )
     return min(next(fits, 1), row.output_len)
+
+
+def decode_slots(row: LoadTestRow, concurrency: int, groups: int, *, splits: bool) -> int:
+    """Requests that all decode workers hold at once, of `concurrency` requests; the others wait for a place.
+
+    groups: devices with sequences of their own, of all workers. splits: whether workers split heads instead.
+    """
+    if row.engine != "trtllm" or splits:
+        return concurrency
+    each = max(1, concurrency // groups)
+    power = 1 << (each.bit_length() - 1)
+    return groups * (power * 3 // 2 if 2 * each >= 3 * power > 3 else power)
 
 
 def is_unstated(row: LoadTestRow, config: ModelConfig) -> bool:

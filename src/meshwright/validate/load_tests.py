@@ -35,10 +35,8 @@ from meshwright.plan.serve.with_engine import on_engine
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, Spread, serving_spread
 from meshwright.validate.load_test_row import FIGURES, MAX_BATCH, SHORTEST_DRAWN, LoadTestRow, WorkerDegrees
 from meshwright.validate.load_test_settings import (
-    FULL,
-    MOST_SPLIT,
-    MOST_WORKERS,
     SPLIT_WORKERS,
+    decode_slots,
     expected_gain,
     is_unstated,
     splits_heads,
@@ -167,7 +165,7 @@ class LoadTestCase:
         load = Load([Chat(0.0, (turn,)) for turn in turns], self.scaled_concurrency)
         answers, _ = simulate_server(self.planned, load)
         weights = _weights(len(answers), self.scaled_concurrency)
-        first = np.array([answer.piece_seconds[0] for answer in answers])
+        first = np.array([answer.first_sent(pools_apart=row.mode == "apart") for answer in answers])
         last = np.array([answer.piece_seconds[-1] for answer in answers])
         start = np.array([answer.start_seconds for answer in answers])
         tokens = np.array([answer.num_tokens for answer in answers])
@@ -217,7 +215,9 @@ class LoadTestCase:
         limit = self.scaled_concurrency
         # Prompts wait outside of the engine until one is computed.
         before = _planned(prefill, prefill_workers, row.prompt_len + 2, limit)
-        after = _planned(replace(decode, receives=True), workers, context, limit)
+        groups = self.workers[1] * self.servers[1].data
+        slots = decode_slots(row, self.concurrency, groups, splits=self.servers[1].data == 1)
+        after = _planned(replace(decode, receives=True), workers, context, slots // self.scale)
         seconds = transfer_seconds_of(decode.config, decode.layout, decode.hardware, context)
         return replace(after, prefill=before, prefill_replicas=prefill_workers, transfer_seconds=seconds)
 
@@ -287,12 +287,8 @@ def _unstated(row: LoadTestRow, config: ModelConfig, engine: ServingEngine, conc
     servers = (before, _holding(row, after, config, 1, decode, concurrency))
     if splits:
         return LoadTestCase(row, servers, (1, min(SPLIT_WORKERS, concurrency)), concurrency)
-    is_full = decode.chips >= MOST_SPLIT or concurrency >= FULL * decode.chips
-    number = 1 if is_full else MOST_WORKERS
-    while number > 1 and number * _balanced(row, servers, concurrency // number) > 1:
-        number -= 1
-    prefills = max(1, ceil(number * _balanced(row, servers, concurrency // number)))
-    return LoadTestCase(row, servers, (prefills, number), concurrency)
+    prefills = max(1, ceil(_balanced(row, servers, concurrency)))
+    return LoadTestCase(row, servers, (prefills, 1), concurrency)
 
 
 def _with_sequences(degrees: WorkerDegrees) -> WorkerDegrees:

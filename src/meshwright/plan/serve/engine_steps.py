@@ -23,7 +23,7 @@ from meshwright.models.config import ModelConfig
 
 # A context of this many positions, whose attention takes no time.
 _NEXT_TO_NONE = 2
-# Tokens of the prompts in `short`, and queries of the long chunk whose pairs are timed.
+# Tokens of the prompts in `short`, and a quarter of those of the shortest long prompt.
 _SHORT, _CHUNK = 256, 1024
 
 
@@ -51,16 +51,17 @@ class EngineTable:
         self.pair_seconds = self._pair_seconds(context)
 
     def _pair_seconds(self, context: int) -> float:
-        """Seconds for each pair of a query and a key.
+        """Seconds for each pair of a query and a key, from prompts of two lengths with as many tokens.
 
-        From two chunks, at the beginning and at the end of a context.
+        Whole prompts build the keys and values of latents, which all engines do for later chunks, too.
         """
         if context <= 2 * _CHUNK:
             context = 4 * _CHUNK
-        first, last = (
-            float(self._passes("prefill", np.ones(1), _CHUNK, end)[0]) for end in (2 * _CHUNK, context)
+        short, long = (
+            float(self._passes("prefill", np.array([context / length]), length, length)[0])
+            for length in (_SHORT, context)
         )
-        return max(0.0, last - first) / (_CHUNK * (context - 2 * _CHUNK))
+        return max(0.0, long - short) / (context * (context - _SHORT) / 2)
 
     def _passes(self, phase: str, batches: np.ndarray, queries: int, context: int) -> np.ndarray:
         passes = Passes(
