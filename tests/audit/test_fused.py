@@ -102,6 +102,18 @@ def test_a_sum_fused_with_its_slice_is_a_reduce_scatter_named_by_the_fusion() ->
     assert (permute.op, permute.follows_sum, permute.scope) == ("permute", True, ("layers", "w_in"))
 
 
+def test_a_scattered_tensor_of_joined_pieces_is_one_tensor() -> None:
+    """The gradient of gathered keys, whose positions the devices deal out in pieces."""
+    joined = """  %early = bf16[20,128] slice(%dw), slice={[20:40], [0:128]}
+  %late = bf16[20,128] slice(%dw), slice={[0:20], [0:128]}
+  %pieces = bf16[40,128] concatenate(%early, %late), dimensions={0}
+  %fusion = bf16[12,128] fusion(%pieces)"""
+    text = PADDED.replace("  %fusion = bf16[12,128] fusion(%dw)", joined)
+    assert [(one.op, one.scope, one.gathered_bytes) for one in _read(text)] == [
+        (one.op, one.scope, one.gathered_bytes) for one in _read(PADDED)
+    ]
+
+
 def test_tensors_scattered_together_keep_their_names() -> None:
     assert [(one.op, one.scope[-1], one.gathered_bytes) for one in _read(COMBINED)] == [
         ("reduce_scatter", "w_in", 40 * 128 * 2),

@@ -169,7 +169,9 @@ def _read(program: Program, value: TracedValue, differentiated: bool) -> Iterato
         yield _instruction(program, value, op, operands, results, 0, differentiated)
         return
     for index, (operand, result) in enumerate(zip(operands, results, strict=True)):
-        pieces = _end_to_end(program, instruction, op, operand)
+        is_scattered = op == "all_reduce" and fused_scatter(program, _result(value, index), operand)
+        # The operand of a reduce-scatter is one tensor, even if it was joined from pieces of its positions.
+        pieces = [] if is_scattered else _end_to_end(program, instruction, op, operand)
         length = sum(piece.instruction.shapes[0].num_elements for piece, _ in pieces)
         for piece, name in pieces:
             part = piece, Fraction(piece.instruction.shapes[0].num_elements, length), name
