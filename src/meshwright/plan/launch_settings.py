@@ -61,13 +61,7 @@ def launch_settings(
         kept = needs if key.startswith("note.") else lines
         if _applies(key.removeprefix("note."), values):
             kept.extend(template.format_map(values).splitlines())
-    match launcher.form:
-        case "toml":
-            text = _toml(lines)
-        case "json":
-            text = json.dumps(_nested(lines), indent=2)
-        case _:
-            text = "\n".join(lines)
+    text = json.dumps(_nested(lines), indent=2) if launcher.form == "json" else "\n".join(lines)
     return LaunchSettings(launcher, launcher.command.format_map(values), text, tuple(needs))
 
 
@@ -144,14 +138,6 @@ def _over_nodes(layout: Layout, hardware: Hardware) -> tuple[dict[str, int], dic
         outer[axis] = degree // inner[axis]
         left //= inner[axis]
     return outer, inner
-
-
-def _toml(lines: Iterable[str]) -> str:
-    sections: dict[str, list[str]] = {}
-    for line in lines:
-        section, _, setting = line.partition(".")
-        sections.setdefault(section, []).append(setting)
-    return "\n\n".join("\n".join([f"[{name}]", *settings]) for name, settings in sections.items())
 
 
 def _nested(lines: Iterable[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from meshwright.records import Folder, Record
 
-FORMS = ("arguments", "toml", "yaml", "json", "python")
+FORMS = ("arguments", "yaml", "json", "python")
 
 
 @dataclass(frozen=True)
