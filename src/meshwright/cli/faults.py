@@ -43,16 +43,20 @@ _EXTRA = re.compile(r"Got unexpected extra arguments? ?(?:\(s\) )?\((.+)\)")
 _NO_VALUE = re.compile(r"Option '(.+?)' requires an argument")
 
 
-def usage_fault(error: typer.TyperException, args: Sequence[str], commands: Sequence[str]) -> str:
+def usage_fault(
+    error: typer.TyperException, args: Sequence[str], commands: Sequence[str], *, offers_line: bool = True
+) -> str:
     """The answer to a refused command line, with the right line if it is known.
 
-    args: the words after `mw`. commands: the modules of cli/ whose options may be meant.
+    args: the words after `mw`. commands: the modules of cli/ whose options may be meant. offers_line: whether
+    the reader can type a line.
     """
     from meshwright.cli.other_files import program_file  # here, since most command lines are right
 
     if answer := program_file(args):
         return answer
-    return with_line(_usage_answer(error, args, commands), args, commands)
+    answer = _usage_answer(error, args, commands)
+    return with_line(answer, args, commands) if offers_line else answer
 
 
 def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:

@@ -149,8 +149,11 @@ def meshwright(
     """
 
 
-def main(args: Sequence[str]) -> int:
-    """Run `mw` with these arguments; returns its exit code."""
+def main(args: Sequence[str], *, offers_line: bool = True) -> int:
+    """Run `mw` with these arguments; returns its exit code.
+
+    offers_line: whether a message about a wrong line ends with the line to type.
+    """
     warnings.showwarning = _show_warning
     try:
         result = to_command(app).main(args=list(args) or ["--help"], prog_name="mw", standalone_mode=False)
@@ -159,9 +162,9 @@ def main(args: Sequence[str]) -> int:
         from meshwright.cli.other_files import other_file  # here, since help reads no files
 
         answer = other_file(args, str(error)) or value_fault(str(error), args)
-        return _fail(with_line(answer, args, list(COMMANDS)))
+        return _fail(with_line(answer, args, list(COMMANDS)) if offers_line else answer)
     except typer.TyperException as error:
-        return _fail(usage_fault(error, args, list(COMMANDS)))
+        return _fail(usage_fault(error, args, list(COMMANDS), offers_line=offers_line))
     except ModuleNotFoundError as error:
         extra = bringing(error.name or "")
         if extra is None or extra.is_installed:
@@ -186,9 +189,9 @@ def main(args: Sequence[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def run() -> None:
-    """Run the command line of this process, and exit."""
-    code = main(sys.argv[1:])
+def run(*, offers_line: bool = True) -> None:
+    """Run the command line of this process, and exit. offers_line: as in `main`."""
+    code = main(sys.argv[1:], offers_line=offers_line)
     if code == INTERRUPTED:
         # Threads of compilers may still run, and an orderly exit beneath them can crash.
         sys.stdout.flush()

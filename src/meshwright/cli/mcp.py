@@ -21,6 +21,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _TIMEOUT_SECONDS = 600
 # Items of a list in an answer, and characters of a text.
 _MOST_ITEMS, _MOST_CHARACTERS = 8, 2000
+# The program of a command whose messages offer no line to type: a client calls functions.
+_WITHOUT_LINES = "from meshwright.cli.main import run; run(offers_line=False)"
 
 SKILL = """\
 meshwright plans how to shard a Transformer over TPUs or GPUs and checks compiled programs, without the chips.
@@ -156,7 +158,7 @@ def command_document(arguments: Sequence[str]) -> dict[str, Any]:
     """The document of a command, with its notes; or {"error": its line}."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "meshwright", *arguments, "--json"],
+            [sys.executable, "-c", _WITHOUT_LINES, *arguments, "--json"],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SECONDS,
@@ -169,9 +171,7 @@ def command_document(arguments: Sequence[str]) -> dict[str, Any]:
     try:
         document = json.loads(done.stdout)
     except json.JSONDecodeError:
-        # A client calls functions and types no line.
-        message = notes[-1].partition("; type mw ")[0] if notes else ""
-        return {"error": message or f"mw {arguments[0]} ended with code {done.returncode}"}
+        return {"error": notes[-1] if notes else f"mw {arguments[0]} ended with code {done.returncode}"}
     return document | ({"notes": notes} if notes else {})
 
 

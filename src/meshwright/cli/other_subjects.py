@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection
 from itertools import pairwise
 
+from meshwright.cli.other_values import LOAD
+
 # Words that do not tell an option's subject.
 _FILLERS = frozenset(
     re.findall(
@@ -65,7 +67,7 @@ _MEANINGS: dict[str, str] = {
     "--prompt-tokens": "input prompt isl; len length tokens seq random",
     "--output-tokens": "output answer completion osl response; len length tokens seq random size",
     "--rate 20": "rps qps; request rate requests second",
-    "--rate 20, or 1.7M/day for a number a day,": "requests traffic; rate day daily hour",
+    LOAD: "requests traffic; rate day daily hour",
     "--replicas 2": "replicas instances workers",
     "--slots": "seqs slots concurrency concurrent; batch requests running sequences",
     "--phase generate --batch": "seqs sequences batch bs; requests running",

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"
+# The words for a load whose value may be a number a day.
+LOAD = "--rate 20, or 1.7M/day for a number a day,"
 _LEAST_MILLISECONDS = 5  # latencies without a unit are milliseconds from this number on, below it seconds
 _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")
 # Options whose values are names of strategies: --strategy ddp, --fsdp full_shard.
@@ -88,7 +90,7 @@ def _special(words: str, value: str) -> str:
         return words.replace(example, value, 1)
     if words.startswith("--url ") and value.isdigit():
         return words.replace("8000", value)
-    if words.startswith("--rate 20, or"):
+    if words == LOAD:
         return f"--rate {value}{'' if '/' in value else '/day'}"
     if words.startswith("--target "):
         return f"--target {_TARGETS.get(value, value)}"

@@ -127,12 +127,8 @@ def _bounds(field: str, values: Sequence[str]) -> str:
 
 def _refuse(text: str) -> None:
     """Raise PlanError for text that is not one condition, with the conditions that it may mean."""
-    is_range = re.fullmatch(r"\s*\w+\s*=\s*\d+\s*(\.\.+|-)\s*\d+\s*", text)
-    if (
-        _CONDITION.fullmatch(text)
-        and not is_range
-        and not (_SEVERAL.fullmatch(text) or _REVERSED.fullmatch(text))
-    ):
+    other_forms = (_RANGE, _SEVERAL, _REVERSED)  # whose values could be words of a condition
+    if _CONDITION.fullmatch(text) and not any(form.fullmatch(text) for form in other_forms):
         return
     given, several = f"--given {text.strip()}", text.split()
     if match := _RANGE.fullmatch(text):
