@@ -115,17 +115,17 @@ _LEAST_RATE, _MOST_RATE = 1e-3, 1e9
 def parse_rate(text: str | float) -> float:
     """Requests per second: `20`, `20/s`, `20 rps` and `1200/min` are the same.
 
-    >>> parse_rate("20"), parse_rate("20 rps"), parse_rate("1200 rpm"), parse_rate("1.7M/day")
-    (20.0, 20.0, 20.0, 19.675925925925927)
+    >>> parse_rate("20"), parse_rate("20 rps"), parse_rate("1200 rpm"), parse_rate("72e3/h")
+    (20.0, 20.0, 20.0, 20.0)
     """
-    form = r"([0-9][0-9_,]*\.?[0-9]*|\.[0-9]+)([km]?)(?:rps|qps|req(?:uests?)?)?(?:/|per)?([a-z]*)"
+    number = r"[0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,2})?|\.[0-9]+"
+    form = rf"({number})([km]?)(?:rps|qps|req(?:uests?)?)?(?:/|per)?([a-z]*)"
     match = re.fullmatch(form, str(text).lower().replace(" ", "").replace("rpm", "/min"))
     if not match or match[3] not in _PER_SECOND:
         raise MeshwrightError(f"{text!r} is not a rate; write 20 (requests per second), 20/s or 1200/min")
     if decimal := decimal_comma(str(text)):
         raise MeshwrightError(f"{text!r} has a decimal comma; write {decimal}")
-    number = float(match[1].replace("_", "").replace(",", "")) * _SUFFIXES[match[2]]
-    rate = number / _PER_SECOND[match[3]]
+    rate = float(match[1].replace("_", "").replace(",", "")) * _SUFFIXES[match[2]] / _PER_SECOND[match[3]]
     if not _LEAST_RATE <= rate <= _MOST_RATE:
         raise MeshwrightError(f"{text!r} is out of range; it must be at least {_LEAST_RATE:g} a second")
     return rate

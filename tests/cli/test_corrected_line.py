@@ -74,7 +74,7 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
         # words without an option
         ("plan train llama-3-8b h100:8 1M 8k", "plan train $P"),
         ("plan train --model llama-3-8b --hardware 8 x h100 --batch-tokens 1M --seq-len 8k",
-         "plan train --model llama-3-8b --hardware '8 x h100' --batch-tokens 1M --seq-len 8k"),
+         "plan train $P"),
         ("fit model=llama-3-8b hardware=rtx4090", "fit llama-3-8b --hardware rtx4090"),
         # another command
         ("plna trian $P", "plan train $P"),
@@ -105,6 +105,106 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_whole_line_is_named(typed: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = shlex.join(["mw", *shlex.split(line.replace("$P", TRAIN).replace("$S", SERVE))])
     assert _answer(typed, capsys).partition(" (--")[0].endswith(f"type {wanted}")
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a plan, a script, a text and a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text("[layout]\n[workload]\n")
+    (tmp_path / "b.toml").write_text("[layout]\n[workload]\n")
+    (tmp_path / "train.py").write_text("def step(w): ...\n")
+    (tmp_path / "my.txt").write_text("Some words.\n")
+    (tmp_path / "ckpt").mkdir()
+    return tmp_path
+
+
+@pytest.mark.usefixtures("box")
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        # copied with the line
+        ("mw plan train $P --jsn", "plan train $P --json"),
+        ("'$' mw plan train $P", "plan train $P"),
+        ("plan train ' --model' llama-3-8b --hardware h100:8 --batch-tokens 1M --seq-len 8k",
+         "plan train $P"),
+        ("plan train '--model llama-3-8b --hardware h100:8' --batch-tokens 1M --seq-len 8k",
+         "plan train $P"),
+        ("plan train /model llama-3-8b /hardware h100:8 --batch-tokens 1M --seq-len 8k", "plan train $P"),
+        # words of a sentence
+        ("plan train llama-3-8b on h100:8 --batch-tokens 1M --seq-len 8k", "plan train $P"),
+        ("can i run llama-3-8b on a 4090", "fit llama-3-8b --hardware 4090"),
+        ("does llama-3-8b fit on 2x4090?", "fit llama-3-8b --hardware 2x4090"),
+        ("compare plan.toml vs b.toml --jsn", "compare plan.toml b.toml --json"),
+        # a verb and the kind of its object
+        ("explain plan.toml", "compare plan.toml"),
+        ("optimize plan.toml", "tune plan.toml"),
+        ("profile train.py", "audit train.py:step"),
+        ("chat ckpt", "generate --checkpoint ckpt 'Once upon a time'"),
+        ("finetune ckpt my.txt", "train --from ckpt --data my.txt"),
+        ("quantise ckpt --bits 4 -o out", "quantize ckpt --to int4 -o out"),
+        ("benchmark serving --url a:80 --users 3", "bench serve --url a:80 --concurrency 3"),
+        ("plot roofline --model llama-3-8b --hardware v5e",
+         "plot strategies --model llama-3-8b --hardware v5e"),
+        ("launch -n 2 -- mw train plan.toml", "launch local -n 2 -- mw train plan.toml"),
+        ("launch --nodes 2 train plan.toml", "launch slurm -- mw train plan.toml"),
+        # an option in place of an argument, and the other way round
+        ("train --config plan.toml --data my.txt", "train plan.toml --data my.txt"),
+        ("train --data my.txt", "train my.txt"),
+        ("train --resume-from ckpt/checkpoints/100", "train --run ckpt --resume"),
+        ("serve ckpt -p 8000", "serve --checkpoint ckpt --port 8000"),
+        ("serve ckpt --host 0.0.0.0:80", "serve --checkpoint ckpt --host 0.0.0.0 --port 80"),
+        ("ui 8080", "ui --port 8080"),
+        ("audit train.step --hardware v5e:4x4", "audit train.py:step --hardware v5e:4x4"),
+        ("audit train.py step v5e:4x4", "audit train.py:step --hardware v5e:4x4"),
+        ("compare plan.toml,b.toml", "compare plan.toml b.toml"),
+        ("fit llama-3-8b@rtx4090", "fit llama-3-8b --hardware rtx4090"),
+        # values
+        ("plan serve $S --rate 5 --slo ttft=1s,tpot=50ms",
+         "plan serve $S --rate 5 --ttft-p95 1s --tpot-p95 50ms"),
+        ("plan serve $S --ttft 'p95<1s'", "plan serve $S --ttft 1s"),
+        ("plan serve $S --rate 5 req/s", "plan serve $S --rate '5 req/s'"),
+        ("plan serve $S --requests-per-hour 5000", "plan serve $S --rate 5000/h"),
+        ("plan serve $S --prefix-caching 60%", "plan serve $S --prefix-hit 0.6"),
+        ("plan serve --model llama-3-8b --hardware h100:8 --phase decode --batch 1 --context 8k",
+         "plan serve --model llama-3-8b --hardware h100:8 --phase generate --batch 1 --context 8k"),
+        ("plan train --model llama-3-8b --hardware v5p:4,4,4 --batch-tokens 1M --seq-len 8k",
+         "plan train --model llama-3-8b --hardware v5p:4x4x4 --batch-tokens 1M --seq-len 8k"),
+        ("plan train --model llama-3-8b --hardware H100 x 8 --batch-tokens 1M --seq-len 8k", "plan train $P"),
+        ("plan train $P --given tensor=8 pipe=1", "plan train $P --given tensor=8,pipe=1"),
+        ("plan train $P --no-tp", "plan train $P --given tensor=1"),
+        ("plan train $P --remat none --remat full", "plan train $P --given remat=full"),
+        ("generate -m ckpt hi --temperature 0,7", "generate --checkpoint ckpt hi --temperature 0.7"),
+        # lengths that a plan of serving needs
+        ("plan serve --model llama-3-8b --hardware h100:8 --qps 5",
+         "plan serve --model llama-3-8b --hardware h100:8 --rate 5 --prompt-tokens 8k --output-tokens 512"),
+        # bytes in place of an array
+        ("collective all-gather --size 1GB --hardware v5p:4x4x4",
+         "collective 'AllGather_X([B_X])' --mesh X=64 --dims B=500000000 --hardware v5p:4x4x4"),
+        ("shard 'A[Ix, Jy] . B[Jy, K]' --mesh x=2,y=2 --dims i=8,j=8,k=8",
+         "shard 'A[I_X, J_Y] . B[J_Y, K]' --mesh X=2,Y=2 --dims I=8,J=8,K=8"),
+    ],
+)  # fmt: skip
+def test_lines_of_people_who_do_not_know_the_commands(
+    typed: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test_the_whole_line_is_named(typed, line, capsys)
+
+
+@pytest.mark.parametrize(
+    ("typed", "number"),
+    [
+        ("plan train $P --headroom 10GB", "10%"),
+        ("plan train $P --layout 8x64", "fsdp=4"),
+        ("plan train $P --layout 'Mesh((8,64))'", "fsdp=4"),
+        ("fit llama-3-8b --hardware m2", "--hardware m2-ultra"),
+        ("fit llama-3-8b --gpu a10g", "h100"),
+    ],
+)
+def test_no_line_has_another_number_or_chip(
+    typed: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert number not in _answer(typed, capsys).partition("type mw ")[2]
 
 
 @pytest.mark.parametrize(

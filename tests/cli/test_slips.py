@@ -48,7 +48,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --model 70b", "or llama-3-70b"),
         ("plan train $P --model gpt-4", "take an open model"),
         ("plan train $P --hardware h100", "write h100:8, or h100:1 for a single chip"),
-        ("plan train $P --hardware h100-80gb:1x8", "did you mean h100?"),
+        ("plan train $P --hardware h100-big:1x8", "did you mean h100?"),
         ("plan train $P --hardware A100-SXM4-80GB:8", "did you mean a100-80gb?"),
         ("plan train $P --hardware tpu-v5p:4x4x4", "did you mean v5p?"),
         ("plan train $P --hardware v5p:4x4", "write v5p:2x2x4"),

@@ -11,20 +11,27 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from typer.main import get_command as to_command
 
 from meshwright.cli.line_forms import completed, in_tokens, launched, merged, of_its_command, on_all_chips
+from meshwright.cli.line_intents import meant_lines, without_fillers
 from meshwright.cli.line_options import PLACEHOLDER, joined_words, placed, replaced
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import is_no_value, with_a_right_value
-from meshwright.cli.other_notation import expression_here, sizes_here
+from meshwright.cli.other_notation import array_of_bytes, expression_here, sizes_here
 from meshwright.cli.other_values import plain_words
 from meshwright.cli.other_words import ALIKE, command_here, subcommand_here
-from meshwright.cli.value_kinds import KINDS
+from meshwright.cli.pasted_words import unpasted
+from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
 from meshwright.errors import MeshwrightError
+from meshwright.hardware.catalog import load as load_hardware
 
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
+# The usual command of a group, for a line that names none.
+_STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
+_USUAL = {"plan": "train", "bench": "serve"}
 
 
 def _check_expression(command: Command, pieces: Sequence[Piece]) -> None:
@@ -53,18 +60,46 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     >>> corrected_line(["hardwares", "h100", "--jsn"], COMMANDS)
     'mw hardware h100 --json'
     """
-    words = plain_words(args)
-    # The words after -- are another command's.
-    if "--" in words or not words or not all(0 < len(word) <= _LONGEST_WORD for word in words):
+    typed = plain_words(args)
+    if not typed or not all(0 < len(word) <= _LONGEST_WORD for word in typed):
         return ""
+    words = unpasted(typed)
+    if "--" in words:  # the words after it are another command's
+        return _launching(words)
+    as_typed = shlex.join(["mw", *typed])
+    tried = dict.fromkeys(map(tuple, (without_fillers(words), words)))
+    lines = (_line_of(each, commands) for each in tried if each)
+    return next((line for line in lines if line and line != as_typed), "")
+
+
+def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
+    """The message about the first model or machine of a line that is unknown; empty if all are known."""
+    for command, rest in _candidates(unpasted(plain_words(args)), commands):
+        named = [piece for piece in pieces_of(rest, command) if piece.option in ("--model", "--hardware")]
+        faults = (command.fault(*piece.words) for piece in named if command.takes_value(piece.option))
+        return next(filter(None, faults), "")
+    return ""
+
+
+def _line_of(words: Sequence[str], commands: Collection[str]) -> str:
+    """The line in place of these words; empty if none is accepted."""
     candidates = list(_candidates(words, commands))
 
     def first(*, drops: bool) -> str:
         lines = (_repaired(command, rest, drops=drops) for command, rest in candidates)
         return next(filter(None, lines), "")
 
-    line = first(drops=False) or _elsewhere(words, commands) or first(drops=True)
-    return "" if line == shlex.join(["mw", *words]) else line
+    return first(drops=False) or _elsewhere(words, commands) or first(drops=True)
+
+
+def _launching(words: Sequence[str]) -> str:
+    """The line of mw launch for a line without a way to launch, such as `launch -n 4 -- COMMAND`."""
+    if words[0] != "launch" or not words[1].startswith("-") or words[1] == "--":
+        return ""
+    ways: Any = to_command(import_module("meshwright.cli.launch").app)
+    lines = ([words[0], way, *words[1:]] for way in ways.commands)
+    parsed = (line for line in lines if (command := command_at(tuple(line[:2]))) and command.parses(line[2:]))
+    return next((shlex.join(["mw", *line]) for line in parsed), "")
 
 
 def line_of_settings(path: tuple[str, ...], words: Sequence[str]) -> str:
@@ -117,17 +152,37 @@ def _candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tup
                 rest.remove(word)
             yield command, rest
     if named and named[0] in commands and command_at(tuple(named[:1])) is None:
+        group: Any = to_command(import_module(f"meshwright.cli.{named[0]}").app)
+        inner = list(group.commands)
         for word in words[1:]:
-            if command := command_at((named[0], subcommand_here(word) or word)):
+            if command := command_at((named[0], subcommand_here(word, inner) or word)):
                 at = words.index(word)
                 begins = at - 1 if words[at - 1].startswith("--") and "=" not in words[at - 1] else at
                 yield command, [*words[1:begins], *words[at + 1 :]]
+        usual = _USUAL.get(named[0], "")
+        if named[0] == "launch":
+            usual = "local" if {"-n", "-np", "--processes"} & set(words) else "slurm"
+        if command := command_at((named[0], usual)):
+            yield command, [word for word in words if word != named[0]]
     elif named and named[0] not in commands:
         yield from _of_programs(words)
+        yield from filter(None, (_of_typed(line) for line in meant_lines(words)))
         ours = command_here(named[0], commands).split()[1:]
         typo = get_close_matches(named[0], list(commands), n=1, cutoff=ALIKE)
         rest = [word for word in words if word != named[0]]
+        if ours:  # list models, show hardware
+            rest = [
+                word for word in rest if word not in ours and command_here(word, commands).split()[1:] != ours
+            ]
         yield from filter(None, (_of_another_name(line, rest) for line in (ours, typo) if line))
+
+
+def _of_typed(line: Sequence[str]) -> tuple[Command, list[str]] | None:
+    """The command that a line begins with, and its other words."""
+    for length in (2, 1):
+        if command := command_at(tuple(line[:length])):
+            return command, list(line[length:])
+    return None
 
 
 def _of_programs(words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
@@ -150,15 +205,17 @@ def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command,
     The first given word takes the place of DIR or RUN in the example if it is a folder; otherwise the
     example's words are left out. None if the example cannot be completed.
     """
-    if line[0].startswith("-"):  # mw --install-completion
+    if line[0].startswith("-") or not line[0].islower():  # mw --install-completion, mw CMD --help
         return None
     path = tuple(line[:2]) if line[0] in ("plan", "bench", "launch", "plot") else tuple(line[:1])
     command = command_at(path)
     if command is None and rest:  # bench serve, for benchmark serve
         inner = getattr(to_command(import_module(f"meshwright.cli.{path[0]}").app), "commands", {})
-        named = get_close_matches(rest[0], list(inner), n=1, cutoff=ALIKE)
+        meant = subcommand_here(rest[0], list(inner))
+        named = [meant] if meant else get_close_matches(rest[0], list(inner), n=1, cutoff=ALIKE)
         command, rest = command_at((path[0], *named)), rest[1:]
-    extra = list(line[len(path) :])
+    extra = [word for word in line[len(path) :] if not (is_corpus(word) and any(map(is_corpus, rest)))]
+    rest = [word for word in rest if word not in _STARTING]
     if command is None or "--" in extra:  # the words after -- are another command's
         return None
     if PLACEHOLDER.search(" ".join(extra)):
@@ -172,13 +229,15 @@ def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command,
 
 def _of_machines(words: Sequence[str]) -> list[str]:
     """The words of mw plan train for `mw compare` of machines, which compares plans; [] for other words."""
-    if words[0] != "compare" or "--model" not in words:
+    if words[0] != "compare":
         return []
-    machines = [word for word in words[1:] if KINDS["--hardware"](word) and not word.endswith(".toml")]
-    if not machines:
-        return []
+    machines = [word for word in words[1:] if is_machine(word) and not word.endswith(".toml")]
     rest = [word for word in words[1:] if word not in (*machines, "--hardware")]
-    return ["--hardware", ",".join(machines), *rest]
+    models = [] if "--model" in rest else [word for word in rest if is_model(word)]
+    if not machines or not (models or "--model" in rest):
+        return []
+    model = ["--model", models[0]] if models else []
+    return ["--hardware", ",".join(machines), *model, *(word for word in rest if word not in models)]
 
 
 def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
@@ -208,8 +267,12 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
     drops: leave out options without a replacement.
     """
     pieces: list[Piece] = []
-    for piece in joined_words(pieces_of(rest, command), command):
+    if command.path == ("collective",):
+        rest = _of_bytes(rest, command)
+    for piece in _listed(joined_words(pieces_of(rest, command), command), command):
         known = command.takes_value(piece.option) if piece.value else piece.option in command.options
+        if command.takes_value(piece.option) and not piece.value:
+            piece = replace(piece, value=command.example_of(piece.option))
         if _is_count_of_output(piece, command):
             pieces.append(Piece("--output-tokens", piece.value))
         elif known or not piece.option:
@@ -220,6 +283,59 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
             return ""
     every = placed(pieces, command)
     return "" if every is None else _finished(every, command, completes=not drops)
+
+
+def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
+    """The words of mw collective with an array of a number of bytes, such as `all-gather --size 1GB`."""
+    pieces = pieces_of(words, command)
+    size = next((piece for piece in pieces if re.search("size|bytes", piece.option)), None)
+    text = next((piece.value for piece in pieces if not piece.option), "")
+    name, _, inner = text.partition("(")
+    machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
+    mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
+    try:
+        chips = load_hardware(machine).num_chips if machine and not mesh else 0
+        made = array_of_bytes(name, size.value if size else inner.rstrip(")"), mesh or f"X={chips}")
+    except MeshwrightError:
+        return words
+    if not made or not (mesh or chips):
+        return words
+    kept = [
+        piece for piece in pieces if piece.option not in ("", size.option if size else "", "--mesh", "--dims")
+    ]
+    return [*made, *(word for piece in kept for word in piece.words)]
+
+
+def _listed(pieces: Sequence[Piece], command: Command) -> Iterator[Piece]:
+    """The pieces, with files that commas join as arguments of their own, and `train.step` as a function."""
+    for at, piece in enumerate(pieces):
+        files = piece.value.split(",")
+        module, dot, function = piece.value.rpartition(".")
+        after = pieces[at + 1] if at + 1 < len(pieces) else Piece("")
+        before = pieces[at - 1] if at else Piece("--")
+        is_script = command.path == ("audit",) and not piece.option
+        model, at_sign, machine = piece.value.partition("@")
+        if not piece.option and at_sign and command.path == ("fit",) and is_machine(machine):
+            yield from (Piece("", model), Piece("--hardware", machine))
+        elif not piece.option and len(files) > 1 and all(Path(file).is_file() for file in files):
+            yield from (Piece("", file) for file in files)
+        elif (
+            is_script
+            and dot
+            and function != "py"
+            and function.isidentifier()
+            and Path(f"{module}.py").is_file()
+        ):
+            yield Piece("", f"{module}.py:{function}")
+        elif is_script and piece.value.endswith(".py") and not after.option and after.value.isidentifier():
+            yield Piece("", f"{piece.value}:{after.value}")
+        elif not (
+            is_script
+            and before == Piece("", before.value)
+            and before.value.endswith(".py")
+            and piece.value.isidentifier()
+        ):
+            yield piece
 
 
 def _is_count_of_output(piece: Piece, command: Command) -> bool:
@@ -250,8 +366,11 @@ def _finished(
             piece if piece.option else replace(piece, value=expression_here(piece.value, axes))
             for piece in pieces
         ]
+        letters = {"--dims": "IJK", "--mesh": "XYZ"}
         pieces = [
-            replace(piece, value=sizes_here(piece.value, "IJK")) if piece.option == "--dims" else piece
+            replace(piece, value=sizes_here(piece.value, letters[piece.option]))
+            if piece.option in letters
+            else piece
             for piece in pieces
         ]
     if drops:
@@ -261,11 +380,11 @@ def _finished(
     if not drops and len(every) - len(pieces) > (len(pieces) + 1 if completes else 0):
         return ""
     pieces = every
-    if command.path == ("shard",) and not {"--dims"} & {piece.option for piece in pieces}:
-        letters = dict.fromkeys(
-            re.findall(r"[\[ ,]([A-Z])(?=[_,\]])", " ".join(piece.value for piece in pieces))
-        )
-        pieces.append(Piece("--dims", ",".join(f"{letter}=512" for letter in letters)))
+    is_notation = command.path in (("shard",), ("collective",))
+    if is_notation and "--dims" not in {piece.option for piece in pieces}:
+        text = next((piece.value for piece in pieces if not piece.option), "")
+        dims = dict.fromkeys(re.findall(r"[\[ ,]([A-Z])(?=[_,\]])", text))
+        pieces.append(Piece("--dims", ",".join(f"{letter}=512" for letter in dims)))
     try:
         _check_expression(command, pieces)
     except MeshwrightError:

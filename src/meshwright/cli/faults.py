@@ -61,17 +61,20 @@ def usage_fault(
 
 def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     """The message `answer` about a command line, with the whole line to type if one is known."""
-    from meshwright.cli.corrected_line import corrected_line  # here, since most command lines are right
+    from meshwright.cli.corrected_line import corrected_line, unknown_names  # most command lines are right
 
     line = corrected_line(args, commands)
     if not line:
-        return answer
+        other = unknown_names(args, commands)
+        return answer if not other or other in answer else f"{answer}; {other}"
     before, _, last = answer.rpartition("type mw ")
     begins = f"mw {last.partition(' -')[0].partition(' DIR')[0]}"
     # If the message ends with the beginning of the line, the line takes its place.
     if before and line.startswith(begins) and not re.search(r"[;,(]", last):
         return f"{before}type {line}"
-    parts = answer.split("; ")
+    if answer.startswith("command ") and "did you mean" not in answer:  # the line says which is meant
+        answer = answer.partition("; ")[0]
+    parts = answer.rstrip(".").split("; ")
     while len(parts) > 1 and len("; ".join(parts)) + len(line) > _MOST_CHARACTERS:
         del parts[-1]  # the line shows its answer
     return f"{'; '.join(parts)}; type {line}"
@@ -92,7 +95,7 @@ def _usage_answer(error: typer.TyperException, args: Sequence[str], commands: Se
     if kind == "NoSuchOption":
         return _unknown_options(given, context, args, commands)
     if names and (match := re.match(r"No such command '(.+?)'", message)):
-        if ours := subcommand_here(match[1]):
+        if ours := subcommand_here(match[1], list(names)):
             return f"{context.command_path} has no command {match[1]!r}; type {context.command_path} {ours}"
         if "Did you mean" not in message:
             return f"{context.command_path} has no command {match[1]!r}; {nearest(match[1], list(names))}"

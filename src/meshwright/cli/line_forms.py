@@ -6,10 +6,8 @@ from contextlib import suppress
 from dataclasses import replace
 from math import prod
 
-from meshwright.cli.line_pieces import Command, Piece
+from meshwright.cli.line_pieces import LISTS, Command, Piece
 from meshwright.errors import MeshwrightError
-
-_LISTS = "--given", "--layout", "--set"  # options whose values are words joined by commas
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
@@ -21,18 +19,26 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
     ]
     merged: dict[str, Piece] = {}
     for at, piece in enumerate(pieces):
-        if piece.option in _LISTS and piece.option in merged:
+        if piece.option in LISTS and piece.option in merged:
             before = merged[piece.option]
-            new = [word for word in piece.value.split(",") if word not in before.value.split(",")]
-            merged[piece.option] = replace(before, value=",".join([before.value, *new]))
+            is_again = piece.option == "--layout" and not (piece.is_other or before.is_other)
+            merged[piece.option] = piece if is_again else replace(before, value=_both(before, piece))
         elif before := next((key for key, each in merged.items() if each.option == piece.option), ""):
             if piece.option == "--hardware" and (piece.is_other or merged[before].is_other):
                 merged[before] = replace(piece, value=_machine_of(merged[before].value, piece.value))
             elif not piece.option or not piece.is_other:
                 merged[str(at)] = piece
         else:
-            merged[piece.option if piece.option in _LISTS else str(at)] = piece
+            merged[piece.option if piece.option in LISTS else str(at)] = piece
     return list(dict.fromkeys(merged.values()))
+
+
+def _both(first: Piece, second: Piece) -> str:
+    """The words of two lists; a word that is set twice has its last value."""
+    words = {}
+    for word in (*first.value.split(","), *second.value.split(",")):
+        words[word.partition("=")[0] if re.fullmatch(r"\w+=[^=]*", word) else word] = word
+    return ",".join(words.values())
 
 
 def _machine_of(first: str, second: str) -> str:
@@ -76,8 +82,9 @@ def in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
 def launched(pieces: Sequence[Piece]) -> list[Piece]:
     """The pieces of mw launch. If they have a plan in place of a command, the command is mw train."""
     command = [piece for piece in pieces if not piece.option]
-    plan = command[:1] if command and command[0].value.endswith(".toml") else []
-    before = [Piece("", word) for word in ("--", "mw", "train")] if plan else []
+    first = command[0].value if command else ""
+    words = ("--", "mw", "train") if first.endswith(".toml") else ("--", "mw") if first == "train" else ()
+    before = [Piece("", word) for word in words]
     return [*(piece for piece in pieces if piece.option), *before, *command]
 
 
@@ -116,6 +123,12 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     mw plan train, --smallest is added to --days and --tokens, which it needs.
     """
     given = {piece.option for piece in pieces}
+    if command.path == ("train",):
+        pieces = _of_training(pieces)
+    if command.path == ("plan", "train") and {"--layout", "--for"} <= given:  # one layout is not ranked
+        pieces = [piece for piece in pieces if piece.option != "--for"]
+    if "--host" in given and "--port" in command.options and "--port" not in given:
+        pieces = [each for piece in pieces for each in _address(piece)]
     if {"--prompt-tokens", "--output-tokens"} <= given:  # a plan of requests, not of one step
         pieces = [piece for piece in pieces if not (piece.is_other and piece.option == "--phase")]
         given = {piece.option for piece in pieces}
@@ -131,12 +144,54 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     return list(pieces)
 
 
-def _example(name: str, pieces: Sequence[Piece], command: Command) -> str:
+def _of_training(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of mw train with a model to fine-tune as --from, and a text alone as the argument."""
+    from meshwright.cli.value_kinds import is_checkpoint, is_corpus
+
+    given = {piece.option for piece in pieces}
+    made = []
+    for piece in pieces:
+        if not piece.option and "--from" not in given and "--rl" not in given and len(given) > 1:
+            is_model = not is_corpus(piece.value) and not piece.value.endswith(".toml")
+            piece = Piece("--from", piece.value) if is_model and is_checkpoint(piece.value) else piece
+            given.add(piece.option)
+        elif not piece.option and "--from" in given and "--data" not in given and is_corpus(piece.value):
+            piece = Piece("--data", piece.value)
+        elif piece.option == "--data" and is_corpus(piece.value) and not given & {"", "--from", "--run"}:
+            piece = Piece("", piece.value)
+        made.append(piece)
+    return (
+        sorted(made, key=lambda piece: bool(piece.option))
+        if {piece.option for piece in made} != given
+        else made
+    )
+
+
+def _address(piece: Piece) -> list[Piece]:
+    """A host with its port as two options; other pieces unchanged."""
+    host, colon, port = piece.value.partition(":")
+    is_both = piece.option == "--host" and colon and port.isdigit()
+    return [replace(piece, value=host), Piece("--port", port)] if is_both else [piece]
+
+
+def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) -> str:
     """A value for an option that a line lacks: a machine for its mesh, or an example from the help."""
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
-    if name == "--hardware" and mesh:
+    if "--hardware" in names and mesh:
         return f"h100:{_num_devices(mesh)}"
-    return command.example_of(name)
+    return next(filter(None, map(command.example_of, names)), "")
+
+
+def _lacking(pieces: Sequence[Piece], command: Command) -> list[str]:
+    """The options that a command asks for when it runs, though its parser does not."""
+    given = {piece.option: piece.value for piece in pieces}
+    if command.path == ("plan", "serve"):
+        by_phase = {"generate": ["--context"], "prefill": ["--prompt-tokens"]}
+        lengths = [] if {"--lengths", "--trace"} & set(given) else ["--prompt-tokens", "--output-tokens"]
+        return [name for name in by_phase.get(given.get("--phase", ""), lengths) if name not in given]
+    if command.path == ("compare",) and any("@" in piece.value for piece in pieces):
+        return [name for name in ("--batch-tokens", "--seq-len") if name not in given]
+    return []
 
 
 def completed(pieces: Sequence[Piece], command: Command) -> list[Piece]:
@@ -149,6 +204,10 @@ def completed(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         name = param.opts[-1] if param.param_type_name == "option" else ""
         if not name and pieces and command.path[0] in ("generate", "serve"):
             continue  # the user's text cannot be guessed
-        if name not in given and (value := _example(name, made, command)):
+        names = param.opts if name else [""]
+        if name not in given and (value := _example(names, made, command)):
             made.insert(0 if not name else len(made), Piece(name, value))
+    for name in _lacking(made, command):
+        if value := command.example_of(name):
+            made.append(Piece(name, value))
     return made

@@ -7,17 +7,19 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from meshwright.cli.line_pieces import Command, Piece, pieces_of
+from meshwright.cli.line_pieces import LISTS, Command, Piece, pieces_of
 from meshwright.cli.line_values import with_a_right_value
 from meshwright.cli.other_subjects import meaning, subject
 from meshwright.cli.other_values import KINDS_OF_CHIPS, in_unit_of, strategy, with_value
 from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
-from meshwright.cli.value_kinds import KINDS, RESHARD_WORDS
+from meshwright.cli.value_kinds import KINDS, OF_PLANS, RESHARD_WORDS
+from meshwright.hardware.catalog import usual
 
 # Options of other programs for the model, which some commands take as an argument.
 _MODEL_NAMES = ("name", "model-name", "model-id", "model", "preset")
 _BEGINNING = 5  # characters, with dashes, that a misspelt option has in common with the right one
 _NONSENSE = "?!"  # refused except by options that take any text
+_SETTING = re.compile(r"\w+\s*[<>=!]")  # a word of --given or --layout
 _LETTER = 2  # characters, with its dash, of an option of one letter
 _MOST_JOINED = 4  # words of one value
 # Words in messages that the reader has to replace: NAME, N, C.
@@ -37,8 +39,10 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
         if value.lower() in ("true", "yes", "on", "false", "no", "off"):
             return [Piece(given)] if value.lower() in ("true", "yes", "on") else []
         return [Piece(given), Piece("", value)]
-    if value and _is_of_argument(given, value, command):
+    if value and (_is_of_argument(given, value, command) or _is_plan_of(value, command)):
         return [Piece("", value)]
+    if value and {"--run", "--resume"} <= set(options) and "resume" in given:
+        return [Piece("--run", value.rstrip("/").partition("/checkpoints")[0]), Piece("--resume")]
     if words := strategy(given, options, value):
         return pieces_of(shlex.split(words), command)
     if answer_here(given, path) or _OF_EPOCHS & set(re.split(r"\W|_", given.lower())):
@@ -47,6 +51,8 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
         return _in_other_words(piece, words, command)
     if close := get_close_matches(given.lower(), options, n=1, cutoff=TYPO):
         return [Piece(close[0], value)] if command.takes_value(close[0]) or not value else None
+    if ours := next((name for name in OF_PLANS if value and name in options and KINDS[name](value)), ""):
+        return [Piece(ours, value)]
     if subject(given, path) or subject(given, ""):
         return []
     if (
@@ -68,13 +74,20 @@ def _begins_alike(option: str, other: str) -> bool:
     return option[:_BEGINNING] == other[:_BEGINNING]
 
 
+def _is_plan_of(value: str, command: Command) -> bool:
+    """Whether the value is a plan.toml, which the command takes as an argument: --config plan.toml."""
+    takes = {name for param in command.arguments for name in (param.name, param.metavar or "")}
+    is_taken = any("plan" in name.lower() or "RUN" in name for name in takes)
+    return is_taken and value.endswith(".toml") and Path(value).is_file()
+
+
 def _is_of_argument(option: str, value: str, command: Command) -> bool:
     """Whether an unknown option gives an argument of the command, by the option's name or by the value."""
     plain = option.lstrip("-").replace("_", "-")
     names = {param.name for param in command.arguments}
     if "prompt" in names and plain in ("text", "message", "query", "question"):
         return True
-    letters = {name[0] for name in names} if len(option) == _LETTER else set()
+    letters = {name[0] for name in names} if len(option) == _LETTER and not value.isdigit() else set()
     is_moved = RESHARD_WORDS.get(plain.partition("-")[0]) in names
     if "model" in names and plain in _MODEL_NAMES and KINDS["--model"](value):
         return True
@@ -92,7 +105,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
         return [Piece("--target", piece.value.lower())] if "--target" in command.options else []
     value = in_unit_of(plain, piece.value)
     given, offered = (set(re.findall(r"\d+", text)) for text in (value, plain))
-    if given and offered and not given & offered and not plain.startswith("--headroom"):
+    if given and offered and not given & offered and not plain.startswith(("--headroom", "--prefix-hit")):
         return []  # the example's number is not the one that was typed
     if PLACEHOLDER.search(plain) or " and " in plain:
         return []
@@ -106,13 +119,16 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
 def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     """The pieces, with words joined to the value before them if they are a part of it: `8 x h100`."""
     joined: list[Piece] = []
-    for piece in pieces:
+    for piece in _with_machines(pieces, command):
         before = joined[-1] if joined else None
         if piece.option or before is None or not command.takes_value(before.option):
             joined.append(piece)
             continue
+        if before.option in LISTS and before.value and _SETTING.match(piece.value):
+            joined[-1] = replace(before, value=f"{before.value.rstrip(',')},{piece.value}")
+            continue
         both = f"{before.value} {piece.value}"
-        is_unit = re.fullmatch(r"[A-Za-z]{1,8}", piece.value) and before.value[-1:].isdigit()
+        is_unit = re.fullmatch(r"[A-Za-z/]{1,12}", piece.value) and before.value[-1:].isdigit()
         if (is_unit or command.fault(*before.words)) and not command.fault(before.option, both):
             joined[-1] = replace(before, value=both)
         elif command.fault(*before.words) and len(both.split()) <= _MOST_JOINED:
@@ -120,6 +136,25 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         else:
             joined.append(piece)
     return joined
+
+
+def _with_machines(pieces: Sequence[Piece], command: Command) -> list[Piece]:
+    """The pieces, with a machine of several words, such as H100 x 8, as one value."""
+    made, at = [], 0
+    while at < len(pieces):
+        piece, at = pieces[at], at + 1
+        if piece.option == "--hardware":
+            follow = [each.value for each in pieces[at : at + _MOST_JOINED]]
+            bare = next(
+                (n for n, each in enumerate(pieces[at : at + _MOST_JOINED]) if each.option), len(follow)
+            )
+            for count in range(bare, 0, -1):
+                both = " ".join([piece.value, *follow[:count]])
+                if ":" in usual(both) and not command.fault(piece.option, both):
+                    piece, at = replace(piece, value=usual(both)), at + count
+                    break
+        made.append(piece)
+    return made
 
 
 def placed(pieces: Sequence[Piece], command: Command) -> list[Piece] | None:

@@ -13,7 +13,12 @@ from meshwright.dtypes import Use
 from meshwright.errors import MeshwrightError
 
 # Options of number types and their uses.
-_USES: dict[str, Use] = {"--weights-dtype": "weights", "--kv-dtype": "cache"}
+_USES: dict[str, Use] = {
+    "--weights-dtype": "weights",
+    "--kv-dtype": "cache",
+    "--compute-dtype": "activations",
+}
+LISTS = "--given", "--layout", "--set"  # options whose values are words joined by commas
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,16 @@ from meshwright.errors import MeshwrightError
 # Arguments with the values of an option, by the command and the argument.
 _ARGUMENTS = {("model", "model"), ("fit", "model"), ("support", "model"), ("hardware", "name")}
 _SIGNS = r"[=<>!]+"  # of a comparison
+# A number with the sign of a bound before it, perhaps after a percentile: p95<1s.
+_BOUND = re.compile(r"(?:p\d\d\s*)?(?:[<>=~\u2264\u2265\u2248:]+|under|below|about)\s*(\d[\w.,/]*)", re.I)
+# Values of choices, each with other words for it.
+_MEANS = {
+    "generate": ("decode", "decoding", "generation"),
+    "prefill": ("prompt", "prompts", "encode"),
+    "fcfs": ("fifo", "default"),
+    "http": ("sse", "streamable-http", "tcp"),
+    "stdio": ("pipe", "std"),
+}
 _MOST_ROUNDS = 6  # corrections of one value
 # The words of a message before a value to type, and the value. A comma within the value joins its words.
 _HINT = re.compile(r"(?:write|did you mean|fits:) (?:--[\w-]+ )?('[^']+'|[^\s;?']+)")
@@ -31,7 +42,10 @@ def with_a_right_value(piece: Piece, command: Command) -> Piece:
         if not message:
             return replace(piece, value=value)
         better = list(_better(piece.option, value, message))
-        better = [each for each in better if _has_digits_of(piece.value, each, piece.option)]
+        choices = _choices(message)
+        better = [
+            each for each in better if each in choices or _has_digits_of(piece.value, each, piece.option)
+        ]
         right = [each for each in better if not command.fault(piece.option, each)]
         value = next(iter([*right, *(each for each in better if each != value)]), "")
         if not value:
@@ -72,7 +86,9 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
     if form := _other_form(option, value, message):
         yield form
         return
-    yield from get_close_matches(value.lower().replace("_", "-"), _choices(message), n=1, cutoff=0.5)
+    choices = _choices(message)
+    yield from (ours for ours in choices if value.lower() in _MEANS.get(ours, ()))
+    yield from get_close_matches(value.lower().replace("_", "-"), choices, n=1, cutoff=0.5)
     if option in ("--layout", "--given") and " " in value.strip():
         yield re.sub(r"(?<=[\w])\s+(?=[a-z])", ",", value.strip())
     if option not in ("--layout", "--given"):
@@ -97,11 +113,27 @@ def _other_form(option: str, value: str, message: str) -> str:
         return sizes_here(value, "XYZ" if option == "--mesh" else "IJK")
     if option in ("--engine", "--for", "--software"):
         return value.lower() if value != value.lower() else ""
+    if bare := _BOUND.fullmatch(value.strip()):
+        return bare[1]
     chip, _, counts = value.partition(":")
     if option == "--hardware" and re.fullmatch(r"\d+(,\d+)+", counts):
-        return ",".join(f"{chip}:{count}" for count in counts.split(","))
+        return _sizes(chip, counts.split(","))
+    if re.fullmatch(r"0,\d+", value.strip()):
+        return value.strip().replace(",", ".")
     is_type = option.endswith("dtype") or option == "--to"
     return ours if is_type and (ours := dtype_here(value)) in _choices(message) else ""
+
+
+def _sizes(chip: str, counts: list[str]) -> str:
+    """A slice of these sizes if the chip has that number of dimensions; otherwise several machines."""
+    from meshwright.hardware.catalog import chip_of
+    from meshwright.hardware.chip import Torus
+
+    with suppress(MeshwrightError):
+        network = chip_of(chip).network
+        if isinstance(network, Torus) and len(counts) == len(network.pod):
+            return f"{chip}:{'x'.join(counts)}"
+    return ",".join(f"{chip}:{count}" for count in counts)
 
 
 def _choices(message: str) -> list[str]:
@@ -112,9 +144,16 @@ def _choices(message: str) -> list[str]:
 
 def _is_example(hint: str, value: str, message: str) -> bool:
     """Whether a message's name is not surely meant: one of several, of another number, or an example."""
+    if _variants(hint) != _variants(value):
+        return True
     if f"did you mean {hint}" in message:
         return f"did you mean {hint}?" not in message or not _has_numbers_of(value, hint)
     return f"write {hint} or" in message or "does not parse" in message
+
+
+def _variants(name: str) -> set[str]:
+    """The words of a chip's name that tell it from other chips of its number."""
+    return {"ti", "super", "pro", "max", "ultra", "nano"} & set(re.split(r"[-\s:]", name.lower()))
 
 
 def _has_digits_of(value: str, other: str, option: str) -> bool:
@@ -124,6 +163,13 @@ def _has_digits_of(value: str, other: str, option: str) -> bool:
     comparisons instead; names may have any numbers.
     """
     given = re.findall(r"\d+", value)
+    if other.endswith("%") and re.search(r"[A-Za-z]$", value):
+        return False  # a size is no share
+    offered, sizes = re.findall(r"\d+", other), re.search(r"\d+([x,*]\d+)+", value)
+    if option == "--layout" and given and len(offered) > 1 and not set(given) & set(offered):
+        return False  # the example of a message
+    if option == "--hardware" and sizes and re.search(r":\d", other):
+        return set(re.findall(r"\d+", sizes[0])) <= set(offered)
     if option in ("--layout", "--given"):
         return len(re.findall(_SIGNS, value)) <= len(re.findall(_SIGNS, other))
     if option in ("--model", "--hardware", "--to", "--engine", "--for") or option.endswith("dtype"):

@@ -119,6 +119,9 @@ def _elsewhere(value: str, option: str) -> str:
     if value.startswith(("http://", "https://")):
         return "is an address; download it first: curl -LO, then name the file"
     path = Path(value)
+    if drive := re.match(r"([A-Za-z]):[\\/]", value):
+        rest = value[2:].replace("\\", "/")
+        return f"is a path of Windows; inside WSL write /mnt/{drive[1].lower()}{rest}"
     if "\\" in value and (posix := Path(value.replace("\\", "/"))).exists():
         return f"here a path has / between folders; write {posix}"
     if path.exists() or path.parent.exists():

@@ -2,9 +2,14 @@
 
 import re
 
+from meshwright.units import parse_bytes
+
 _JOINED = re.compile(r"\]\s*(?:[*@x\u00d7\u00b7\u2217]|,|matmul)?\s*(?=[A-Za-z]\w*\[)")
 _ARROW = re.compile(r"\s*(?:=>|\u2192|->)\s*")
 _EINSUM = re.compile(r"\s*([A-Za-z]+)\s*,\s*([A-Za-z]+)\s*->\s*([A-Za-z]+)\s*")
+_QUOTED = re.compile(
+    r"['\"]\s*([a-z]+)\s*,\s*([a-z]+)\s*->\s*([a-z]+)\s*['\"]"
+)  # jnp.einsum('ij,jk->ik', ...)
 _ARRAY = re.compile(r"\[([^\]]*)\](\{[^}]*\})?")
 # Collectives, by their names in other programs without punctuation.
 _OPS = {
@@ -22,22 +27,54 @@ def expression_here(text: str, axes: str) -> str:
 
     >>> expression_here("A[I_x, J] * B[J, K_y]", "XY"), expression_here("ij,jk->ik", "X")
     ('A[I_X, J] . B[J, K_Y]', 'A[I, J] . B[J, K] -> C[I, K]')
+    >>> expression_here("A[Ix, Jy] . B[Jy, K]", "XY"), expression_here("AllReduce_X [B]{U_X}", "X")
+    ('A[I_X, J_Y] . B[J_Y, K]', 'AllReduce_X([B]{U_X})')
     >>> expression_here("all-gather A[I_X, J]", "X"), expression_here("AllReduce([B_X, D])", "XY")
     ('AllGather_X([I_X, J])', 'AllReduce_Y([B_X, D]{U_Y})')
     """
-    if match := _EINSUM.fullmatch(text):
+    if match := _EINSUM.fullmatch(text) or _QUOTED.search(text):
         first, second, out = (f"[{', '.join(letters.upper())}]" for letters in match.groups())
         return f"A{first} . B{second} -> C{out}"
     plain = re.sub(r"_([a-z])\b", lambda letter: f"_{letter[1].upper()}", text)
+    plain = re.sub(r"\b([A-Z])([a-z])(?=\s*[,\]])", lambda two: f"{two[1]}_{two[2].upper()}", plain)
     plain = _ARROW.sub(" -> ", _JOINED.sub("] . ", plain))
     plain = re.sub(r"(\] \. .*\])\s*=\s*(?=\w+\[)", r"\1 -> ", plain)
     begins = re.match(r"\s*([A-Za-z]+(?:[-_ ][a-z]+)*)", text)
     name = re.sub(r"[^a-z]", "", begins[1].lower()) if begins else ""
     op = next((ours for theirs, ours in _OPS.items() if name.startswith(theirs)), "")
     array = _ARRAY.search(plain)
-    if op and re.match(r"\w+_(\{|[A-Z])", text):
-        return text
+    is_whole = op != "ReduceScatter" or re.match(r"\w+_\{\w+,", text)  # its dimension is named too
+    if op and is_whole and re.match(r"\w+_(\{|[A-Z])", text):
+        bare = re.fullmatch(r"(\w+_(?:[A-Z]|\{[^}]*\}))\s+(\[.*)", text)  # without parentheses
+        return f"{bare[1]}({bare[2]})" if bare else text
     return _collective(op, array[1], array[2] or "", axes) if op and array and " . " not in plain else plain
+
+
+def array_of_bytes(name: str, size: str, mesh: str) -> list[str]:
+    """The words of mw collective for a collective's name, bytes and mesh; [] for another name or axes.
+
+    The array is in bfloat16, of one dimension.
+
+    >>> array_of_bytes("all-gather", "1GB", "X=8")
+    ['AllGather_X([B_X])', '--mesh', 'X=8', '--dims', 'B=500000000']
+    >>> array_of_bytes("ReduceScatter", "1KiB", "X=8")
+    ['ReduceScatter_{X,B}([B]{U_X})', '--mesh', 'X=8', '--dims', 'B=512']
+    """
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    op = next((ours for theirs, ours in _OPS.items() if plain.startswith(theirs)), "")
+    axis = re.match(r"[A-Z]", mesh)
+    if not op or op == "AllToAll" or axis is None or not re.fullmatch(r"[\d.]+ ?[kmgt]?i?b?", size, re.I):
+        return []
+    dims = f"B_{axis[0]}" if op == "AllGather" else "B"
+    partial = "" if op == "AllGather" else f"U_{axis[0]}"
+    num_bytes = parse_bytes(size if size[-1] in "bB" else f"{size}B")
+    return [
+        _collective(op, dims, partial and f"{{{partial}}}", axis[0]),
+        "--mesh",
+        mesh,
+        "--dims",
+        f"B={num_bytes // 2}",
+    ]
 
 
 def _collective(op: str, dims: str, partial: str, axes: str) -> str:

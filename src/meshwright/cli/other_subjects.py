@@ -31,7 +31,7 @@ _MEANINGS: dict[str, str] = {
     "--given fsdp=8": "fsdp hsdp shard sharding sharded; data dp strategy model states",
     "--given expert=8": "ep expert experts moe; model",
     "--given microbatches=8": (
-        "accumulation accumulate microbatches micro; gradient gradients grad batches steps"
+        "accumulation accumulate microbatches micro ga gas; gradient gradients grad batches steps"
     ),
     "--given remat=attention": (
         "selective; checkpointing activation recompute recomputation remat granularity"
@@ -62,11 +62,14 @@ _MEANINGS: dict[str, str] = {
     "--chunk 512": "chunk chunked; prefill tokens batched",
     "--paged": "paged; attention kv cache",
     "--ttft-p95 1s --tpot-p95 30ms": "p95 p99 p90 slo sla; latency",
+    "--smallest --days 30": "days deadline; budget max within time",
     "--ttft-p95": "ttft first-token; ms p95 latency",
     "--tpot-p95": "tpot itl; ms p95 latency",
     "--prompt-tokens": "input prompt isl; len length tokens seq random",
     "--output-tokens": "output answer completion osl response; len length tokens seq random size",
     "--rate 20": "rps qps; request rate requests second",
+    "--rate 20/min": "minute minutely; requests request traffic rate rpm",
+    "--rate 20/h": "hour hourly; requests request traffic rate",
     LOAD: "requests traffic; rate day daily hour",
     "--replicas 2": "replicas instances workers",
     "--slots": "seqs slots concurrency concurrent; batch requests running sequences",
@@ -398,10 +401,16 @@ def meaning(given: str, options: Collection[str]) -> str:
 
     >>> meaning("--megatron_lm_tp_degree", ["--given"]), meaning("--tp-comm-overlap-cfg", ["--given"])
     ('--given tensor=8', '')
+    >>> meaning("--no-pipeline", ["--given"])
+    '--given pipe=1'
     """
     words = _words_of(given)
     if _NEGATIONS & set(words):
-        return ""
+        rest = "-".join(word for word in words if word not in _NEGATIONS)
+        axis = re.fullmatch(
+            r"--given (tensor|pipe|context|expert|fsdp|data)=\d+", rest and meaning(rest, options)
+        )
+        return f"--given {axis[1]}=1" if axis else ""
     subject = set(words) - _FILLERS
     for ours, theirs in _MEANINGS.items():
         keys, _, others = (set(part.split()) for part in theirs.partition(";"))

@@ -12,6 +12,7 @@ MACHINE = "--hardware h100:8"
 LOAD = "--rate 20, or 1.7M/day for a number a day,"
 _LEAST_MILLISECONDS = 5  # latencies without a unit are milliseconds from this number on, below it seconds
 _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")
+_PAIRS = re.compile(r"([A-Za-z]+)\s*[=:<]+\s*([0-9][\w.]*)")  # ttft=1s,tpot=50ms
 # Options whose values are names of strategies: --strategy ddp, --fsdp full_shard.
 _STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed", "zero"}
 
@@ -41,6 +42,8 @@ def with_value(words: str, value: str) -> str:
     ('--given tensor=4', '--given remat=attention')
     >>> with_value("--headroom 10%, the share to leave free,", "0.85")
     '--headroom 15%, the share to leave free,'
+    >>> with_value("--ttft-p95 1s --tpot-p95 30ms", "ttft=2s,tpot=50ms")
+    '--ttft-p95 2s --tpot-p95 50ms'
     >>> with_value("--engine NAME", "sglang"), with_value("--tpot-p95 30ms, the percentile,", "20ms")
     ('--engine sglang', '--tpot-p95 20ms, the percentile,')
     """
@@ -86,10 +89,18 @@ def in_unit_of(option: str, value: str) -> str:
 def _special(words: str, value: str) -> str:
     """`with_value` for sizes, addresses and targets, which are not numbers; empty for other words."""
     example = words.split()[1] if " " in words else ""
+    if words.count(" --") and (pairs := _PAIRS.findall(value)):
+        for name, each in pairs:
+            words = re.sub(rf"(?<=--){name.lower()}(\S*) \S+", rf"{name.lower()}\1 {each}", words)
+        return words
+    if words.startswith("--prefix-hit ") and (share := re.fullmatch(r"(\d*\.?\d+)(%?)", value)):
+        return words.replace("0.5", f"{float(share[1]) / (100 if share[2] else 1):g}")
     if re.fullmatch(r"[A-Z]=\d+(,[A-Z]=\d+)*", example) and "=" in value:
         return words.replace(example, value, 1)
     if words.startswith("--url ") and value.isdigit():
         return words.replace("8000", value)
+    if re.fullmatch(r"--rate 20/\w+", words):
+        return words.replace("20", value.partition("/")[0])
     if words == LOAD:
         return f"--rate {value}{'' if '/' in value else '/day'}"
     if words.startswith("--target "):
@@ -139,7 +150,7 @@ def _machine(words: str, value: str) -> str:
         hint = re.search(r"did you mean (\S+?)\?", str(error))
         number = re.search(r"\d+", spec)
         if hint is None:
-            return words
+            return f"--hardware {value}"
         # A hint with another number, such as the 4090 for a 4060, is another chip.
         is_same = number is None or number[0] in re.findall(r"\d+", hint[1])
         return f"--hardware {hint[1] if is_same else spec}"

@@ -99,11 +99,12 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--kv-dtype": ("--kv-cache-dtype", "--cache-dtype", "--kv-bits"),
     "--requests-per-minute 100": ("--rate-limit", "--max-rpm", "--rpm", "--request-limit"),
     "--prompt-tokens": (
-        "--in",
+        "--in", "--tokens-in", "--in-tokens",
         "--input-len", "--input-tokens", "--isl", "--input-length", "--prompt-len", "--prompt-length",
         "--input", "--max-prompt-length", "--prefill-len", "--input-seq-len", "--random-input-len",
     ),
     "--output-tokens": (
+        "--tokens-out", "--out-tokens",
         "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens",
         "--max-completion-length", "--max-response-length", "--completion-tokens", "--decode-len",
         "--gen-len", "--gen-tokens", "--generation-len", "--decode-tokens",
@@ -185,7 +186,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--hlo": ("--xla-dump", "--hlo-file", "--xla-dump-to", "--dump", "--module"),
     "--cors-origin": ("--allowed-origins", "--cors", "--cors-allow-origins"),
     "--keep": ("--save-total-limit", "--keep-last", "--max-checkpoints"),
-    "--concurrency": ("--max-concurrency", "--parallel", "--num-workers"),
+    "--concurrency": (
+        "--max-concurrency", "--parallel", "--num-workers", "--users", "--clients", "--concurrent-users",
+    ),
+    "--best-of 8": ("--n", "--num-samples"),
     "--lengths": ("--dataset-name", "--dataset", "--workload"),
     "--prefix-cache": ("--enable-prefix-caching", "--prefix-caching"),
     "--replicas": ("--num-replicas", "--instances", "--data-parallel-size", "--dp"),
@@ -214,6 +218,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--given offload=true": ("--offload", "--cpu-offload", "--activation-offload"),
     "--given offload_optimizer=true": ("--offload-optimizer", "--optimizer-offload"),
     "--fast": ("--quick", "--short"),
+    "--version": ("-v", "-V", "--ver", "--about"),
     "--url http://localhost:8000": ("--port",),
     "--url": ("--base-url", "--endpoint", "--host"),
 }  # fmt: skip
@@ -592,6 +597,12 @@ _SUBCOMMANDS = {
         "throughput", "load",
     ),
     "rl": ("rlhf", "grpo", "ppo", "reinforcement", "post-training"),
+    "strategies": ("roofline", "rooflines", "layouts", "parallelism", "batch"),
+    "decode": ("generation", "generate", "serving", "inference", "serve"),
+    "lookahead": ("speculation", "speculative", "drafts"),
+    "fsdp": ("zero", "sharding", "shards"),
+    "bandwidth": ("collective", "collectives", "all-gather", "all-reduce", "network"),
+    "latency": ("devices", "hops"),
     "matmul": ("gemm", "matmuls", "mfu"),
     "collectives": (
         "nccl", "comms", "all-reduce", "collective", "network", "allreduce", "all-gather", "allgather",
@@ -600,6 +611,13 @@ _SUBCOMMANDS = {
 }  # fmt: skip
 
 
-def subcommand_here(given: str) -> str:
-    """The command of `mw plan`, `mw bench` or `mw launch` for another word; empty if none is known."""
-    return next((ours for ours, theirs in _SUBCOMMANDS.items() if given.lower() in theirs), "")
+def subcommand_here(given: str, known: Collection[str] = ()) -> str:
+    """The command of a group, such as `mw plan`, for another word; empty if none is known.
+
+    known: the commands of the group; () for those of all groups.
+
+    >>> subcommand_here("generation", ["decode"]), subcommand_here("generate")
+    ('decode', 'serve')
+    """
+    meant = (ours for ours, theirs in _SUBCOMMANDS.items() if given.lower() in theirs)
+    return next((ours for ours in meant if not known or ours in known), "")

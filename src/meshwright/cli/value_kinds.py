@@ -43,6 +43,10 @@ def is_address(word: str) -> bool:
     return re.fullmatch(r"(https?://\S+|(localhost|[\d.]{7,15}|[\w.-]+):\d{2,5}(/\S*)?)", word) is not None
 
 
+def is_port(word: str) -> bool:
+    return word.isdigit() and 80 <= int(word) <= 65535
+
+
 def is_corpus(word: str) -> bool:
     return word in ("stdlib", "stories") or word.endswith((".txt", ".jsonl", ".parquet"))
 
@@ -60,6 +64,7 @@ KINDS = {
     "--url": is_address,
     "--data": is_corpus,
     "--checkpoint": is_checkpoint,
+    "--port": is_port,
 }
 OF_PLANS = ("--layout", "--hardware", "--model")  # whose values are mistaken for each other
 # Other words for the arguments of mw reshard.

@@ -29,8 +29,19 @@ _FORMS = (
 _USUAL = (
     (r"(?P<number>\d+) ?x? ?(?P<name>[a-z][\w-]*)", "chips"),
     (r"(?P<number>\d+) ?x ?(?P<name>\d[\w-]*)", "chips"),
-    (r"(?P<name>[a-z][\w-]*?) ?x ?(?P<number>\d+)", "chips"),
+    (r"(?P<name>[a-z][\w-]*?) ?[x*] ?(?P<number>\d+)", "chips"),
     (r"(?:tpu-?)?(?P<name>v\w+)-(?P<number>\d+)", "cores"),
+)
+
+# Hosts of several chips each: 8 nodes of 8 H100, 4 x 8 x A100, 8xh100x8.
+_HOSTS = tuple(
+    re.compile(form, re.I)
+    for form in (
+        r"(?P<hosts>\d+) ?x? ?(?:nodes|hosts|machines|servers) (?:of|x|with) (?P<each>\d+) ?x? ?"
+        r"(?P<name>[a-z][\w-]*)",
+        r"(?P<hosts>\d+) ?x ?(?P<each>\d+) ?x ?(?P<name>[a-z][\w-]*)",
+        r"(?P<hosts>\d+) ?x ?(?P<name>[a-z][\w-]*?) ?x ?(?P<each>\d+)",
+    )
 )
 
 # Ten times the largest machine that trains one model.
@@ -77,15 +88,19 @@ def usual(spec: str) -> str:
     ('rtx4090', 'rtx4090:2')
     >>> usual("2 x RTX 3090"), usual("v5e 16x16")
     ('rtx3090:2', 'v5e:16x16')
-    >>> usual("h100:8*8"), usual("h100:64gpus"), usual("64 H100 GPUs")
-    ('h100:8x8', 'h100:64', 'h100:64')
+    >>> usual("h100:8*8"), usual("h100:64gpus"), usual("64 H100 GPUs"), usual("h100*64")
+    ('h100:8x8', 'h100:64', 'h100:64', 'h100:64')
+    >>> usual("64 x H100 80GB SXM"), usual("A100-SXM4-40GB:8")
+    ('h100:64', 'A100-SXM4-40gb:8')
+    >>> usual("v5p:8*8*8"), usual("v5p (8x8x8)"), usual("2*v5p:4x4x4")
+    ('v5p:8x8x8', 'v5p:8x8x8', '2*v5p:4x4x4')
+    >>> usual("8 nodes of 8 H100"), usual("4 x 8 x A100-80GB")
+    ('h100:8x8', 'a100-80gb:4x8')
     """
-    spec = re.sub(r"(?<=\d)[ -](\d+) ?gb\b", r"-\1gb", spec, flags=re.I)  # A100 80 GB
-    spec = re.sub(r"\s*(gpus?|chips?|cards?|devices?)$", "", spec, flags=re.I) or spec
-    # Sizes joined by *: h100:8*8.
-    spec = re.sub(r"(?<=[:x*]\d)(\d*)\*(?=\d+$)|(?<=:)(\d+)\*(?=\d+$)", r"\1\2x", spec)
-    if match := re.fullmatch(r"([\w-]+)-(\d+(?:x\d+)+)", spec):  # v5e-4x4
-        spec = f"{match[1]}:{match[2]}"
+    spec = _as_sizes(spec)
+    for form in _HOSTS:
+        if (hosts := form.fullmatch(spec)) and (name := _aliases().get(hosts["name"].lower())):
+            return f"{name}:{hosts['hosts']}x{hosts['each']}"
     if match := re.fullmatch(r"(\d+) ((?!x )[a-z].*)", spec, re.I):  # 64 H100
         spec = f"{match[1]}x{match[2]}"
     for joined in (spec.replace(" ", ""), spec.replace(" ", "-")):
@@ -107,6 +122,28 @@ def usual(spec: str) -> str:
                 number //= known.cores_in_cloud_names or 1
             return f"{known.name}:{number}"
     return spec
+
+
+def _as_sizes(spec: str) -> str:
+    """A spec without words for a card's form, and with sizes joined by x: `H100 SXM GPUs`, `h100:8*8`."""
+    spec = re.sub(r"(?<=\d)[ -](\d+) ?gb\b", r"-\1gb", spec, flags=re.I)  # A100 80 GB
+    spec = re.sub(r"\s*(gpus?|chips?|cards?|devices?)$", "", spec, flags=re.I) or spec
+    if match := re.fullmatch(r"(.*?)( SXM\d?| PCIe| HBM\d?e?)+(:.*)?", spec, re.I):  # H100 SXM
+        spec = match[1] + (match[3] or "")
+    if (match := re.fullmatch(r"(.*?)-(\d+)gb(:.*)?", spec, re.I)) and _is_of_size(match[1], int(match[2])):
+        spec = match[1] + (match[3] or "")
+    spec = re.sub(r"[\s:]*\((\d+(?:[x*]\d+)*)\)$", r":\1", spec)  # v5p (8x8x8)
+    if match := re.fullmatch(r"(.*:)(\d+(?:[x*]\d+)+)", spec):  # h100:8*8
+        spec = match[1] + match[2].replace("*", "x")
+    if match := re.fullmatch(r"([\w-]+)-(\d+(?:x\d+)+)", spec):  # v5e-4x4
+        spec = f"{match[1]}:{match[2]}"
+    return spec
+
+
+def _is_of_size(text: str, gigabytes: int) -> bool:
+    """Whether a text ends with a chip that has about that memory."""
+    name = re.sub(r"^\d+x", "", (text.lower().split() or [""])[-1])
+    return name in _aliases() and abs(chip(name).hbm_bytes / 1e9 - gigabytes) < 0.1 * gigabytes
 
 
 def chip_of(name: str) -> Chip:
@@ -183,7 +220,8 @@ _OF_VENDORS = {
     "nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"), "google": ("v5p", "v6e"),
     "apple": ("m4-max", "m3-ultra"), "macbook": ("m4-max", "m4-pro"), "mac": ("m4-max", "m4-pro"),
     **dict.fromkeys(("local", "localhost", "here", "this", "laptop", "pc", "self"), ("cpu:8",)),
-    "aws": ("trainium2", "inferentia2"), "gpu": ("h100", "rtx4090"), "ampere": ("a100-80gb",),
+    "aws": ("trainium2", "inferentia2"),
+    "colab": ("t4", "l4"), "kaggle": ("t4",), "gpu": ("h100", "rtx4090"), "ampere": ("a100-80gb",),
     "hopper": ("h100", "h200"), "blackwell": ("b200", "gb200-nvl72"), "trainium": ("trainium2",),
 }  # fmt: skip
 

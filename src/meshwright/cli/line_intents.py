@@ -1,0 +1,113 @@
+"""The command that a line means whose first word is no command, by its verb and the things that it names."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
+
+# Verbs, with the line that carries them out for each kind of thing. {} is the thing.
+_LINES: dict[str, dict[str, str]] = {
+    "show inspect explain view print describe open cat see read display summary info": {
+        "plan": "compare {}",
+        "script": "audit {}:step",
+        "table": "validate {}",
+        "folder": "report {}",
+        "model": "model {}",
+        "machine": "hardware {}",
+    },
+    "optimize optimise improve speedup accelerate faster autotune tune": {
+        "plan": "tune {}",
+        "script": "audit {}:step",
+        "model": "plan train --model {}",
+    },
+    "profile trace measure time debug analyze analyse lint": {
+        "script": "audit {}:step",
+        "plan": "audit {}",
+    },
+    "simulate loadtest": {"plan": "bench serve --plan {}"},
+    "run start execute go": {"plan": "train {}", "script": "audit {}:step", "text": "train {}"},
+    "chat complete ask infer": {"folder": "generate --checkpoint {} 'Once upon a time'"},
+    "finetune fine-tune sft lora peft adapt": {"folder": "train --from {}", "model": "train --from {}"},
+    "price cost": {"plan": "compare {}", "model": "plan train --model {}"},
+}
+# Questions in words, by the words of which all are in the line; the first match counts.
+_QUESTIONS = (
+    ("how many", "plan train --smallest --model {}"),
+    ("which layout", "plan train --model {}"),
+    ("how fast", "plan train --model {}"),
+    ("how long", "plan train --model {}"),
+    ("can run", "fit {}"),
+    ("can fit", "fit {}"),
+    ("will fit", "fit {}"),
+    ("does fit", "fit {}"),
+    ("do need", "fit {}"),
+    ("enough for", "fit {}"),
+    ("how much", "fit {}"),
+    ("can", "fit {}"),
+    ("what", "fit {}"),
+)
+# Words of a sentence between names and numbers.
+FILLERS = {"the", "on", "for", "with", "using", "of", "to", "and", "vs", "versus", "against", "please"}
+_PLAIN = re.compile(r"[a-z'?]+", re.I)  # a word of a sentence, without figures
+
+
+def without_fillers(words: Sequence[str]) -> list[str]:
+    """The words without those that only join names and numbers; the first stays.
+
+    >>> without_fillers(["plan", "train", "llama-3-8b", "on", "h100:8"])
+    ['plan', 'train', 'llama-3-8b', 'h100:8']
+    """
+    return [
+        word
+        for before, word in zip(("-", *words), words, strict=False)
+        if word.lower() not in FILLERS or before.startswith("-")
+    ]
+
+
+def kind_of(word: str) -> str:
+    """The kind of thing that a word names: a plan, script, table, folder, text, machine or model; or ""."""
+    path = Path(word)
+    for suffixes, kind in (((".toml",), "plan"), ((".py",), "script"), ((".csv",), "table")):
+        if path.suffix in suffixes:
+            return kind
+    if is_corpus(word):
+        return "text"
+    if path.is_dir():
+        return "folder"
+    if is_machine(word):
+        return "machine"
+    return "model" if is_model(word) else ""
+
+
+def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
+    """The lines that a verb with a thing, or a question, may mean; the likeliest first.
+
+    >>> list(meant_lines(["inspect", "plan.toml"])), list(meant_lines(["how", "many", "gpus", "for", "gpt2"]))
+    ([['compare', 'plan.toml']], [['plan', 'train', '--smallest', '--model', 'gpt2']])
+    """
+    verb = words[0].lower()
+    lines = next((each for verbs, each in _LINES.items() if verb in verbs.split()), {})
+    for at, word in enumerate(words[1:], 1):
+        if (line := lines.get(kind_of(word))) and not words[at - 1].startswith("-"):
+            yield [*shlex.split(line.format(word)), *words[1:at], *words[at + 1 :]]
+            return
+    if "--model" in words[:-1] and "model" in lines:
+        at = words.index("--model")
+        yield [*shlex.split(lines["model"].format(words[at + 1])), *words[1:at], *words[at + 2 :]]
+        return
+    spoken = {word.lower().rstrip("?") for word in words}
+    asked = next((line for question, line in _QUESTIONS if spoken >= set(question.split())), "")
+    named = [
+        word.rstrip("?")
+        for word in words
+        if not _PLAIN.fullmatch(word) or kind_of(word) in ("model", "machine")
+    ]
+    model = next((word for word in named if not word.startswith("-") and kind_of(word) == "model"), "")
+    if asked and model and words[0].lower() in {question.split()[0] for question, _ in _QUESTIONS}:
+        named.remove(model)
+        known = [word for word in named if kind_of(word)]
+        yield [*asked.format(model).split(), *named]
+        if known != named:
+            yield [*asked.format(model).split(), *known]

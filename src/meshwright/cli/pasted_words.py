@@ -1,0 +1,57 @@
+"""The words of a command line without prompts, line ends and quotes that were copied with them."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+# Words before a command: prompts of shells, and the name of this program.
+_BEFORE = {"$", "%", ">", ">>>", "#", "!", "sudo", "mw", "meshwright"}
+_MODULE = ("python", "-m", "meshwright")
+_LINE_ENDS = {"\\", "^", "`", ";", "&", "&&"}
+# An option after other words: several words in one pair of quotes.
+_OPTION_WITHIN = re.compile(r"\s--?[a-z]")
+# An option in the form of Windows programs: /hardware.
+_SLASH = re.compile(r"/([a-z][a-z_-]+)")
+
+
+def unpasted(words: Sequence[str]) -> list[str]:
+    """The words as they were meant to be typed.
+
+    >>> unpasted(["$", "mw", "fit", "llama-3-8b", " --hardware", "rtx4090,", "#", "my card"])
+    ['fit', 'llama-3-8b', '--hardware', 'rtx4090']
+    >>> unpasted(["plan train --model llama-3-8b", "/hardware", "h100:8", "--seq-len", "=", "8k"])
+    ['plan', 'train', '--model', 'llama-3-8b', '--hardware', 'h100:8', '--seq-len', '8k']
+    """
+    made = list(_separate(words))
+    while made and made[0] in _BEFORE:
+        del made[0]
+    if tuple(made[:3]) == _MODULE or tuple(made[:3]) == ("python3", *_MODULE[1:]):
+        del made[:3]
+    if "#" in made:
+        del made[made.index("#") :]
+    return made
+
+
+def _separate(words: Sequence[str]) -> Iterator[str]:
+    before = ""
+    for word in words:
+        plain = word.strip()
+        plain = plain.rstrip(",;") or plain
+        is_equals = plain == "=" and before.startswith("--")
+        if plain in _LINE_ENDS or is_equals:
+            continue
+        if _OPTION_WITHIN.search(plain) and "\n" not in plain:
+            yield from _split(plain)
+        elif (match := _SLASH.fullmatch(plain)) and not Path(plain).exists():
+            yield f"--{match[1]}"
+        else:
+            yield plain
+        before = plain
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote without its end
+        return text.split()
