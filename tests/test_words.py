@@ -29,11 +29,13 @@ def test_docstrings_comments_and_messages_are_read(tmp_path: Path):
     (path := tmp_path / "room.py").write_text(
         '"""What is first."""\n\n# Nobody knows.\nx = "whatever"\n\n\n'
         'def fail(n):\n    raise ValueError(f"{n} lies alone")\n'
+        'PATTERN = r"whatever (?:is|was) of [a-z]"\n'
+        'print(f"{x} is what it is")\n'
     )
     found = {
         kind: words.hits(text) for _, kind, _, text in words.python_texts("room", path, "room.py") if text
     }
-    assert found == {"docstrings": 1, "messages": 2, "comments": 1}
+    assert found == {"docstrings": 1, "messages": 2, "comments": 1, "output": 1}
 
 
 def test_pages_are_read_without_code(tmp_path: Path):

@@ -18,11 +18,15 @@ import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = Path(__file__).with_name("words.json")
 ALLOWED = 22
-KINDS = "docstrings", "comments", "messages", "pages"
+KINDS = "docstrings", "comments", "messages", "output", "pages"
+# A string constant of this number of words is a sentence to print, unless it is an address or a pattern.
+_LEAST_OUTPUT = 4
+_NO_SENTENCE = re.compile(r"https?:|[\\\[\]()|*]{2}|\(\?")
 # A shorter text has no index: one word in it would decide.
 LEAST_WORDS = 100
 
@@ -58,15 +62,27 @@ def hits(text: str) -> int:
 
 
 def python_texts(room: str, path: Path, name: str) -> Iterator[Text]:
-    """Docstrings, comments and the texts of raised errors in a Python file."""
-    tree = ast.parse(path.read_text())
+    """Docstrings, comments, the texts of raised errors and other sentences in a Python file."""
+    tree, counted = ast.parse(path.read_text()), set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield room, "docstrings", f"{name}:{getattr(node, 'lineno', 1)}", ast.get_docstring(node) or ""
+            if docstring := ast.get_docstring(node):
+                counted.add(id(cast(ast.Expr, node.body[0]).value))
+                yield room, "docstrings", f"{name}:{getattr(node, 'lineno', 1)}", docstring
         elif isinstance(node, ast.Raise) and node.exc:
             words = [part.value for part in ast.walk(node.exc) if isinstance(part, ast.Constant)]
             message = " ".join(word for word in words if isinstance(word, str))
+            counted |= {id(part) for part in ast.walk(node)}
             yield room, "messages", f"{name}:{node.lineno}", message
+    for node in ast.walk(tree):
+        if id(node) in counted or not isinstance(node, ast.JoinedStr | ast.Constant):
+            continue
+        counted |= {id(part) for part in ast.walk(node)}
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        words = [part.value if isinstance(part, ast.Constant) else "N" for part in parts]
+        sentence = " ".join(word for word in words if isinstance(word, str))
+        if len(sentence.split()) >= _LEAST_OUTPUT and not _NO_SENTENCE.search(sentence):
+            yield room, "output", f"{name}:{node.lineno}", sentence
     with tokenize.open(path) as file:
         for token in tokenize.generate_tokens(file.readline):
             if token.type == tokenize.COMMENT:

@@ -334,7 +334,7 @@ def test_no_size_that_fits_exits_1_and_says_why(capsys):
     smallest = json.loads(printed.out)["smallest"]
     assert smallest["hardware"] is None and len(smallest["tried"]) == 3
     assert all(tried["why_not"] for tried in smallest["tried"])
-    assert "mw: llama-3-70b on up to v5p:2x2x1: weights and moments alone need 176 GB per chip" in printed.err
+    assert "mw: llama-3-70b on up to v5p:2x2x1: weights and moments need 176 GB per chip" in printed.err
 
 
 def test_the_compiler_is_asked_for_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):

@@ -147,7 +147,7 @@ def test_prompts_are_split_by_position_where_a_target_needs_it(capsys, tmp_path)
     assert main([*asked, *target]) == 1
     assert "which mw serve does not run yet: --any ranks such layouts" in capsys.readouterr().err
     assert main([*asked, *target, "--any"]) == 0
-    assert "mw serve does not run it yet: weights that lie as context=" in capsys.readouterr().out
+    assert "mw serve does not run it yet: weights stored as context=" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("layout", ["fsdp=4", "pipe=2,tensor=2", "context=4", "context=2,tensor=2"])

@@ -129,7 +129,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --layout fsdp=8,seq_len=4096", "write --seq-len 4096"),
         ("plan train $P --given 'pp>1'", "pp is pipe here; write pipe>1"),
         ("plan train $P --given 'tensor>=2 pipe=1'", "joined by commas; write tensor>=2,pipe=1"),
-        ("plan train $P --given 'mfu>50%'", "it is a result, by which layouts are ranked"),
+        ("plan train $P --given 'mfu>50%'", "it is a result, and layouts are ranked by it"),
         ("plan train $P --price 2,5", "write 2.5"),
         (
             "plan train $P --price '2.5 usd' --currency EUR",

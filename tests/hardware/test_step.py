@@ -59,10 +59,10 @@ def test_a_file_without_a_step_takes_that_of_the_nearest_chip(tmp_path: Path) ->
     assert replace(ours.chip.step, sources={}, taken_from=None) == replace(h100.chip.step, sources={})
     assert ours.chip.step.sources["attention"] == f"that of h100: {h100.chip.step.sources['attention']}"
     assert step_warning(ours.chip) == (
-        "the file of ours has no [step], so a training step is priced with what it reaches of the ratings of "
-        "h100, the gpu of the catalog nearest in memory bandwidth (3.35 TB/s; ours: 3.35 TB/s): 70% of the "
-        "bf16 peak in matmuls, 38% in attention, 80% of the memory bandwidth; give a [step], or measure one "
-        "with mw calibrate"
+        "the file of ours has no [step], so a training step is priced with the shares of the ratings reached "
+        "by h100, the gpu of the catalog nearest in memory bandwidth (3.35 TB/s; ours: 3.35 TB/s): 70% of "
+        "the bf16 peak in matmuls, 38% in attention, 80% of the memory bandwidth; give a [step], or measure "
+        "one with mw calibrate"
     )
     assert step_warning(h100.chip) is None
     # Written out, the figures are the file's own.

@@ -112,7 +112,7 @@ def test_unknown_keys_warn_by_name() -> None:
 
 
 def test_a_model_of_an_unknown_type_is_read_as_the_family_with_its_keys() -> None:
-    with pytest.warns(UserWarning, match="model_type 'mine' is not known; all its keys are those of llama"):
+    with pytest.warns(UserWarning, match="model_type 'mine' is not known; all its keys belong to llama"):
         assert from_hf(HF | {"architectures": None, "model_type": "mine"}, "mine") == from_hf(HF, "mine")
 
 

@@ -73,7 +73,7 @@ def test_plans_to_serve_take_the_type_of_published_files(
 @pytest.mark.parametrize(
     ("model", "machine", "words"),
     [
-        ("llama-3-70b", "h100:1", "take more chips, or --weights-dtype fp8, in which they are 70.6 GB"),
+        ("llama-3-70b", "h100:1", "take more chips, or --weights-dtype fp8: 70.6 GB of weights"),
         ("gpt-oss-120b", "h100:1", "--engine vllm: with experts in mxfp4 weights are 65.2 GB"),
     ],
 )

@@ -72,7 +72,7 @@ def test_the_answer_fits_and_what_is_smaller_does_not():
         )
     first = result.tried[0]
     assert first.hardware == "v5e:1x1" and first.why_not is not None
-    assert "weights and moments alone need 80.3 GB per chip" in first.why_not
+    assert "weights and moments need 80.3 GB per chip" in first.why_not
 
 
 def test_a_limit_on_the_step_takes_more_chips():
@@ -87,9 +87,7 @@ def test_a_limit_on_the_step_takes_more_chips():
 
 
 def test_no_size_says_why():
-    with pytest.raises(
-        PlanError, match=r"llama-3-70b on up to v5e:2x2: weights and moments alone need 176 GB"
-    ):
+    with pytest.raises(PlanError, match=r"llama-3-70b on up to v5e:2x2: weights and moments need 176 GB"):
         find("llama-3-70b", "v5e:2x2", Workload(64, 4096))
 
 

@@ -190,7 +190,7 @@ class TestGiven:
             ),
             (
                 "tensor=3,pipe=3",
-                "--given tensor=3: no layout that divides meets all of these; leave some out",
+                "--given tensor=3: no layout that divides meets all of them; leave some out",
             ),
         ],
     )
@@ -202,12 +202,14 @@ class TestGiven:
     def test_what_does_not_run_is_ranked_and_said(self) -> None:
         found = self._found("pipe=4,tensor=8,schedule=1f1b")
         assert found.notices == (
-            "None of these layouts runs yet (schedule=1f1b on 16 hosts): they are what can be planned.",
+            "No layout of the list runs yet (schedule=1f1b on 16 hosts): all can only be planned.",
         )
         assert found.faster is None
 
     def test_what_does_not_run_is_refused_where_only_that_is_wanted(self) -> None:
-        with pytest.raises(PlanError, match=r"what is asked runs yet \(schedule=1f1b on 16 hosts\); --any"):
+        with pytest.raises(
+            PlanError, match=r"meets the request runs yet \(schedule=1f1b on 16 hosts\); --any"
+        ):
             self._found("pipe=4,schedule=1f1b", runnable=True)
 
     def test_a_pipeline_that_is_asked_for_runs_in_lanes(self) -> None:

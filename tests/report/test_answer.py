@@ -85,7 +85,7 @@ def test_a_script_is_told_what_to_change_first():
 @pytest.mark.parametrize(
     ("document", "sure"),
     [
-        (load(), "Measured; a step takes 1.25 times as long as planned."),
+        (load(), "Measured; a step takes 1.25 times the planned time."),
         (load(results=[{"ratio": None}]), "Measured; this server has no plan to compare with."),
         (
             load(simulated={"chips": 8, "hardware": "h100:1x8", "busy_share": 0.5}),

@@ -288,7 +288,7 @@ def test_a_signal_in_the_validation_at_the_end_leaves_it_out_and_the_run_is_save
         return evaluate(state, tokens)
 
     monkeypatch.setattr(step, "evaluate", evaluated)
-    with pytest.warns(UserWarning, match="told to stop: the validation of the last step is left out"):
+    with pytest.warns(UserWarning, match="stopped from outside: the validation of the last step is left out"):
         line = run_to(tmp_path, corpus, 2, step)
     assert step.num_evaluated == 1
     assert line["step"] == 2 and "validation_loss" not in line

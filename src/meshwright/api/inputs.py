@@ -82,7 +82,7 @@ class SearchOptions:
         None,
         flag="--runnable/--any",
         help="Rank what mw train runs, or all that can be planned.",
-        unset="what runs, if anything",
+        unset="only layouts that run, if any",
     )
     top: int = option(10, least=1, most=10_000, help="How many layouts to list.")
 
@@ -113,14 +113,14 @@ class Conditions:
         flag="--for",
         names=tuple(LAUNCHERS.names),
         metavar="NAME",
-        help=f"Rank what this software runs, and print its settings: {', '.join(LAUNCHERS.names)}.",
+        help=f"Rank layouts that this software runs, and print its settings: {', '.join(LAUNCHERS.names)}.",
         after="software",
     )
     network: str | None = option(
         None,
         metavar="NAME",
         help="Network between nodes of GPUs: a name that mw hardware lists, such as infiniband, roce or efa.",
-        unset="that of the hardware",
+        unset="the hardware's",
         after="launcher",
     )
     ideal: bool = option(False, help="Price a roofline: the longer of products and links, at rated peaks.")

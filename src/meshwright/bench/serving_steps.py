@@ -343,7 +343,7 @@ def _sources(*, has_http: bool) -> dict[str, str]:
         "host_request_seconds": f"{where}: an answer of one token over HTTP, minus its step",
         "host_step_seconds": f"{where}: steps of one sequence with tokens streamed to a client on the same "
         "machine, minus such steps without HTTP",
-        "host_token_seconds": f"{where}: the same of {_SLOTS} sequences, minus those of one",
+        "host_token_seconds": f"{where}: the same of {_SLOTS} sequences, minus the time of one",
     }
     return (http if has_http else {}) | {
         "matmul": f"{where}: a prompt of {_PROMPT} tokens",

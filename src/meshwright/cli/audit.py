@@ -34,7 +34,7 @@ def audit(
         ),
     ] = None,
     target: str | None = option(
-        None, help="tpu, gpu or cpu.", unset="the hardware's where installed, else cpu"
+        None, help="tpu, gpu or cpu.", unset="the hardware's if installed, otherwise cpu"
     ),
     model: str | None = option(None, help="A preset, config.json, checkpoint folder or TOML."),
     hardware: str | None = option(None, help="cpu:8, v5e:4x4, a machine's .toml, ..."),
@@ -45,7 +45,7 @@ def audit(
         None,
         flag="--phase --step",
         help="train, prefill or generate.",
-        unset="the plan's, both of a server's; else train",
+        unset="the plan's, both of a server's; otherwise train",
     ),
     hlo: Path | None = option(None, help="Audit the optimised HLO of any program instead of a plan."),
     mesh: str | None = option(None, help="With --hlo: the mesh's axes, data=2,tensor=4."),

@@ -39,7 +39,7 @@ def bench() -> None:
 def bench_collectives(
     hardware: str = option("cpu:8", help=HARDWARE_HELP),
     mesh: str | None = option(
-        None, help="Mesh axes to measure, alone and together: X=4,Y=2.", unset="two axes"
+        None, help="Mesh axes to measure, each and together: X=4,Y=2.", unset="two axes"
     ),
     sizes: str | None = option(
         None, help="Sizes of the gathered array in bytes: 1Ki,64Ki,1Mi.", unset="1Ki to 256Mi"

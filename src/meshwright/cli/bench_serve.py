@@ -25,7 +25,7 @@ def serve(
     *,
     url: str | None = option(None, help="The server: http://127.0.0.1:8000."),
     plan: Path | None = option(
-        None, help="Simulate a server of this plan.toml: instead of a server, or beside --url to compare."
+        None, help="Simulate a server of this plan.toml: instead of a server, or with --url to compare."
     ),
     anchor: Path | None = option(
         None, help="With --plan: scale the plan's steps by this earlier run of --url with --plan (its -o)."

@@ -81,7 +81,7 @@ def show_compared(plans: Sequence[dict], *, as_json: bool) -> None:
         show(*answer_lines(answer_of_comparison(plans)), _table(plans))
         if any(plan["phase"] == "generate" for plan in plans):
             note(
-                "Of a plan that serves, this is one generate step behind whole contexts, without prefill; "
+                "Of a plan that serves, this is one generate step after whole contexts, without prefill; "
                 "mw plan serve prices requests of their lengths."
             )
     if not all(plan["fits"] for plan in plans):

@@ -151,7 +151,7 @@ def _locks() -> Iterator[Check]:
     elif holder := holder_of(_TPU_LOCK):
         yield Check("locks", f"{_TPU_LOCK}: {holder} uses the TPU's driver; wait for it", ok=True)
     else:
-        problem = f"{_TPU_LOCK} was left behind by a process that is gone"
+        problem = f"{_TPU_LOCK} was left by a process that is gone"
         yield Check("locks", problem, ok=False, mend=f"rm {_TPU_LOCK}")
 
 

@@ -146,6 +146,6 @@ def detail(machine: Hardware) -> list[object]:
     """Output for one machine: its shape in words, its roofs, and its figures with their sources."""
     batches = ", ".join(f"{count:,.0f} {types}" for types, count in critical_batches(machine.chip).items())
     critical = (
-        f"B_crit, tokens per step from which matmuls are compute-bound (weights/activations): {batches}"
+        f"B_crit, tokens per step above which matmuls are compute-bound (weights/activations): {batches}"
     )
     return [shape(machine), roofs_table(machine), critical, figures_table(machine.chip)]

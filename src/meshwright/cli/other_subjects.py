@@ -185,7 +185,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "the search finds the mesh; --layout data=2,tensor=4 fixes it": "mesh axes axis partition pspec",
         "stages are --given pipe=4,schedule=interleaved,interleave=2; leave it out and the search splits the "
         "layers": "pipeline stage stages virtual interleave pp vp schedule",
-        "--given fsdp=8 sets the number of shards, --given data=2 that of replicas": (
+        "--given fsdp=8 sets the number of shards, --given data=2 the number of replicas": (
             "fsdp hsdp shard sharding sharded dp replicas"
         ),
         "the model's config.json has experts, and --given expert=8 splits them; leave other settings out": (
@@ -196,7 +196,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "norm rmsnorm layernorm swiglu geglu gelu relu bias kv query qk mla mlp ffn intermediate tie "
             "untied untie tied window vision sliding mamba depth width dim gqa group"
         ),
-        "a plan is for the chips of --hardware, on whatever machine it is made; leave it out": "cuda tpu cpu",
+        "a plan is for the chips of --hardware, on any machine; leave it out": "cuda tpu cpu",
         "it is the default; leave it out": "causal packing amp",
         "the machine is --hardware h100:4x8, 4 hosts of 8": (
             "gpus gpu nodes node gres nproc ntasks tasks devices"
@@ -354,7 +354,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     "mw bench serve": {
         "answers have the drawn length; with --no-ignore-eos they end at the end-of-sequence token": "eos",
         "it speaks OpenAI's API to any server; leave it out": "backend endpoint-type framework",
-        "texts are random tokens of these lengths; leave it out": "tokenizer dataset-path",
+        "texts are random tokens of the given lengths; leave it out": "tokenizer dataset-path",
         "percentiles p50, p95 and p99 are printed; leave it out": (
             "percentile percentiles percentile-metrics metric"
         ),

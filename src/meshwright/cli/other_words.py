@@ -275,7 +275,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "--hardware h100:64 is the most, and --smallest finds the fewest that suffice": (
             "--max-gpus", "--max-nodes", "--max-chips", "--min-gpus",
         ),
-        "--tokens 15T adds the price of the run; --price 2.5 sets that of a chip-hour": (
+        "--tokens 15T adds the price of the run; --price 2.5 sets a chip-hour's price": (
             "--budget", "--max-cost", "--max-price", "--cost",
         ),
         "--smallest finds the fewest chips, and mw compare the cheapest of several plans": (

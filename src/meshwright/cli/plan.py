@@ -76,12 +76,12 @@ def train(
     ),
     size: SizeOptions,
     anchor: tuple[Path, ...] = option(
-        (), help="Measured runs to correct by: a metrics.jsonl (plan.toml beside it) or a CSV; repeatable."
+        (), help="Measured runs to correct by: a metrics.jsonl (with its plan.toml) or a CSV; repeatable."
     ),
     audit: bool = option(
         False, help="Compile the best layouts and rank by the compiler's memory; implies --runnable."
     ),
-    explain: bool = option(False, help="Explain the choice, the alternatives and what would be faster."),
+    explain: bool = option(False, help="Explain the choice, the alternatives and faster changes."),
     output: Path | None = OUTPUT,
     changes: str | None = CHANGES,
     price: str | None = option(

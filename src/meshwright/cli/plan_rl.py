@@ -77,7 +77,7 @@ def rl(
     dtypes = SearchOptions(weights_dtype=weights_dtype).dtypes(machine.chip)
     scorer = load_model(judge) if judge else None
     asked = Question(config, machine, work, *dtypes, scorer, reference_model == "same")
-    reason, steps = "no servers fit beside the trainer", []
+    reason, steps = "no servers fit next to the trainer", []
     with waiting("planning both phases on all chips"):
         try:
             steps += together(asked)

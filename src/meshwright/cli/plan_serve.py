@@ -162,7 +162,7 @@ def serve(
         unset="all alike",
     ),
     trace: Path | None = option(
-        None, help="Requests of these lengths: JSON lines of prompt_tokens, output_tokens, arrival_seconds."
+        None, help="Lengths from a file: JSON lines of prompt_tokens, output_tokens, arrival_seconds."
     ),
     dtypes: ServedDtypes,
     layout: str | None = option(None, help="Price only this layout: tensor=8,kv_replicas=2,cache=batch."),
@@ -175,7 +175,7 @@ def serve(
     by: _EngineOptions,
     prices: ChipPrices,
     ideal: bool = option(False, help="Price a roofline: the longer of products and links, at rated peaks."),
-    explain: bool = option(False, help="Explain what limits the step and what would change that."),
+    explain: bool = option(False, help="Explain the limit of the step, and changes that lift it."),
     changes: str | None = CHANGES,
     output: Path | None = OUTPUT,
     as_json: bool = JSON,

@@ -47,7 +47,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _FORMS = (
     '"A[I_X, J] . B[J_X, K] -> C[I_X, K]" or, of one array, "A[I_X, J] -> A[I, J_X]"; '
-    "several statements stand with ; between them"
+    "several statements are separated by ;"
 )
 _PRODUCT = re.compile(r"(?<=[\]}])\s*[.·@](?:_(?:\{[^}]*\}|\w+))?\s*")
 DEFAULT_CHIP = "v5p"

@@ -20,10 +20,10 @@ _DOES_NOT_FIT = 1
 def tune(
     plan: Annotated[Path, typer.Argument(help="The plan.toml of a training step.", metavar="PLAN.toml")],
     target: str | None = option(
-        None, help="tpu, gpu or cpu.", unset="the hardware's where installed, else cpu"
+        None, help="tpu, gpu or cpu.", unset="the hardware's if installed, otherwise cpu"
     ),
     trials: int | None = option(None, least=1, help="The most variants to compile.", unset="all"),
-    no_cache: bool = option(False, help="Compile even what was tried before."),
+    no_cache: bool = option(False, help="Compile trials again that were tried before."),
     output: Path | None = option(
         None, flag="-o --output", help="Write the best plan here.", unset="PLAN.toml itself"
     ),

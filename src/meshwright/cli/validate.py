@@ -296,9 +296,9 @@ def _memory_lines(memory: dict, verdicts: dict) -> list[str]:
         )
     ran, ran_out = verdicts["num_ran"], verdicts["num_ran_out"]
     if ran:
-        lines.append(f"ran and is said not to fit: {_percent(verdicts['false_does_not_fit'])} of {ran}")
+        lines.append(f"ran, predicted not to fit: {_percent(verdicts['false_does_not_fit'])} of {ran}")
     if ran_out:
-        lines.append(f"ran out and is said to fit: {_percent(verdicts['false_fits'])} of {ran_out}")
+        lines.append(f"ran out, predicted to fit: {_percent(verdicts['false_fits'])} of {ran_out}")
     return lines
 
 

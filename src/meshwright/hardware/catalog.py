@@ -342,7 +342,7 @@ def step_warning(given: Chip) -> str | None:
             f"{format_bytes(given.hbm_bytes_per_second)}/s)"
         )
     return (
-        f"{why}, so a training step is priced with what it reaches of the ratings of {which}: "
+        f"{why}, so a training step is priced with the shares of the ratings reached by {which}: "
         f"{step.matmul_share('bf16'):.0%} of the bf16 peak in matmuls, {step.attention:.0%} in attention, "
         f"{step.memory:.0%} of the memory bandwidth; give a [step], or measure one with mw calibrate"
     )

@@ -223,4 +223,4 @@ def _beyond(figures: dict[str, Any], targets: LatencyTargets) -> str:
         for name, target in asked.items()
         if target is not None and (reached[name] or 0.0) > target
     ]
-    return " and ".join(missed) or "more of them miss one target or the other than either alone"
+    return " and ".join(missed) or "more of them miss one target or the other than miss any single target"

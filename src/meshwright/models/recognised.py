@@ -173,7 +173,7 @@ def _similar(config: Mapping[str, Any], name: str, unknown: str) -> tuple[Family
         raise _unsupported(name, unknown)
     as_said = [f"{other} is read as {key}" for other, key in other_names] if given is renamed else []
     warnings.warn(
-        f"{name}: {unknown} is not known; all its keys are those of {best.name} ({best.title}), as which "
+        f"{name}: {unknown} is not known; all its keys belong to {best.name} ({best.title}), as which "
         "it is read: norms, activation and positions are assumed to be that family's"
         + "".join(f"; {each}" for each in as_said),
         stacklevel=2,

@@ -523,7 +523,7 @@ def _split_of(x: Array) -> tuple[Any, ...]:
 def _entries(x: Array, num_first: int) -> tuple[Any, Any]:
     """The axes that split the first and the last dimensions of x, as two joint dimensions."""
     first, last = _split_of(x)[:num_first], _split_of(x)[num_first:]
-    assert not any((*first[1:], *last[1:])), "the outer dimension alone is split"
+    assert not any((*first[1:], *last[1:])), "only the outer dimension is split"
     return first[0], last[0]
 
 

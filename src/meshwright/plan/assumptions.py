@@ -37,7 +37,7 @@ _STEP: tuple[tuple[str, str, float, dict[str, float]], ...] = (
      1, {}),
     ("overlap", "a collective with enough compute to overlap with hides {:.0%} of its time", 1, {}),
     ("waiting", "a matmul waits for {:.0%} of the time of the collectives that feed it", 0, {}),
-    ("exchanging", "compute waits for {:.0%} of the time in which experts exchange tokens", 0, {}),
+    ("exchanging", "compute waits for {:.0%} of the time of the exchange of tokens between experts", 0, {}),
     ("host_seconds", "the host takes {} to launch an operation", 0, {"host_collective_seconds": 0}),
     ("kernel_seconds", "a kernel has a fixed cost of {}", 0, {}),
     ("launch_seconds", "the program of a microbatch takes {} to launch", 0, {}),

@@ -224,7 +224,7 @@ def attention_share(config: ModelConfig, low: int = 1024, high: int = 2**20) -> 
     words = ""
     if passes(high):
         equal = _least(passes, low, high)
-        words = f"Scores cost as much as the feed-forward layers from {equal:,} positions."
+        words = f"Scores cost no less than the feed-forward layers from {equal:,} positions."
     return Plot(
         "attention",
         f"Attention of {config.name} over the context",

@@ -45,7 +45,7 @@ _NO_CONDITIONS = {
             "throughput",
             "tokens_per_second",
         ),
-        "it is a result, by which layouts are ranked; leave it out",
+        "it is a result, and layouts are ranked by it; leave it out",
     ),
     **dict.fromkeys(
         ("price", "cost", "usd", "days"), "with --smallest and --tokens 15T type --days 30 or --price 2.5"

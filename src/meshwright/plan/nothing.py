@@ -32,8 +32,8 @@ def nothing_found(
     about = f"{config.name} on {hardware.spec}"
     if why_not and (choice := _first(spaces, workload, given)):
         return PlanError(
-            f"{about}: nothing that meets what is asked runs yet ({why_not(choice)}); "
-            "--any ranks what can be planned"
+            f"{about}: no layout that meets the request runs yet ({why_not(choice)}); "
+            "--any ranks all layouts that can be planned"
         )
 
     def is_found(conditions: Sequence[Condition]) -> bool:
@@ -42,7 +42,7 @@ def nothing_found(
     if not is_found(()):
         if once := next((one for one in given if (one.field, one.value) == ("dispatch", "once")), None):
             return PlanError(
-                f"{about}: --given {once}: experts lie within nodes of {hardware.chips_per_node} chips, so "
+                f"{about}: --given {once}: experts are within nodes of {hardware.chips_per_node} chips, so "
                 "no token crosses; fits: dispatch=each, or expert_nodes>1 with it, for parts of a node"
             )
         return PlanError(f"{about}: {_nothing_divides(hardware, workload, spaces)}")
@@ -51,7 +51,7 @@ def nothing_found(
         return PlanError(f"{about}: --given {'; or '.join(reasons)}")
     together = next(number for number in range(1, len(given) + 1) if not is_found(given[:number]))
     some = ",".join(map(str, given[:together]))
-    return PlanError(f"{about}: --given {some}: no layout that divides meets all of these; leave some out")
+    return PlanError(f"{about}: --given {some}: no layout that divides meets all of them; leave some out")
 
 
 def _first(spaces: Spaces, workload: Workload, given: Sequence[Condition]) -> Considered | None:

@@ -208,7 +208,7 @@ def _hopeless(
     chips, usable = hardware.num_chips, hardware.chip.program_bytes
     if stored > chips * usable:
         return (
-            f"weights and moments alone need {format_bytes(stored / chips)} per chip, "
+            f"weights and moments need {format_bytes(stored / chips)} per chip, "
             f"{format_bytes(stored / chips - usable)} more than available"
         )
     peak = max(hardware.chip.flops(dtype) for dtype in dtypes)

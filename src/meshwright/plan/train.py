@@ -241,7 +241,7 @@ def search(
         notices.append(planned_words(workload, planned, _why_another(pool, near, hardware)))
     if not runs and runnable is None:
         why = scout.reason(priced[0].layout)
-        notices.append(f"None of these layouts runs yet ({why}): they are what can be planned.")
+        notices.append(f"No layout of the list runs yet ({why}): all can only be planned.")
     simpler = (one for one in others if structure(one[1].layout) < structure(priced[0].layout))
     if plainer := next((choice for seconds, choice in simpler if pool.seconds(choice) <= seconds), None):
         other = price(config, hardware, replace(planned, num_sequences=plainer.num_sequences), plainer.layout)

@@ -17,7 +17,7 @@ def _cudnn(attention: Attention) -> Mapping[str, bool]:
     return {
         "an indexer chooses keys": attention.indexed,
         "the model has ALiBi": attention.alibi,
-        "no compute_capability of an NVIDIA GPU is given, and cuDNN runs on these alone": capability is None,
+        "no compute_capability of an NVIDIA GPU is given, which cuDNN needs": capability is None,
         f"positions are split over {', '.join(attention.split)}": bool(attention.split),
         "the model has attention sinks": attention.sinks,
         f"cuDNN has none for {dtype}": dtype not in _CUDNN_DTYPES,

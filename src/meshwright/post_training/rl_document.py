@@ -89,7 +89,7 @@ def why(steps: Sequence[RLStep]) -> list[str]:
     for other in steps[1:]:
         more = other.seconds / best.seconds - 1
         reason = (
-            f"its rollouts are one update behind, and its chips are idle for {other.idle_share:.0%}"
+            f"its rollouts lag by one update, and its chips are idle for {other.idle_share:.0%}"
             if other.staleness
             else f"states {'wait in the host' if other.is_offloaded else 'take memory of the cache'}: a chip "
             f"has {format_bytes(other.resident_bytes)} of weights and states in rollouts"

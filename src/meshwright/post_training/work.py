@@ -32,7 +32,7 @@ class PostTraining:
         0.7, least=0, most=3, help="Standard deviation of the logarithm of a rollout's tokens."
     )
     most_output_tokens: int | None = option(
-        None, parser=parse_length, help="Tokens at which a rollout is cut.", unset="4 x --output-tokens"
+        None, parser=parse_length, help="Maximum tokens of a rollout.", unset="4 x --output-tokens"
     )
     train_tokens: int | None = option(
         None, parser=parse_count, help="Tokens of one update of the optimizer.", unset="all of a step"

@@ -104,7 +104,7 @@ def answer_of_load(document: JsonDocument) -> Sentences:
             (SURE, "Simulated with planned step times; measure a server with mw bench serve --url.")
         )
     elif (ratio := document["results"][0].get("ratio")) is not None:
-        sentences.append((SURE, f"Measured; a step takes {ratio:.2f} times as long as planned."))
+        sentences.append((SURE, f"Measured; a step takes {ratio:.2f} times the planned time."))
     else:
         sentences.append((SURE, "Measured; this server has no plan to compare with."))
     return sentences

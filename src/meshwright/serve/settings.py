@@ -77,7 +77,7 @@ class EngineSettings:
         False, help="Accept sampled drafts of a model or head by the ratio of probabilities."
     )
     batch_invariant: bool = option(
-        False, help="Make results bitwise independent of what else is served, at some speed."
+        False, help="Make results bitwise independent of other requests, at some cost in speed."
     )
     strict: bool = option(False, help="Stop if anything is compiled after the start.")
     plan: Plan | None = None
@@ -143,7 +143,7 @@ class Replicas:
     autoscaling, prefill_autoscaling: NAME=VALUE, settings of Ray Serve for both kinds.
     """
 
-    num_servers: int = option(1, flag="--replicas", least=1, help="Servers behind one address, on Ray Serve.")
+    num_servers: int = option(1, flag="--replicas", least=1, help="Servers at one address, on Ray Serve.")
     autoscaling: tuple[str, ...] = option(
         (),
         metavar="K=V",

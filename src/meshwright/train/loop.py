@@ -356,7 +356,9 @@ class _Loop:
             loss = validation_loss(self.step, state, self.corpus, num_batches, split, stopped)
             if loss is None:
                 if jax.process_index() == 0:
-                    warnings.warn("told to stop: the validation of the last step is left out", stacklevel=2)
+                    warnings.warn(
+                        "stopped from outside: the validation of the last step is left out", stacklevel=2
+                    )
                 return {}
             losses.append(loss)
         if not losses:

@@ -190,7 +190,7 @@ def learned(
     if board is not None:
         board.close()
     if job.profile is not None and jax.process_index() == 0 and (job.run / profiling.FOLDER).is_dir():
-        report("compiling the step once more, to name what was traced", None)
+        report("compiling the step once more, to name the traced operations", None)
         profiling.save_hlo(step.program_texts(), job.run / profiling.FOLDER)
     waits = Waits(median(inputs or [0.0]), step.num_compiled, load=machine_load())
     return TrainingResult(line, unigram_entropy, job.run, line["step"] >= num_steps, waits)

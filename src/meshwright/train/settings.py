@@ -50,7 +50,7 @@ class Settings:
     )
     learning_rate: float = option(1e-3, above=0, help="Peak learning rate after the warm-up.", unset="1e-3")
     schedule_steps: int | None = option(
-        None, parser=parse_count, least=1, help="Step at which the decay ends.", unset="--steps"
+        None, parser=parse_count, least=1, help="Last step of the decay.", unset="--steps"
     )
     schedule: ScheduleName = option("cosine", help="Learning-rate schedule after the warm-up.")
     optimizer: str = option("adamw", help="The optimizer.", unset="the plan's", names=tuple(OPTIMIZERS))

@@ -134,7 +134,7 @@ def kept_findings(program: Program) -> list[Remark]:
     name, others = largest.op_name or largest.name, f" and {len(kept) - 1} more" if len(kept) > 1 else ""
     num_bytes = sum(one.shapes[0].num_bytes for one in kept)
     what = f"`{name}`{others}, {format_bytes(num_bytes)}: given back as it came, not updated"
-    return [Remark("state", name, what, "", "return what the optimizer makes of it", 0)]
+    return [Remark("state", name, what, "", "return the optimizer's result", 0)]
 
 
 def weight_findings(program: Program, planned: Iterable[str]) -> list[Remark]:

@@ -251,7 +251,7 @@ def summed_whole(row: TensorRow) -> tuple[str, str] | None:
         return (
             f"{row.tensor}: the all-gather over {_joined(gathered)} is compiled to an all-reduce of "
             "zero-padded shards, which sends twice the bytes",
-            "use a smaller fsdp axis beside a second axis (data=4,fsdp=16 in place of fsdp=64): there "
+            "use a smaller fsdp axis and a second axis (data=4,fsdp=16 in place of fsdp=64): there "
             "XLA:TPU emits all-gathers",
         )
     planned = {axis for p in row.planned if p.op == "reduce_scatter" for axis in p.axes}

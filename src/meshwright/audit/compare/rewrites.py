@@ -231,7 +231,7 @@ def _joined(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
                     del rewritten[op, part]
                 rewritten[op, axes] = max(sizes)
                 break
-    return None if rewritten == expected else (rewritten, "one collective over these axes, not one per axis")
+    return None if rewritten == expected else (rewritten, "one collective over all axes, not one per axis")
 
 
 def one_by_one(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:

@@ -105,8 +105,8 @@ def _crossing_refusal(machine: Hardware, layout: Layout) -> str:
     if crossing == [first]:
         return ""
     return (
-        f"{layout} on {machine.spec}: {', '.join(crossing)} cross between slices; the audit reads programs "
-        f"in which {first} alone does: its size must be a multiple of {machine.num_slices}"
+        f"{layout} on {machine.spec}: {', '.join(crossing)} cross between slices; the audit reads only "
+        f"programs where {first} does and no other axis: its size must be a multiple of {machine.num_slices}"
     )
 
 

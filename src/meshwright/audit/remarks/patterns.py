@@ -118,8 +118,8 @@ _WITHOUT_PARTS = {
     "along another dimension (one all-to-all)",
     "fft": "transform whole lines on each device in jax.shard_map, since XLA gathers the operand of an FFT: "
     "shard it along another dimension before, by one all-to-all",
-    "cumsum": "sum within each device's shard, exchange the shards' totals, and add those of the shards "
-    "before (jax.shard_map)",
+    "cumsum": "sum within each device's shard, exchange the shards' totals, and add the totals of "
+    "earlier shards (jax.shard_map)",
 }
 _SAME_REMEDY = {"approx_top_k": "top_k", "argsort": "sort"} | dict.fromkeys(
     (
@@ -302,7 +302,7 @@ def moved_weight(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "input_resharded",
         f"`{emitted.tensor}` is stored with one sharding and used with another: {emitted.op} over "
         f"{context.over(emitted)}",
-        "store it with the sharding in which it is used",
+        "store it with the sharding of its use",
     )
 
 
@@ -752,8 +752,8 @@ def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "summed_whole",
         f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, but each device keeps a slice"
         f"{also}",
-        "reduce-scatter it: constrain the sum to the sharding of what it updates before anything else uses "
-        "it; a norm can be computed from the norms of the slices",
+        "reduce-scatter it: constrain the sum to the sharding of the array that it updates before any other "
+        "use; a norm can be computed from the norms of the slices",
     )
 
 

@@ -100,7 +100,7 @@ def _run_in_process(job: ShardJob) -> dict[str, Any]:
         "meshwright.audit.shard.execution",
         environment={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         seconds=RUN_TIMEOUT_SECONDS,
-        slow=f"{job.result} takes too long to run at these sizes:",
+        slow=f"{job.result} takes too long to run at its sizes:",
         failed=f"{job.result} does not run",
         given=pickle.dumps(job),
     )

@@ -106,7 +106,7 @@ class Expert(Axis):
         )
 
     def serving_words(self, config: ModelConfig, form: ShortForm) -> str:
-        return f"Experts are split over {form['expert']} devices, to which tokens travel."
+        return f"Experts are split over {form['expert']} devices, and tokens travel to them."
 
 
 class ExpertNodes(Axis):
@@ -138,7 +138,7 @@ class ExpertNodes(Axis):
 
     def words(self, config: ModelConfig, workload: Workload, form: ShortForm, schedule: Schedule) -> str:
         return (
-            f"the chips of an expert group lie on {form['expert_nodes']} nodes. The expert_nodes "
+            f"the chips of an expert group are on {form['expert_nodes']} nodes. The expert_nodes "
             "axis is part of the expert axis"
         )
 

@@ -80,7 +80,7 @@ def damage(path: Path) -> str | None:
         return f"lacks {SUMS}"
     sums = _parsed(content)
     if sums is None:
-        return f"{SUMS} is not what was written"
+        return f"{SUMS} differs from the written bytes"
     if missing := [name for name in sums if not (path / name).is_file()]:
         return f"lacks {missing[0]}"
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:

@@ -74,6 +74,6 @@ def launch_line(
     if copies > 1 and "replicas" not in engine.flags:
         needs.append(f"{copies} such servers and a load balancer")
     if cache not in engine.cache_names and engine.cache_names:
-        needs.append(f"a cache in {cache}, for which its setting is not known")
+        needs.append(f"a cache in {cache}, whose setting is not known")
     command = " ".join([engine.command.format(model=config.name), *flags])
     return LaunchLine(engine.name, command, lines, tuple(needs), engine.defaults)

@@ -122,7 +122,7 @@ class Point:
     def why_not(self) -> str | None:
         """Why `mw serve` does not run it; None if it does."""
         if (both := self.served_layout) is None:
-            return f"weights that lie as {self.prefill_layout} in prefill and as {self.layout} in generation"
+            return f"weights stored as {self.prefill_layout} in prefill and as {self.layout} in generation"
         machine = self.hardware
         return why_not(self.config, both, "generate", hardware=machine) or why_not(
             self.config, both, "prefill", hardware=machine

@@ -451,5 +451,5 @@ def _narrower(config: ModelConfig, words: Mapping[str, Any], capacity: float) ->
     for dtype in types_for("weights", "serve"):  # the widest first
         needed = _weight_bytes(config, {**words, "weights_dtype": dtype})
         if needed < least:
-            return f", or --weights-dtype {dtype}, in which they are {format_bytes(needed)}"
+            return f", or --weights-dtype {dtype}: {format_bytes(needed)} of weights"
     return ""

@@ -82,7 +82,7 @@ def document_figures(plan: JsonDocument) -> list[Figure]:
     ]
     figures = []
     if order:
-        caption = "A bar is as long as the step; its parts are the shares of operations, which may overlap."
+        caption = "A bar is one step; its parts are the shares of operations, which may overlap."
         figures.append(Figure.of("step", "Where the step goes", caption, stacked(rows, "step time")))
     causes = best.get("bytes_per_chip")
     if isinstance(causes, dict) and (pieces := memory_pieces(causes)):

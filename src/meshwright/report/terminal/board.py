@@ -251,7 +251,7 @@ def _differences(best: Strategy, other: Strategy, objective: Objective) -> list[
     if not strategies:
         strategies.append("the same time" if best.out != other.out else "less memory")
     return (
-        [*strategies, f"it takes {theirs / mine:.2f} times as long"] if theirs > 1.005 * mine else strategies
+        [*strategies, f"it takes {theirs / mine:.2f} times the time"] if theirs > 1.005 * mine else strategies
     )
 
 

@@ -38,7 +38,7 @@ def tune_table(tuned: JsonDocument) -> Group:
 
 
 def _ranked_by(tuned: JsonDocument) -> str:
-    within = f"differences under {tuned['resolution']:.0%} are not told apart"
+    within = f"differences under {tuned['resolution']:.0%} count as equal"
     if tuned["priced_by"] == "schedule":
         return f"ranked by the schedule of {tuned['compiler']}; {within}"
     return (

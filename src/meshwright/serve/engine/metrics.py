@@ -47,7 +47,7 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were prefilled")
         self.generated_tokens = self._counter("generated_tokens", "Tokens generated")
         self._looked_up = self._counter("prefix_queries", "Prompt tokens looked up among cached prefixes")
-        self._hits = self._counter("prefix_hits", "Of these, tokens whose keys and values were found")
+        self._hits = self._counter("prefix_hits", "Tokens among them whose keys and values were found")
         self._preemptions = self._counter(
             "preemptions", "Times that a request gave its pages back, to be computed again"
         )
@@ -72,7 +72,7 @@ class Metrics:
             "kind",
         )
         self._step_seconds = self._seconds(
-            "step_seconds", "Measured seconds of a step: it generates alone, or prefills, too", "kind"
+            "step_seconds", "Measured seconds of a step: it only generates, or prefills, too", "kind"
         )
         self._step_tokens = self._tokens("step_tokens", "Tokens that a step computes")
         self._time_to_first_token = self._seconds(
@@ -102,9 +102,9 @@ class Metrics:
             "waiting_requests": ("Requests that wait for a slot", lambda now: now.waiting),
             "running_requests": ("Requests that hold a slot", lambda now: now.running),
             "pages": ("Pages of the cache", lambda now: now.pages),
-            "free_pages": ("Pages that nobody holds", lambda now: now.free_pages),
+            "free_pages": ("Pages without a holder", lambda now: now.free_pages),
             "held_pages": ("Pages of requests that hold a slot", lambda now: now.held_pages),
-            "cached_pages": ("Pages kept for prompts that begin alike", lambda now: now.cached_pages),
+            "cached_pages": ("Pages kept for prompts with the same beginning", lambda now: now.cached_pages),
             "host_pages": ("Pages of the host's memory", lambda now: now.host_pages),
             "cached_host_pages": ("Pages kept in the host's memory", lambda now: now.cached_on_host),
             "cache_usage": ("Held pages over all pages", lambda now: now.held_pages / now.pages),

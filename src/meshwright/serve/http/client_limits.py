@@ -28,7 +28,7 @@ class ClientLimits:
 
     api_key_file: Path | None = option(
         None,
-        help="A file of keys, one per line, of which clients must send one; others must not read it.",
+        help="A file of keys, one per line; clients must send one of them. Other users must not read it.",
         after="tensor",
     )
     api_keys: frozenset[str] = option(
@@ -45,7 +45,7 @@ class ClientLimits:
         None,
         least=1,
         help="Open connections of all clients.",
-        unset="8192, or those that the process may open",
+        unset="8192, or the process's limit",
     )
     max_connections_per_address: int | None = option(
         None, least=1, help="Open connections of one address.", unset="half of all"
