@@ -55,6 +55,7 @@ def _planned(tensor: str) -> PricedCollective:
 
 _REDUCE = "reduce(%products, %zero), dimensions={1}, to_apply=%sum"
 _DOT = "dot(%h, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+_CONVOLUTION = "convolution(%h, %w), dim_labels=bf_io->bf"  # a product of XLA for TPU
 
 
 @pytest.mark.parametrize(
@@ -62,10 +63,11 @@ _DOT = "dot(%h, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
     [
         ("shared_out", _DOT, "equivalent"),
         ("shared_out", _REDUCE, "equivalent"),
+        ("shared_out", _CONVOLUTION, "equivalent"),
         ("w_out", _DOT, "missing"),
         ("w_out", _REDUCE, "missing"),
     ],
-    ids=["added", "added by a reduction", "left out", "another reduction"],
+    ids=["added", "added by a reduction", "added on TPUs", "left out", "another reduction"],
 )
 def test_a_sum_is_equivalent_if_its_product_is_a_term_of_another_sum(
     tensor: str, product: str, status: str

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from math import comb
 from typing import TYPE_CHECKING, Any, Literal
 
-from meshwright.cost.arrays import largest
+from meshwright.cost.arrays import larger, largest, smaller
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.memory import alive_in_inference
 from meshwright.cost.ops.symbolic import SymbolicOps
@@ -39,7 +39,7 @@ from meshwright.layout.attention_kernels import lacks_flash, why_no_paged
 from meshwright.layout.contractions import contraction_of
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, single_tokens, uses_ring
-from meshwright.layout.page_sizes import SIDE_BY_SIDE, TOGETHER, page_of, pages_read
+from meshwright.layout.page_sizes import KEYS_AT_ONCE, SIDE_BY_SIDE, TOGETHER, page_of, pages_read
 from meshwright.layout.runnable import has_static_rows
 from meshwright.layout.workload import InferencePhase
 from meshwright.models import transformer
@@ -148,12 +148,12 @@ class _CachedOps(SymbolicOps):
         lowering: Lowering = FLASH,
         *,
         rows: int = PROMPT_ROWS,
-        copies_latents: bool = False,
+        copied_lanes: int = 0,
         verified: bool = False,
     ) -> None:
         super().__init__(config, layout, shape, replace(lowering, by_blocks=form == "blocks"))
         self.form, self.verified = form, verified
-        self._rows, self._copies_latents = rows, copies_latents
+        self._rows, self._lanes = rows, copied_lanes
         self._read_shares: dict[MoE, Any] = {}  # all products of an expert have the same share
         # Prompts whose positions are split are kept as generation reads them.
         self._kept_as = layout.at("generate") if layout.table.position_axes else layout
@@ -267,9 +267,13 @@ class _CachedOps(SymbolicOps):
                 for letters in ("BTNR", "BTNA")
             )
             made = self._attend(name, (latent, rope), kept, latent, partial, window, chosen)
-        if self._copies_latents and chosen is None:
-            copied = sum(self.elements(value.array) for value in kept) * dtype_bytes(q.dtype)
-            self.nodes[-1] = replace(self.nodes[-1], scratch=whole(copied))
+        if self._lanes:
+            share = 1.0 if chosen is None else self._share_at_once(kept[0])
+            scratch = self._copied(kept, q.dtype) * share
+            # Chosen latents are written, read for the scores with the rotary keys, and again for the values.
+            copies = [_numbers(value) * dtype_bytes(q.dtype) for value in kept]
+            moved = 0 if chosen is None else 2 * sum(copies) + copies[0]
+            self._copied_first(scratch, moved)
         return self._moved(f"from_{name}", made, out), cache
 
     def latent_attention(
@@ -291,6 +295,44 @@ class _CachedOps(SymbolicOps):
         return super().latent_attention(
             name, q, latent, rope, w, places, cache, kind, scale=scale, chosen=chosen
         )
+
+    def index(
+        self, name: str, q: Value, k: Value, weights: Value, places: Places, cache: object, kind: LayerKind
+    ) -> tuple[Value, object]:
+        """The choice, with the gathered keys and their products with each head if no kernel reads pages."""
+        made = super().index(name, q, k, weights, places, cache, kind)
+        if self._lanes:
+            every = (kind.window.compressed if kind.window else 0) or 1
+            keys = self._index_keys(k, every)
+            of_key = dtype_bytes(q.dtype) + dtype_bytes("f32") * self.sizes["x"] / self.sizes["y"]
+            held = _numbers(keys) * of_key * self._share_at_once(keys)
+            self._copied_first(held, 2 * _numbers(keys) * dtype_bytes(q.dtype))
+        return made
+
+    def _copied_first(self, scratch: Any, moved: Any) -> None:
+        """Adds to the last node the bytes of copies of pages, and the bytes that these move."""
+        work, *others = self.nodes[-1].forward
+        copied = replace(work, hbm_bytes=work.hbm_bytes + moved), *others
+        self.nodes[-1] = replace(self.nodes[-1], forward=copied, scratch=whole(scratch))
+
+    def _copied(self, kept: tuple[Value, ...], dtype: str) -> Any:
+        """Bytes of gathered pages, without a kernel that reads them in place.
+
+        Heads narrower than a tile are gathered with several positions in a row, and then cut out of the rows
+        into tiles that they fill in part.
+        """
+        gathered = [_numbers(value) * dtype_bytes(dtype) for value in kept]
+        widths = (self.sizes[value.array.dims[-1]] for value in kept)
+        cut = (
+            num_bytes * (1 + self._lanes / width) * (width < self._lanes)
+            for num_bytes, width in zip(gathered, widths, strict=True)
+        )
+        return larger(sum(gathered), largest(cut))
+
+    def _share_at_once(self, kept: Value) -> Any:
+        """The share of a device's chosen positions, or keys of an index, that are gathered at a time."""
+        positions = _numbers(kept) / self.sizes[kept.array.dims[-1]]
+        return smaller(1.0, KEYS_AT_ONCE / positions)
 
     def join_rope(self, name: str, k: Value, rope: Value) -> Value:
         """Record the join for whole prompts only: generation absorbs wk_up and builds no keys."""
@@ -403,6 +445,11 @@ class _CachedOps(SymbolicOps):
         return arrays
 
 
+def _numbers(value: Value) -> Any:
+    """Numbers of an array on one device, also of an array of fewer layers than the model has."""
+    return value.bytes_per_device / dtype_bytes(value.dtype)
+
+
 def most_of_any(held: int, devices: int, chosen: Numeric) -> Any:
     """The expected number of chosen experts on the device with the most.
 
@@ -438,7 +485,7 @@ def record_pass(
     lowering: Lowering = FLASH,
     *,
     rows: int = PROMPT_ROWS,
-    copies_latents: bool = False,
+    copied_lanes: int = 0,
     verified: bool = False,
 ) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
@@ -446,7 +493,7 @@ def record_pass(
     verified: after each of its T tokens. The others: see _CachedOps.
     """
     ops = _CachedOps(
-        config, layout, shape, form, lowering, rows=rows, copies_latents=copies_latents, verified=verified
+        config, layout, shape, form, lowering, rows=rows, copied_lanes=copied_lanes, verified=verified
     )
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
@@ -497,7 +544,7 @@ def record_inference(
         form,
         lowering,
         rows=hardware.chip.platform.prompt_rows,
-        copies_latents=_copies_latents(config, hardware, layout),
+        copied_lanes=_copied_lanes(config, hardware, layout),
         verified=queries > 1 and layout.phase == "generate",
     )
 
@@ -512,13 +559,15 @@ def _static_blocks(hardware: Hardware) -> ExpertBlocks | None:
     return chip.platform.expert_blocks._replace(copied=chip.platform.expert_blocks.copied and has_loop)
 
 
-def _copies_latents(config: ModelConfig, hardware: Hardware, layout: Layout) -> bool:
-    """Whether generation by `mw serve` copies the cached latents of all sequences, layer by layer.
+def _copied_lanes(config: ModelConfig, hardware: Hardware, layout: Layout) -> int:
+    """Columns of a tile, if generation by `mw serve` copies what it reads of caches, layer by layer; else 0.
 
-    It has no kernel for latents on accelerators. On CPUs it reads the pages one by one.
+    So it does on accelerators without a kernel. On CPUs it reads the pages one by one.
     """
-    is_ours, by_page = hardware.software.is_ours, hardware.chip.platform.page_by_page
-    return layout.phase == "generate" and is_ours and not by_page and config.mla is not None
+    platform, is_roofline = hardware.chip.platform, hardware.chip.step.is_roofline
+    if layout.phase != "generate" or not hardware.software.is_ours or is_roofline or platform.page_by_page:
+        return 0
+    return platform.lanes if why_no_paged(platform, config, layout) else 0
 
 
 def _loops_over_chunks(hardware: Hardware) -> bool:

@@ -20,6 +20,9 @@ _MIN_PAGES = 4  # of a table that is worth a program
 # cache of a core.
 TOGETHER, SIDE_BY_SIDE = 8, 2
 
+# Positions, of all queries together, whose index's keys or chosen latents are gathered at a time.
+KEYS_AT_ONCE = 1 << 17
+
 
 def divided_block(block: int, num_shards: int) -> int:
     """Queries of a row that divides over `num_shards` devices, two pieces each.

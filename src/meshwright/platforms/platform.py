@@ -144,6 +144,9 @@ class Platform:
     node_resource: str = ""  # name of a chip in a pod's limits
     ray_resources: Callable[[int], dict[str, object]] = lambda num_devices: {"num_cpus": 1}
 
+    # Arrays.
+    lanes: int = 1  # columns of the tiles in which arrays are stored
+
     # Number types.
     dtype: str = "bf16"  # default of weights and products
     compute_dtypes: tuple[str, ...] | None = ("bf16",)  # searched by default; None: a chip's list
@@ -170,6 +173,7 @@ class Platform:
     native: bool = False  # has the extension in C++
     head_tokens: int | None = None  # tokens of a device in a chunk of the head; None: no chunks
     wide_logits: bool = False  # keeps logits in float32, too, if they are capped or made of narrow operands
+    caps_apart: bool = False  # the gradient of capped logits is an array of its own, which both products read
     one_sampler: bool = False  # one program chooses tokens, for rows with any options
     joins_inputs: bool = False  # a step of the server takes its small arrays as one
 

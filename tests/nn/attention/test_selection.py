@@ -7,7 +7,13 @@ import pytest
 
 from meshwright.layout import Layout
 from meshwright.models.transformer import Places
-from meshwright.nn.attention.paged_selection import NOT_CHOSEN, attend_to_chosen, best_positions
+from meshwright.nn.attention import paged_selection
+from meshwright.nn.attention.paged_selection import (
+    NOT_CHOSEN,
+    attend_to_chosen,
+    best_of_tables,
+    best_positions,
+)
 from meshwright.nn.attention.selection import choose, highest, index_scores
 from meshwright.nn.start.device_mesh import device_mesh
 
@@ -70,6 +76,27 @@ def test_pages_hold_the_same_choice() -> None:
     expected = best_of(scores_of(q, k, weights), positions)[0]
     for t in range(T):
         assert set(np.asarray(at[0, t])) - {NOT_CHOSEN} == set(np.flatnonzero(expected[t]))
+
+
+@pytest.mark.parametrize("at_once", [T, 1 << 17], ids=["row by row", "together"])
+def test_rows_of_one_query_choose_the_same_from_their_tables(at_once: int, monkeypatch) -> None:
+    """Three rows at different positions of two sequences; a page after the last holds NaN."""
+    monkeypatch.setattr(paged_selection, "KEYS_AT_ONCE", at_once)
+    q, k, weights = random(0, 3, 1, X, Y), random(1, 2, T, Y), random(2, 3, 1, X)
+    k[1, T - PAGE :] = np.nan
+    tables = np.random.default_rng(3).permutation(2 * T // PAGE).astype(np.int32).reshape(2, -1)
+    pool = np.zeros((2 * T // PAGE, PAGE, Y), np.float32)
+    pool[tables] = k.reshape(2, -1, PAGE, Y)
+    rows, positions = np.array([0, 1, 1]), np.array([[T - 1], [TOP - 3], [T - PAGE - 1]], np.int32)
+
+    def read(pages: jax.Array) -> jax.Array:
+        return jnp.asarray(pool)[pages].reshape(*pages.shape[:-1], -1, Y)
+
+    of_q, of_weights, at, of_rows = (jnp.asarray(x) for x in (q, weights, positions, tables[rows]))
+    by_pages = best_positions(of_q, of_weights, at, of_rows, read, PAGE, TOP)[:, 0]
+    best = best_of_tables(of_q[:, 0], of_weights[:, 0], at[:, 0], of_rows, read, TOP)
+    assert [set(map(int, row)) for row in best] == [set(map(int, row)) for row in by_pages]
+    assert {NOT_CHOSEN} < set(map(int, best[1]))
 
 
 def test_attention_reads_the_chosen_latents_alone() -> None:

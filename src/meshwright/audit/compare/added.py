@@ -18,8 +18,8 @@ from meshwright.audit.hlo.trace import TracedValue, called_by, sources, value_ke
 _SUMS = frozenset((
     "add", "bitcast", "convert", "copy", "get-tuple-element", "parameter", "reshape", "transpose",
 ))  # fmt: skip
-# XLA for GPU multiplies few rows elementwise and reduces them.
-_PRODUCTS = ("dot", "custom-call", "reduce")
+# XLA for GPU multiplies few rows elementwise and reduces them; products of XLA for TPU are convolutions.
+_PRODUCTS = ("dot", "custom-call", "reduce", "convolution")
 
 
 def join_added(rows: Iterable[TensorRow], program: Program) -> list[TensorRow]:

@@ -19,26 +19,30 @@ and TPUs have kernels (paged_kernel.py). The TPU's reads pools with key and valu
 
     pool     kv[B_data, S, 2K_tensor, H]
 
-Other devices, and rows of several queries on GPUs, gather pages by the tables. A row of one query gathers
-the pages of its window. Rows of several queries gather TOGETHER pages at a time, up to the last page that a
-row of the step sees. Positions of a page beyond its sequence are never seen: they are padding, or keys of an
-earlier sequence.
+Other pools of TPUs have several positions in a row, if their heads are narrower than a tile
+(packed_pages.py). Other devices, and rows of several queries on GPUs, gather pages by the tables. A row of
+one query gathers the pages of its window. Rows of several queries gather TOGETHER pages at a time, up to the
+last page that a row of the step sees. Positions of a page beyond its sequence are never seen: they are
+padding, or keys of an earlier sequence.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
+from jax.typing import DTypeLike
 
 from meshwright.dtypes import number_type
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import why_no_paged
-from meshwright.layout.page_sizes import SIDE_BY_SIDE, TOGETHER, pages_read
+from meshwright.layout.page_sizes import KEYS_AT_ONCE, SIDE_BY_SIDE, TOGETHER, pages_read
 from meshwright.models.config import ModelConfig, Window
 from meshwright.models.count import cache_arrays, cache_windows
 from meshwright.models.parameters import dimensions
@@ -47,7 +51,8 @@ from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention import paged_kernel
 from meshwright.nn.attention.by_formula import HIDDEN, ScoreForm
-from meshwright.nn.attention.paged_selection import attend_to_chosen, best_positions
+from meshwright.nn.attention.packed_pages import Packed, positions_together
+from meshwright.nn.attention.paged_selection import attend_to_chosen, best_of_tables, best_positions
 from meshwright.nn.norms import softcap
 from meshwright.nn.products.quantised import Quantised, quantise, type_name
 from meshwright.nn.products.row_products import in_tiles
@@ -59,11 +64,14 @@ if TYPE_CHECKING:
     from meshwright.nn.mixers.prompt_states import PromptStates
     from meshwright.nn.mixers.state_cache import StateCache
 
-Pool = Array | Quantised  # Quantised if the type needs a scale for each token and head
+# Quantised if the type needs a scale for each token and head; Packed if heads are narrower than tiles.
+Pool = Array | Quantised | Packed
 Pools = dict[str, list[Pool]]
 PADDING = -1  # the position of a token that is padding
 _SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
 INDEX = "index"  # the pools of an indexer's keys
+# Chosen positions whose latents a CPU gathers at a time, so that they stay in its caches.
+_CHOSEN_BY_CORES = 1 << 14
 
 
 class Rows(NamedTuple):
@@ -144,10 +152,12 @@ class PagedCache:
     def _write(self, letters: str, split: Axes, pool: Any, x: Array, positions: Array, tables: Array) -> Any:
         """A device's pool, of positions split over `split`, with its tokens' x."""
         of_size = letters.index("S")
-        num_pages, size = _values(pool).shape[0], _values(pool).shape[of_size]
+        num_pages, size = _values(pool).shape[0], _page_size(pool, of_size)
         pages, places = self._places(positions, tables, num_pages, size * _count(split))
         places = places - size * _number(split)
         places = jnp.where((places >= 0) & (places < size), places, size)
+        if isinstance(pool, Packed):
+            return pool.written(pages, places, x)
         at = (pages, *(slice(None),) * (of_size - 1), places)
         return jax.tree.map(partial(_set, at), pool, _as_stored(x, pool))
 
@@ -173,11 +183,11 @@ class PagedCache:
         by_replica = of_pool[0]
 
         def local(q: Array, weights: Array, positions: Array, tables: Array, pool: Pool) -> Array:
-            parts, token, size = [], 0, _values(pool).shape[1]
+            parts, token, size = [], 0, _page_size(pool)
 
             def read(pages: Array) -> Array:
                 keys = _read(pages, pool)
-                return jnp.reshape(keys, (-1, keys.shape[-1]))
+                return jnp.reshape(keys, (*pages.shape[:-1], -1, keys.shape[-1]))
 
             for rows, first in self._numbered():
                 mine = slice(token, token + rows.num_tokens)
@@ -187,7 +197,10 @@ class PagedCache:
                     for x in (q, weights, positions)
                 )
                 of_rows = tables[first : first + rows.num_rows]
-                best = best_positions(of_q, of_weights, at, of_rows, read, size, top_k)
+                if rows.length == 1 and not platform().page_by_page:
+                    best = best_of_tables(of_q[:, 0], of_weights[:, 0], at[:, 0], of_rows, read, top_k)
+                else:
+                    best = best_positions(of_q, of_weights, at, of_rows, read, size, top_k)
                 parts.append(jnp.reshape(best, (rows.num_tokens, -1)))
             return jnp.concatenate(parts)
 
@@ -298,13 +311,15 @@ class PagedCache:
         """A device's tokens over the latents at their chosen positions."""
         row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
         of_token = tables[jnp.asarray(row_of_token, jnp.int32)]
-        size = _values(pools[0]).shape[1]
+        size = _page_size(pools[0])
 
         def read(at: Any) -> tuple[Array, Array]:
             latent, rope = (_read(at, pool) for pool in pools)
             return latent, rope
 
-        return attend_to_chosen(q, chosen, of_token, read, size, 1.0 if how.scale is None else how.scale)
+        scale = 1.0 if how.scale is None else how.scale
+        at_once = _CHOSEN_BY_CORES if platform().page_by_page else KEYS_AT_ONCE
+        return attend_to_chosen(q, chosen, of_token, read, size, scale, at_once)
 
 
 def _letters(name: str, ndim: int) -> str:
@@ -346,7 +361,7 @@ def abstract_pools(
     config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: Sequence[int], page_size: int
 ) -> dict[str, list[Any]]:
     """The types of all layers' pools. num_pages: of each cache."""
-    dims, platform = dimensions(config), platform_of(mesh)
+    dims, platform, lanes = dimensions(config), platform_of(mesh), platform_of(mesh).lanes
     letters = {name: "BKSH" if "K" in order else order for name, order in cache_arrays(config).items()}
     if _joins_heads(platform, config, layout):
         letters, dims = {_SIDE_BY_SIDE: _letters(_SIDE_BY_SIDE, 4)}, {**dims, "K": 2 * dims["K"]}
@@ -356,7 +371,12 @@ def abstract_pools(
         dtype = jax_dtype(layout.precision.cache_dtype)
         if number_type(layout.precision.cache_dtype).scales is None:
             dtype = jax_dtype(platform.cache_dtype or layout.precision.cache_dtype)
-            return array_type(array, mesh, sizes, dtype)
+            width, of_device = dims[array.dims[-1]], page_size // layout.mesh.size(array.axes_of("S"))
+            together = positions_together(lanes, width, of_device)
+            if together == 1:
+                return array_type(array, mesh, sizes, dtype)
+            sizes |= {"S": page_size // together, array.dims[-1]: lanes}
+            return Packed(array_type(array, mesh, sizes, dtype), width)
         scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
         return Quantised(array_type(array, mesh, sizes, dtype), array_type(scales, mesh, sizes, jnp.float32))
 
@@ -367,11 +387,20 @@ def abstract_pools(
 
 
 def _values(pool: Pool) -> Array:
+    if isinstance(pool, Packed):
+        return pool.rows
     return pool.values if isinstance(pool, Quantised) else pool
+
+
+def _page_size(pool: Pool, of_size: int = -2) -> int:
+    """Positions of a page on a device. of_size: the dimension of positions."""
+    return pool.page_size if isinstance(pool, Packed) else _values(pool).shape[of_size]
 
 
 def _spec_of(pool: Pool, values: PartitionSpec) -> Any:
     """The sharding of a pool: scales are split as values, without the last dimension."""
+    if isinstance(pool, Packed):
+        return Packed(values, pool.width)
     return Quantised(values, PartitionSpec(*values[:-1])) if isinstance(pool, Quantised) else values
 
 
@@ -386,6 +415,9 @@ def _set(at: tuple[Any, ...], pool: Array, x: Array) -> Array:
 
 
 def _read(at: Any, pool: Pool) -> Array:
+    """The pages `at`, or the positions at (pages, places in them)."""
+    if isinstance(pool, Packed):
+        return pool.position(*at) if isinstance(at, tuple) else pool.page(at)
     if not isinstance(pool, Quantised):
         return pool[at]
     return pool.values[at].astype(jnp.float32) * pool.scales[at][..., None]
@@ -454,9 +486,7 @@ def _page_by_page(
 ) -> _Found:
     """Attention of each row to its pages in turn, by a running softmax; long rows take several at once."""
     num_rows, length, num_heads, _ = asked.q.shape
-    first_pool, second_pool = (_values(pool) for pool in pools)
-    page_size, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
-    width = second_pool.shape[-1] if first_pool.ndim == 4 else first_pool.shape[-1]
+    page_size, num_kv_heads, width = _page_size(pools[0]), _num_kv_heads(pools), _value_width(pools)
     grouped = num_kv_heads, num_heads // num_kv_heads, length
     no_sink = jnp.full(grouped, HIDDEN, jnp.float32)
     size, first = page_size * _count(split), page_size * _number(split)
@@ -569,36 +599,107 @@ def _gathered(
     split: Axes = (),
 ) -> _Found:
     """Attention over each row's gathered pages; with a window, only over the pages that the row sees."""
-    num_rows, length, num_heads, width = asked.q.shape
-    page_size = _values(pools[0]).shape[-2]
+    num_rows, length, num_heads, _ = asked.q.shape
+    page_size, num_kv_heads = _page_size(pools[0]), _num_kv_heads(pools)
     size = page_size * _count(split)
     tables, first = _of_window(asked, window, size)
-    k, v = (_joined(x).astype(asked.q.dtype) for x in _keys_and_values(pools, partial(_read, tables)))
-    grouped = num_rows, length, k.shape[1], num_heads // k.shape[1], width
+    together = _positions_together(pools)
     pages = first[:, None] + jnp.arange(tables.shape[1], dtype=jnp.int32)[None]
     begins = pages * size + page_size * _number(split)
-    keys = begins[..., None] + jnp.arange(page_size, dtype=jnp.int32)[None, None]
-    keys = jnp.reshape(keys, (len(first), -1))
+    # The positions of each part of the keys, one part after another.
+    places = jnp.arange(page_size, dtype=jnp.int32).reshape(-1, together).T
+    keys = jnp.reshape(begins[:, None, :, None] + places[None, :, None], (len(first), -1))
     # Later positions may be of a sequence that failed; pages before the window may be reused by others.
     seen = keys <= jnp.max(asked.positions, axis=1, keepdims=True)
     if window is not None:
         seen &= keys >= window.first(asked.positions[:, :1])
-    v = jnp.where(seen[:, None, :, None], v, jnp.zeros((), v.dtype))
-    scores = jnp.einsum(
-        "RQKGH,RKSH->RKGQS", jnp.reshape(asked.q, grouped), k, preferred_element_type=jnp.float32
-    )
+    parts = _gathered_parts(pools, tables, jnp.split(seen, together, axis=1), asked.q.dtype)
+    grouped = num_rows, length, num_kv_heads, num_heads // num_kv_heads, asked.q.shape[-1]
+    q = jnp.reshape(asked.q, grouped)
+    scores = jnp.concatenate([_products(q, part.keys) for part in parts], axis=-1)
     scores = _scored(scores, asked.positions, keys, window, how, slopes)
     if sinks is not None:
         sinks = jnp.where(_number(split) == 0, sinks, HIDDEN)  # on one device only: several join their sums
         sink = jnp.broadcast_to(jnp.reshape(sinks, (1, *grouped[2:4], 1, 1)), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sink], axis=-1)
-    weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[2]].astype(v.dtype)
-    out = jnp.einsum("RKGQS,RKSO->RQKGO", weights, v, preferred_element_type=jnp.float32)
-    out = jnp.reshape(out, (num_rows, length, num_heads, v.shape[-1]))
+    weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[1]].astype(asked.q.dtype)
+    outs = (
+        jnp.einsum("RKGQS,RKSO->RQKGO", some, part.values, preferred_element_type=jnp.float32)
+        for some, part in zip(jnp.split(weights, together, axis=-1), parts, strict=True)
+    )
+    out = jnp.reshape(reduce(operator.add, outs), (num_rows, length, num_heads, -1))
     if not split:
         return _Found(out, None)
     log_sum = jnp.moveaxis(jax.nn.logsumexp(scores, axis=-1), 3, 1)
     return _Found(out, jnp.reshape(log_sum, out.shape[:3]))
+
+
+class _Part(NamedTuple):
+    """Gathered positions: keys [R, K, S, ...], cut into some of the columns each, and values [R, K, S, O]."""
+
+    keys: tuple[Array, ...]
+    values: Array
+
+
+def _gathered_parts(
+    pools: Sequence[Pool], tables: Array, seen: Sequence[Array], dtype: DTypeLike
+) -> list[_Part]:
+    """The keys and values of pages, in parts of some positions each; values are zero unless `seen`[R, S].
+
+    Keys of latents are the latents, which are the values too, and the rotary keys, each an array of its own:
+    joined, they would be copied.
+    """
+
+    def visible(values: Array, seen: Array) -> Array:
+        return jnp.where(seen[:, None, :, None], values, jnp.zeros((), values.dtype))
+
+    if _values(pools[0]).ndim == 4:
+        keys, values = (_by_parts(pool, tables, len(seen), dtype) for pool in pools)
+        return [_Part((k,), visible(v, mask)) for k, v, mask in zip(keys, values, seen, strict=True)]
+    [mask] = seen
+    latent, rope = (_joined(_read(tables, pool)[..., None, :, :]).astype(dtype) for pool in pools)
+    values = visible(latent, mask)
+    # Scores of hidden positions are masked anyway. Compilers that fuse the mask into the products of values
+    # keep the latents once, and so do others if both products read what is masked.
+    return [_Part((latent if platform().fuses_casts else values, rope), values)]
+
+
+def _by_parts(pool: Pool, tables: Array, count: int, dtype: DTypeLike) -> list[Array]:
+    """x[R, K, S, H] of each of `count` parts of a pool's pages."""
+    if isinstance(pool, Packed) and count > 1:
+        return [_joined(part).astype(dtype) for part in pool.parts(tables)]
+    return [_joined(_read(tables, pool)).astype(dtype)]
+
+
+def _products(q: Array, keys: tuple[Array, ...]) -> Array:
+    """Scores [R, K, G, Q, S] of q[R, Q, K, G, H] by keys that have some of its columns each."""
+    ends = list(accumulate(part.shape[-1] for part in keys))
+    columns = jnp.split(q, ends[:-1], axis=-1)
+    products = (
+        jnp.einsum("RQKGH,RKSH->RKGQS", some, part, preferred_element_type=jnp.float32)
+        for some, part in zip(columns, keys, strict=True)
+    )
+    return reduce(operator.add, products)
+
+
+def _value_width(pools: Sequence[Pool]) -> int:
+    """Columns of a value; those of latents are the latents."""
+    pool = pools[1] if _values(pools[0]).ndim == 4 else pools[0]
+    return pool.width if isinstance(pool, Packed) else _values(pool).shape[-1]
+
+
+def _num_kv_heads(pools: Sequence[Pool]) -> int:
+    """KV heads on a device; latents are one."""
+    values = _values(pools[0])
+    return values.shape[1] if values.ndim == 4 else 1
+
+
+def _positions_together(pools: Sequence[Pool]) -> int:
+    """Positions of a row, if keys and values have the same number; otherwise, and of latents, 1."""
+    if _values(pools[0]).ndim < 4:
+        return 1
+    counts = {pool.num_together if isinstance(pool, Packed) else 1 for pool in pools}
+    return counts.pop() if len(counts) == 1 else 1
 
 
 def _of_window(asked: _Asked, window: Window | None, size: int) -> tuple[Array, Array]:
@@ -630,9 +731,7 @@ def _in_blocks(
     A chunk early in a long table thus reads no later page.
     """
     num_rows, length, num_heads, _ = asked.q.shape
-    first_pool, second_pool = (_values(pool) for pool in pools)
-    page_size, num_kv_heads = first_pool.shape[-2], first_pool.shape[1] if first_pool.ndim == 4 else 1
-    width = second_pool.shape[-1] if first_pool.ndim == 4 else first_pool.shape[-1]
+    page_size, num_kv_heads, width = _page_size(pools[0]), _num_kv_heads(pools), _value_width(pools)
     grouped = num_rows, num_kv_heads, num_heads // num_kv_heads, length
     q = jnp.reshape(asked.q, (num_rows, length, *grouped[1:3], -1))
     count = min(TOGETHER, asked.tables.shape[1])
