@@ -446,12 +446,16 @@ def _weight_gradient(node: Node) -> Any:
 
 @kept_with
 def _beyond_saved(segment: Segment) -> Any:
-    """Peak bytes of the embedding or the head in addition to saved values."""
+    """Peak bytes of the embedding or the head in addition to saved values.
+
+    The gradient of capped logits may be an array next to them. They are freed before the weight's gradient.
+    """
     copies = sum(
         value.memory_bytes for node in segment.nodes if node.kind == "loss" for value in node.outputs
     )
     gradient = largest(map(_weight_gradient, segment.nodes))
-    return gathered_weights_bytes(segment) + gradient + copies
+    of_logits = sum(node.scratch for node in segment.nodes if node.kind == "loss")
+    return gathered_weights_bytes(segment) + larger(gradient + copies, of_logits)
 
 
 @kept_with

@@ -59,10 +59,12 @@ def record_training(
         head_tile=kernel.head_tile if kernel else 1,
         scores_dtype=layout.precision.compute_dtype if platform.fused_softmax else "f32",
         wide_logits=platform.wide_logits and software.is_ours,
+        caps_apart=platform.caps_apart and software.is_ours,
         head_tokens=platform.head_tokens,
         static_blocks=platform.expert_blocks if has_static_rows(hardware, layout) else None,
         solves_by_products=platform.solve_blocks,
         loops_over_chunks=software.is_ours and not hardware.chip.step.is_roofline,
+        lanes=platform.lanes if software.is_ours else 1,
     )
     graph = replace(
         record_loss(config, layout, shape, lowering, many),

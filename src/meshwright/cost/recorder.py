@@ -61,11 +61,12 @@ class Lowering:
     flash_attention: only one block of scores is in memory, and masked blocks are skipped. by_blocks: by XLA's
     operations, whose scores cross memory block by block. kernel: by this kernel. head_tile: heads are padded
     to a multiple of it. scores_dtype: of scores in memory, without flash attention. wide_logits: logits that
-    are capped or made of narrow operands are kept in float32, too. head_tokens: tokens of a device in a chunk
-    of the head; None: all at once. static_blocks: sizes of the blocks of experts' rows, in a program of
-    static shapes (`blocks_of`); None: rows follow the load. solves_by_products: triangular systems are solved
-    by products with their inverses. loops_over_chunks: recurrences are XLA's loops over chunks of positions,
-    whose kernels pass float32 arrays through memory; otherwise one kernel keeps them on chip.
+    are capped or made of narrow operands are kept in float32, too. caps_apart: the gradient of capped logits
+    is an array of its own. head_tokens: tokens of a device in a chunk of the head; None: all at once.
+    static_blocks: sizes of the blocks of experts' rows, in a program of static shapes (`blocks_of`); None:
+    rows follow the load. solves_by_products: triangular systems are solved by products with their inverses.
+    loops_over_chunks: recurrences are XLA's loops over chunks of positions, whose kernels pass float32 arrays
+    through memory; otherwise one kernel keeps them on chip. lanes: columns of the tiles of arrays.
     """
 
     flash_attention: bool = True
@@ -74,10 +75,12 @@ class Lowering:
     head_tile: int = 1
     scores_dtype: str = "f32"
     wide_logits: bool = False
+    caps_apart: bool = False
     head_tokens: int | None = None
     static_blocks: ExpertBlocks | None = None
     solves_by_products: bool = False
     loops_over_chunks: bool = False
+    lanes: int = 1
 
 
 # Flash attention, and no other form that is particular to a platform.

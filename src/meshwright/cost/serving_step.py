@@ -135,7 +135,7 @@ class _CachedOps(SymbolicOps):
     """Records a pass of T queries of each sequence, after S - T positions in the cache.
 
     form: how attention reads the cache. lowering: `kernel` is for whole prompts. rows: queries in a row of a
-    prompt. copies_latents: as by `_copies_latents`. verified: whether every query needs logits, as in a step
+    prompt. copied_lanes: as by `_copied_lanes`. verified: whether every query needs logits, as in a step
     that verifies drafts.
     """
 

@@ -5,12 +5,14 @@ ids outside the shard give zero rows, so x[B, T, D]{U_tensor} is finished by an 
 (or a ReduceScatter into T with sequence parallelism). Source: Megatron-LM (Shoeybi et al., 2019).
 """
 
-import operator
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import reshard
 
@@ -33,8 +35,8 @@ def embed_positions(positions: Array, table: Array, layout: Layout, sent_in: Sen
     mine = ShardedArray("positions", ("B", "T"), out.axes[:2])
 
     def local(positions_local: Array, table_local: Array) -> Array:
-        table_local = _fetched(table_local, stored, used, mine, sent_in)
-        return table_local[positions_local].astype(sent_in.forward)
+        rows = _looked_up(table_local, positions_local, stored, used, mine, sent_in, _rows)
+        return rows.astype(sent_in.forward)
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)
     specs = (partition_spec(mine), partition_spec(stored, kept))
@@ -42,27 +44,49 @@ def embed_positions(positions: Array, table: Array, layout: Layout, sent_in: Sen
     return looked_up(reshard(positions, specs[0]), table)
 
 
-def _fetched(
-    table_local: Array, stored: ShardedArray, used: ShardedArray, looked_up: ShardedArray, sent_in: SentIn
+def _looked_up(
+    table_local: Array,
+    ids: Array,
+    stored: ShardedArray,
+    used: ShardedArray,
+    looked_up: ShardedArray,
+    sent_in: SentIn,
+    rows_of: Callable[[Array, Array], Array],
 ) -> Array:
-    """A table's shard for look-ups, in `sent_in.wider`; gradients are summed in `sent_in.backward`."""
+    """The rows [..., D] of ids in a table, in `sent_in.wider`; gradients are summed in `sent_in.backward`.
 
-    def gathered(table_local: Array) -> Array:
-        return _gathered(_rows_held(table_local, stored, looked_up), stored, used, looked_up)
+    The gradient is made as [n, V, D / n], the form that its reduce-scatter cuts (see scatter.py). Made as
+    [V, D], XLA for TPUs sums it with its rows last, and copies the table and its moments to that form and
+    back for the update: 1.6 GB of four layers of Qwen3.5 on 8 v5p (jax 0.10.2).
+    """
 
-    if sent_in.forward == sent_in.backward:
-        return gathered(table_local.astype(sent_in.forward))
+    def gathered(table_local: Array, *, apart: bool = False) -> Array:
+        return _gathered(_rows_held(table_local, stored, looked_up), stored, used, looked_up, apart=apart)
 
     @jax.custom_vjp
-    def fetched(table_local: Array) -> Array:
-        return gathered(table_local.astype(sent_in.forward)).astype(sent_in.wider)
+    def rows(table_local: Array, ids: Array) -> Array:
+        return rows_of(gathered(table_local.astype(sent_in.forward)).astype(sent_in.wider), ids)
 
-    def backward(table_local: Array, d_used: Array) -> tuple[Array]:
-        _, pull_back = jax.vjp(gathered, table_local.astype(sent_in.backward))
-        return (pull_back(d_used.astype(sent_in.backward))[0].astype(table_local.dtype),)
+    def backward(saved: tuple[Array, Array], d_rows: Array) -> tuple[Array, Any]:
+        table_local, ids = saved
 
-    fetched.defvjp(lambda table_local: (fetched(table_local), table_local), backward)
-    return fetched(table_local)
+        def rows_apart(table_local: Array) -> Array:
+            return _rows(gathered(table_local, apart=True).astype(sent_in.wider), ids)
+
+        _, pull_back = jax.vjp(rows_apart, table_local.astype(sent_in.backward))
+        (d_table,) = pull_back(d_rows)
+        return d_table.astype(table_local.dtype), np.zeros(ids.shape, jax.dtypes.float0)
+
+    rows.defvjp(lambda *given: (rows(*given), given), backward)
+    return rows(table_local, ids)
+
+
+def _rows(table: Array, ids: Array) -> Array:
+    """The rows [..., D] of ids in a table[V, D], or in one whose columns are apart, [n, V, D / n]."""
+    if table.ndim == 2:
+        return table[ids]
+    parts = jnp.moveaxis(table[:, ids], 0, -2)
+    return jnp.reshape(parts, (*ids.shape, -1))
 
 
 def _rows_held(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> Array:
@@ -75,21 +99,26 @@ def _rows_held(table_local: Array, stored: ShardedArray, looked_up: ShardedArray
     return lax.pcast(table_local, axes, to="varying") if axes else table_local
 
 
-def _gathered(table_local: Array, stored: ShardedArray, used: ShardedArray, looked_up: ShardedArray) -> Array:
+def _gathered(
+    table_local: Array, stored: ShardedArray, used: ShardedArray, looked_up: ShardedArray, *, apart: bool
+) -> Array:
     """A table's shard as it is used: columns gathered, then rows.
 
-    Over axes that do not split the ids, all devices look up the same rows.
+    Over axes that do not split the ids, all devices look up the same rows. apart: the columns of n devices
+    stay apart, as [n, V, D/n].
     """
     for dim in (1, 0):
         axes = [axis for axis in stored.axes[dim] if axis not in used.axes[dim]]
         for varies, some in reversed(
             [(key, tuple(some)) for key, some in groupby(axes, looked_up.sharded_axes.__contains__)]
         ):
-            # [V, n, D/n]: so that its gradient stays a reduce-scatter (see scatter.py).
-            to = "varying" if varies else "invarying"
-            parts = lax.all_gather(table_local, some, axis=dim, to=to)
-            shape = (parts.shape[0], -1) if dim else (-1, parts.shape[-1])
-            table_local = jnp.reshape(parts, shape)
+            to, before = "varying" if varies else "invarying", table_local.shape
+            place = 0 if apart and dim else len(before) - 2 + dim
+            parts = lax.all_gather(table_local, some, axis=place, to=to)
+            if not dim:
+                table_local = jnp.reshape(parts, (*before[:-2], -1, before[-1]))
+            else:
+                table_local = jnp.reshape(parts, (-1, *before[-2:]) if apart else (before[0], -1))
     return table_local
 
 
@@ -100,7 +129,7 @@ def embed(
     sent_in: SentIn | None = None,
     *,
     is_column: bool = False,
-    rows_of: Callable[[Array, Array], Array] = operator.getitem,
+    rows_of: Callable[[Array, Array], Array] = _rows,
 ) -> Array:
     """x[B, T, D] of tokens[B, T]; is_column: of a table[V_tensor, 1], whose D is not split.
 
@@ -117,14 +146,18 @@ def embed(
     # Sums over these axes are handed out by position; the others are whole on every device.
     scattered = tuple(axis for axis in out.axes_of("T") if axis in split_vocab)
     summed = tuple(axis for axis in split_vocab if axis not in scattered)
+    gathered = tuple(axis for axis in stored.axes_of("V") if axis not in split_vocab)
 
     def local(tokens_local: Array, table_local: Array) -> Array:
-        table_local = _fetched(table_local, stored, used, ids, sent_in)
+        rows_at = partial(
+            _looked_up, stored=stored, used=used, looked_up=ids, sent_in=sent_in, rows_of=rows_of
+        )
         if not split_vocab:
-            return rows_of(table_local, tokens_local).astype(sent_in.forward)
-        rows = tokens_local - lax.axis_index(split_vocab) * table_local.shape[0]
-        mine = (rows >= 0) & (rows < table_local.shape[0])
-        rows_held = rows_of(table_local, jnp.where(mine, rows, 0))
+            return rows_at(table_local, tokens_local).astype(sent_in.forward)
+        num_rows = table_local.shape[0] * lax.axis_size(gathered) if gathered else table_local.shape[0]
+        rows = tokens_local - lax.axis_index(split_vocab) * num_rows
+        mine = (rows >= 0) & (rows < num_rows)
+        rows_held = rows_at(table_local, jnp.where(mine, rows, 0))
         x_local = jnp.where(mine[..., None], rows_held, 0).astype(sent_in.forward)
         if scattered:
             # [B, n, T/n, D]: so that it stays a reduce-scatter (see scatter.py).

@@ -238,6 +238,8 @@ class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
         read = (Work(hbm_bytes=2 * self.value(logits.array, logits.dtype).bytes_per_device),)
         gathered = self.value(logits.array.replace(axes={"V": ()}), logits.dtype)
         node = Node(name, "loss", (logits,), (per_token, *wide), (logits,), read, read)
+        if cap and self.lowering.caps_apart:
+            node = replace(node, scratch=logits.memory_bytes)
         return self.add(
             replace(
                 node,

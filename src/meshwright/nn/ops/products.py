@@ -37,7 +37,7 @@ from meshwright.nn.products.contract import local_product
 from meshwright.nn.products.execute import apply_reshard, named_once
 from meshwright.nn.products.narrow import Kept, kept, narrow_multiply, narrow_product, wide
 from meshwright.nn.remat import MATMUL, OF_LATENT, OPERATION, SECOND
-from meshwright.nn.start.device_mesh import partition_spec
+from meshwright.nn.start.device_mesh import partition_spec, platform
 from meshwright.notation.einsum import Contraction, Reshard
 from meshwright.notation.operation import bias_reshard
 
@@ -138,7 +138,9 @@ class ProductOps:
             if self._narrow and not plan.einsum.batched:
                 y = narrow_product(plan, self.dtype, self._narrow, x, w, self._scales)
             else:
-                y = local_product(plan, self.dtype, wide(x), w, self._token)
+                # The logits are freed before the head's gradient is summed whole, into another array.
+                sums_last = platform().whole_sums and plan.einsum.out.endswith("V")
+                y = local_product(plan, self.dtype, wide(x), w, self._token, sums_last=sums_last)
                 self.parted |= {name} if self._token is not None else set()
             return checkpoint_name(apply_reshard(plan.out_reshard, y), kind)
 

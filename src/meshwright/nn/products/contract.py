@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
@@ -15,14 +15,23 @@ from meshwright.notation.einsum import Contraction
 LATER = "later"
 
 
-def local_product(plan: Contraction, dtype: Any, x: Array, w: Array, token: Array | None = None) -> Array:
+def local_product(
+    plan: Contraction,
+    dtype: Any,
+    x: Array,
+    w: Array,
+    token: Array | None = None,
+    *,
+    sums_last: bool = False,
+) -> Array:
     """The product of the operands as computed on, `plan.product`: partial sums stay partial.
 
     The backward pass runs `plan.lhs_gradient` and `plan.rhs_gradient` in their own order of operands.
     JAX's transpose rule would write dW as (dy, x), whose transposed, strided copies of dy took XLA:CPU
     a third of a training step (demo model, f32, data=8: 2.90 s against 1.90 s). The product is computed and
     given in `dtype`; the cotangent of w has w's own type, which may be wider. token: 1, which multiplies that
-    cotangent in such a way that it can be made later (nn/pipeline/stage_programs.py).
+    cotangent in such a way that it can be made later (nn/pipeline/stage_programs.py). sums_last: devices add
+    up their cotangents of w after that of x exists, so that the cotangent of the product is freed before.
     """
 
     @jax.custom_vjp
@@ -39,7 +48,10 @@ def local_product(plan: Contraction, dtype: Any, x: Array, w: Array, token: Arra
         if token is not None:
             x, d_out = (checkpoint_name(one, LATER) for one in (x, d_out))
             x *= token.astype(x.dtype)
-        return d_x, local_einsum(plan.rhs_gradient, x, d_out, w.dtype), jax.tree.map(jnp.zeros_like, token)
+        d_w = local_einsum(plan.rhs_gradient, x, d_out, w.dtype)
+        if sums_last:
+            d_x, d_w = lax.optimization_barrier((d_x, d_w))
+        return d_x, d_w, jax.tree.map(jnp.zeros_like, token)
 
     product.defvjp(forward, backward)
     return product(x, w, token)
