@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.nn.mixers.recurrence import Inputs, chunked
+from meshwright.nn.mixers.recurrence import _ROW, Inputs, chunked
 
 # (groups, heads of a group, elements of a key, columns of a value, whether rates are given). A piece of
 # positions under context parallelism has two columns.
@@ -47,11 +47,11 @@ def test_states_are_those_of_a_plain_recurrence(g: int, u: int, s: int, p: int, 
 
 @pytest.mark.parametrize(("g", "u", "s", "p", "has_rates"), [SIZES[0], SIZES[2]])
 def test_tiles_of_states_are_full(g: int, u: int, s: int, p: int, has_rates: bool) -> None:
-    """The last two dimensions of states at all positions, a TPU's tile, are more than one element each."""
+    """The last two dimensions of states, a TPU's tile, are more than one element each."""
     given = _inputs(g, u, s, p, 64, has_rates=has_rates)
     arrays = {name: jnp.asarray(x, jnp.float32) for name, x in given.items()}
     traced = jax.make_jaxpr(lambda arrays: chunked(Inputs.of(arrays))[0])(arrays)
-    num_states = 2 * 64 * g * u * s
+    num_states = 2 * 64 // _ROW * g * u * s  # at one position of each block
     tiles = [
         each.outvars[0].aval.shape[-2:]
         for each in _all_equations(traced.jaxpr)

@@ -7,7 +7,7 @@ the state between them; in a step of generation the state is read, changed and w
 from dataclasses import replace
 from typing import Any
 
-from meshwright.cost.arrays import ceiling, smaller
+from meshwright.cost.arrays import ceiling, larger, smaller
 from meshwright.cost.graph import Node, Transfer, Value, Work
 from meshwright.cost.ops.products import ProductOps
 from meshwright.dtypes import dtype_bytes
@@ -186,12 +186,14 @@ class MixerOps(ProductOps):
         """Bytes of arrays of a recurrence's backward pass: copies in the order of chunks, and states.
 
         A scan over chunks reads arrays with the chunks first. If a device has several sequences, inputs and
-        the result's cotangent are copied into that order. A scan within a chunk keeps the states of all
+        the result's cotangent are copied into that order. If products sum over positions, XLA for TPUs stores
+        these last, in tiles that are wider than a chunk. A scan within a chunk keeps the states of all
         its positions. copied: inputs and result. of_state: bytes of the states between chunks.
         """
         has_several = self._local(array, "B") > 1
-        copies = sum(value.bytes_per_device for value in copied) * has_several
         scans = self._state_mixer().written_every == 1
+        tiles = 1.0 if scans else larger(1.0, self.lowering.lanes / chunk)
+        copies = sum(value.bytes_per_device for value in copied) * has_several * tiles
         pieces = self.mesh.size(array.axes_of("T"))
         of_chunk = of_state * chunk * chunk / (self.sizes["T"] / pieces)
         num_arrays = _SCANNED if self.layout.phase == "train" else _SCANNED / 2  # inference has no cotangents

@@ -102,7 +102,7 @@ class Selective(StateMixer):
 
     def loops(self) -> Loops:
         """Counted for Falcon Mamba."""
-        return Loops(LoopPass(17, 4.5), LoopPass(48, 23.6))
+        return Loops(LoopPass(25, 2.2), LoopPass(72, 11.3))
 
     def step_flops(self, d_model: int) -> float:
         """7 operations for each channel and element: decay, its exponential, input and sum."""
