@@ -814,6 +814,122 @@ def _low_rank(first: tuple[str | None, ...], second: tuple[str | None, ...]) -> 
     return made
 
 
+def _dequantised(*, first: bool) -> Callable[[], Any]:
+    """A product with a frozen int8 weight, dequantised before its gather or after."""
+
+    def made() -> Any:
+        m = mesh("fsdp")
+
+        def run(w: Any, scale: Any, x: Any) -> Any:
+            if first:
+                return constrained(m, x @ constrained(m, w.astype(jnp.bfloat16) * scale), "fsdp")
+            return constrained(m, x @ (constrained(m, w).astype(jnp.bfloat16) * scale), "fsdp")
+
+        weight = array(m, (2048, 2048), "fsdp", dtype=jnp.int8), array(m, (2048,), dtype=jnp.bfloat16)
+        return jax.jit(run), (*weight, array(m, (4096, 2048), "fsdp", dtype=jnp.bfloat16))
+
+    return made
+
+
+def _scaled_to_fp8(*, first: bool) -> Callable[[], Any]:
+    """A weight scaled and cast to fp8 on each device, or of all devices after its gather."""
+
+    def made() -> Any:
+        m = mesh("fsdp")
+
+        def cast(x: Any) -> tuple[Any, Any]:
+            scale = jnp.max(jnp.abs(x.astype(jnp.float32))) / 448
+            return (x / scale.astype(x.dtype)).astype(jnp.float8_e4m3fn), scale
+
+        def run(w: Any, x: Any) -> Any:
+            narrow, scale = cast(w if first else constrained(m, w))
+            narrow = constrained(m, constrained(m, narrow, "fsdp")) if first else narrow
+            rows, of_rows = cast(x)
+            y = jnp.matmul(rows, narrow, preferred_element_type=jnp.float32) * scale * of_rows
+            return constrained(m, y, "fsdp")
+
+        wide = (array(m, shape, "fsdp", dtype=jnp.bfloat16) for shape in ((2048, 2048), (4096, 2048)))
+        return jax.jit(run), tuple(wide)
+
+    return made
+
+
+def _roots(*, whole: bool) -> Callable[[], Any]:
+    """Eigenvalues of eight matrices, which are split by rows or one on each device."""
+
+    def made() -> Any:
+        m = mesh("fsdp")
+        by_matrix = jax.shard_map(
+            lambda s: jnp.linalg.eigvalsh(s), mesh=m, in_specs=P("fsdp"), out_specs=P("fsdp"), check_vma=False
+        )
+
+        def run(s: Any) -> Any:
+            s = jnp.tanh(s)
+            return by_matrix(constrained(m, s, "fsdp")) if whole else jnp.linalg.eigvalsh(s)
+
+        return jax.jit(run), (array(m, (8, 256, 256), None, "fsdp"),)
+
+    return made
+
+
+def _stack_in_a_loop(*, before: bool) -> Callable[[], Any]:
+    """Layers that are gathered all before the loop, or one in each turn."""
+
+    def made() -> Any:
+        m = mesh("fsdp")
+
+        def run(ws: Any, x: Any) -> Any:
+            ws = constrained(m, ws) if before else ws
+            return lax.scan(
+                lambda h, w: (constrained(m, jnp.tanh(h @ constrained(m, w)), "fsdp"), None), x, ws
+            )[0]
+
+        return jax.jit(run), (array(m, (8, 512, 512), None, None, "fsdp"), array(m, (2048, 512), "fsdp"))
+
+    return made
+
+
+def _sharded_moments() -> Any:
+    """ZeRO-1: moments are sharded, and weights come whole and are returned whole."""
+    m = mesh("data")
+    weights = [array(m, (1024, 1024))] * 2
+    moments = [array(m, (1024, 1024), "data")] * 2
+
+    def step(weights: Any, moments: Any, x: Any) -> Any:
+        gradients = jax.grad(lambda ws: jnp.mean((jnp.tanh(x @ ws[0]) @ ws[1]) ** 2))(weights)
+        moments = [0.9 * s + constrained(m, g, "data") for s, g in zip(moments, gradients, strict=True)]
+        return [w - 0.1 * s for w, s in zip(weights, moments, strict=True)], moments
+
+    out = jax.tree.map(lambda one: one.sharding, (weights, moments))
+    return jax.jit(step, out_shardings=out), (weights, moments, array(m, (4096, 1024), "data"))
+
+
+def _messages() -> Any:
+    """A graph's messages: nodes and edges are split over the same devices."""
+    m = mesh("data")
+
+    def run(x: Any, w: Any, source: Any, target: Any) -> Any:
+        sums = jax.ops.segment_sum((x @ w)[source], target, num_segments=x.shape[0])
+        return constrained(m, jax.nn.relu(sums), "data")
+
+    edges = array(m, (32768,), "data", dtype=jnp.int32)
+    return jax.jit(run), (array(m, (8192, 256), "data"), array(m, (256, 128)), edges, edges)
+
+
+def _likeliest_in_a_loop() -> Any:
+    """Tokens that are the likeliest of a vocabulary split over devices, one after another."""
+    m = mesh("tensor")
+
+    def run(table: Any, head: Any, tokens: Any) -> Any:
+        def turn(_: Any, tokens: Any) -> Any:
+            return jnp.argmax(constrained(m, table[tokens] @ head, None, "tensor"), -1).astype(jnp.int32)
+
+        return lax.fori_loop(0, 8, turn, tokens)
+
+    tokens = array(m, (4096,), dtype=jnp.int32)
+    return jax.jit(run), (array(m, (32768, 128)), array(m, (128, 32768), None, "tensor"), tokens)
+
+
 _F, _I = jnp.float32, jnp.int32
 _HEAD = ((64, 512), (), _F), ((512, 32768), (None, "x"), _F)
 CASES: dict[str, Case] = {
@@ -924,6 +1040,21 @@ CASES: dict[str, Case] = {
         "activation_resharded", _orthogonalised(whole=False), _orthogonalised(whole=True)
     ),
     "a contrastive loss": Case(None, _contrastive),
+    "int8 weights dequantised before their gather": Case(
+        "widened", _dequantised(first=True), _dequantised(first=False)
+    ),
+    "a cast to fp8 after the gather": Case(
+        "widened", _scaled_to_fp8(first=False), _scaled_to_fp8(first=True)
+    ),
+    "eigenvalues of matrices split by rows": Case(
+        "gathered_for_one_operation", _roots(whole=False), _roots(whole=True)
+    ),
+    "a stack gathered before its loop": Case(
+        "stack_gathered", _stack_in_a_loop(before=True), _stack_in_a_loop(before=False)
+    ),
+    "moments sharded, weights whole": Case(None, _sharded_moments),
+    "messages of a graph": Case(None, _messages),
+    "the likeliest tokens in a loop": Case(None, _likeliest_in_a_loop),
     "a low-rank update split by rank": Case(
         "partial_results_summed",
         _low_rank((None, "tensor"), ("tensor",)),

@@ -74,13 +74,12 @@ def test_a_script_has_a_page(script: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["audit", f"{script}:step", "--model", "tiny"]) == 2
 
 
-def test_an_abstract_mesh_is_compiled_for_cpus_if_asked(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_an_abstract_mesh_is_compiled_for_cpus_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     concrete = 'jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)'
     output = tmp_path / "own.json"
     options = ["--hardware", "v5e:2x4", "--target", "cpu", "-o", str(output)]
     for mesh, answer in (("(4, 2)", 1), ("(4, 4)", 2)):
+        script = tmp_path / f"answered_by_{answer}.py"
         script.write_text(SCRIPT.replace(concrete, f'jax.sharding.AbstractMesh({mesh}, ("data", "tensor"))'))
         assert main(["audit", f"{script}:step", *options]) == answer
     assert "the mesh has 16 devices and this process 8" in " ".join(capsys.readouterr().err.split())

@@ -29,6 +29,7 @@ from meshwright.audit.hlo.read import Program, check_complete, check_partitioned
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import accidents, at_the_root
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
+from meshwright.audit.remarks.donation import undonated_note
 from meshwright.audit.remarks.replication import repeated_products, replicated_state
 from meshwright.errors import AuditError
 from meshwright.files import read_text
@@ -67,13 +68,13 @@ class ProgramAudit(dict):
         if len(warnings) > _MOST_FINDINGS:
             lines.append(f"- and {len(warnings) - _MOST_FINDINGS} more, in ['warnings']")
         lines += [f"- not understood: {line}" for line in self["not_understood"][:1]]
-        lines += [f"- {line}" for line in self["notes"][:1]]
+        lines += [f"- {line}" for line in self["notes"][:2]]
         return "\n".join(
             line if len(line) <= _MOST_LETTERS else f"{line[:_MOST_LETTERS]}..." for line in lines
         )
 
 
-_MOST_FINDINGS, _MOST_LETTERS = 6, 160
+_MOST_FINDINGS, _MOST_LETTERS = 5, 160
 
 
 def _text(seconds: float | None) -> str:
@@ -117,7 +118,8 @@ def audit_program(
     AuditError if hardware or mesh have another number of devices.
     """
     machine = machine_of(hardware, program.num_devices) if hardware else None
-    notes = _of_platforms(program, machine) if machine else []
+    notes = [note] if (note := undonated_note(program)) else []
+    notes += _of_platforms(program, machine) if machine else []
     reading = read_program(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices

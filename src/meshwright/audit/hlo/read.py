@@ -189,7 +189,8 @@ _COMPUTED = ("dot", "convolution", "add", "multiply", "reduce", "transpose", "re
 class Program:
     """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`.
 
-    is_scheduled: instructions are in the order of execution.
+    is_scheduled: instructions are in the order of execution. donated: numbers of the inputs whose memory
+    results take.
     """
 
     name: str
@@ -198,6 +199,7 @@ class Program:
     num_partitions: int = 1
     num_replicas: int = 1
     is_scheduled: bool = False
+    donated: frozenset[int] = frozenset()
 
     @property
     def main(self) -> Computation:
@@ -277,7 +279,14 @@ def parse_hlo(text: str) -> Program:
         num_partitions=num_partitions,
         num_replicas=num_replicas,
         is_scheduled=bool(re.search(r"^HloModule.*\bis_scheduled=true", text, re.M)),
+        donated=_donated(text),
     )
+
+
+def _donated(text: str) -> frozenset[int]:
+    """Numbers of the inputs that results alias: `input_output_alias={ {0}: (3, {}, may-alias) }`."""
+    header = re.search(r"^HloModule.*\binput_output_alias=\{(.*?\)) \}", text, re.M)
+    return frozenset(map(int, re.findall(r": \((\d+),", header[1]))) if header else frozenset()
 
 
 def check_complete(program: Program) -> None:

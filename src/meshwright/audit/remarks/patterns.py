@@ -5,7 +5,7 @@ Each checks one collective in its program and returns a fault or None.
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -20,13 +20,14 @@ from meshwright.audit.hlo.trace import (
     MOVES,
     CallPath,
     TracedValue,
+    called_by,
     history,
     readers,
     same_each_turn,
     sources,
     trip_count,
 )
-from meshwright.dtypes import number_type, types_for
+from meshwright.dtypes import NUMBER_TYPES, number_type, of_hlo, types_for
 
 Fault = tuple[str, str, str]  # kind, what, change
 
@@ -111,6 +112,8 @@ def repeated_gather(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return None
 
 
+# The factorisation whose remedy all share.
+_FACTORS = "cholesky"
 # What to write for operations along a whole dimension, by JAX's primitive.
 _WITHOUT_PARTS = {
     "top_k": "take the top k of each device's shard, gather these, and take their top k (jax.shard_map)",
@@ -120,19 +123,25 @@ _WITHOUT_PARTS = {
     "shard it along another dimension before, by one all-to-all",
     "cumsum": "sum within each device's shard, exchange the shards' totals, and add the totals of "
     "earlier shards (jax.shard_map)",
+    _FACTORS: "XLA does not divide a factorisation: of many matrices, shard the dimension that counts them "
+    "(one all-to-all, and jax.shard_map); one large matrix needs an algorithm by blocks",
 }
-_SAME_REMEDY = {"approx_top_k": "top_k", "argsort": "sort"} | dict.fromkeys(
-    (
-        "cumprod",
-        "cummax",
-        "cummin",
-        "cumlogsumexp",
-        "associative_scan",
-        "reduce_window_sum",
-        "reduce_window_max",
-        "reduce_window_min",
-    ),
-    "cumsum",
+_SAME_REMEDY = (
+    {"approx_top_k": "top_k", "argsort": "sort"}
+    | dict.fromkeys(
+        (
+            "cumprod",
+            "cummax",
+            "cummin",
+            "cumlogsumexp",
+            "associative_scan",
+            "reduce_window_sum",
+            "reduce_window_max",
+            "reduce_window_min",
+        ),
+        "cumsum",
+    )
+    | dict.fromkeys(("eigh", "eig", "svd", "qr", "geqrf", "lu", "triangular_solve", "schur"), _FACTORS)
 )
 _CONSTRAINTS = ("sharding_constraint", "reshard")
 _BY_OPCODE = {"sort": "sort", "topk": "top_k", "fft": "fft"}
@@ -148,7 +157,9 @@ def along_the_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     operation = next(filter(None, map(_needs_whole, emitted.uses(context.program, elementwise=True))), None)
     if operation is None and name in (*_WITHOUT_PARTS, *_SAME_REMEDY):
         operation = name
-    if operation is None:
+    # An exchange gives each device whole matrices to factorise: the remedy, too.
+    is_remedy = emitted.op == "all_to_all" and _SAME_REMEDY.get(operation or "", operation) == _FACTORS
+    if operation is None or is_remedy:
         return None
     return (
         "gathered_for_one_operation",
@@ -229,8 +240,10 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     dims = emitted.value.instruction.attributes.get("dimensions", "")
     is_batch = emitted.collective.parameter in context.batch_names
-    if is_batch or dims != "{0}" or emitted.value.place.loops:
+    if is_batch or emitted.value.place.loops:
         return None
+    if dims != "{0}":
+        return _gathered_before_its_loop(emitted, context)
     # The partitioner names the gather after the slice in the loop, whose operand it gathers.
     name = emitted.collective.op_name
     is_of_loop = "/while/" in name and primitive_of(name) in _SLICES
@@ -251,6 +264,40 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "shard a dimension of the stack other than the one that the loop runs over (layers, or time), so "
         "that each turn gathers its own part or none: P(None, axis)",
     )
+
+
+def _gathered_before_its_loop(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """A stack gathered along another dimension than its layers, before the loop over these."""
+    shape = emitted.result().instruction.shapes[-1]
+    if len(shape.dims) < _STACKED or not _is_cut_in_a_loop(emitted, context.program):
+        return None
+    return (
+        "stack_gathered",
+        f"the whole stack `{emitted.tensor}` of {shape.dims[0]} arrays "
+        f"({emitted.collective.gathered_bytes:,} B) is gathered over {context.over(emitted)} before the loop "
+        "that reads one in each turn, so that every device holds all of them",
+        "gather each turn's own array within the loop: constrain it there, and not the stack before",
+    )
+
+
+# Dimensions of a stack of matrices.
+_STACKED = 3
+
+
+def _is_cut_in_a_loop(emitted: Emitted, program: Program) -> bool:
+    """Whether a loop reads one entry of an array's first dimension in each turn."""
+    dims = emitted.result().instruction.shapes[-1].dims
+    loops = {
+        user.instruction.name: user for user, _ in emitted.uses(program) if user.instruction.opcode == "while"
+    }
+    for loop in loops.values():
+        body = program.computations[loop.instruction.attributes["body"].lstrip("%")]
+        inside = [body, *(one for each in body.instructions.values() for one in called_by(program, each))]
+        for computation in inside:
+            for each in computation.instructions.values():
+                if each.opcode == "dynamic-slice" and each.shapes[0].dims == (1, *dims[1:]):
+                    return computation.instructions[each.operands[0]].shapes[0].dims == dims
+    return False
 
 
 _SLICES = ("dynamic_slice", "dynamic_index_in_dim", "gather", "squeeze")
@@ -378,6 +425,10 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         )
     if stored.shapes[0].num_elements * emitted.collective.groups.size != shape.num_elements:
         return None
+    # ZeRO-1: weights come whole and are returned whole, and only their moments are sharded.
+    given = sum(one.dims == shape.dims for each in context.program.main.parameters for one in each.shapes)
+    if given >= sum(one.dims == shape.dims for one in context.program.main.result.shapes):
+        return None
     name = stored.op_name or stored.name
     return (
         "returned_whole",
@@ -485,10 +536,19 @@ def over_the_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
         or emitted.op not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
         or emitted.is_written
         or emitted.elements <= context.batch_elements
+        or _is_by_index(emitted, context)
         or not (is_computed(context.program, operand) or _is_carried(emitted, context.program))
     ):
         return None
     return unconstrained(emitted, context)
+
+
+def _is_by_index(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether rows of all devices are read or added by index, such as messages between nodes of a graph."""
+    if emitted.op in ("all_reduce", "reduce_scatter"):  # XLA for CPU may make a loop of the scatter
+        return primitive_of(emitted.collective.op_name).startswith("scatter")
+    uses = list(emitted.uses(context.program))
+    return bool(uses) and all(user.instruction.opcode == "gather" and at == 0 for user, at in uses)
 
 
 def unconstrained(emitted: Emitted, context: ProgramContext) -> Fault:
@@ -666,6 +726,8 @@ def resharded_activations(emitted: Emitted, context: ProgramContext) -> Fault | 
     moves = emitted.op in ("all_gather", "all_to_all", "permute") and not c.follows_sum
     if not (moves and emitted.value.place.loops and _is_moved_activation(emitted, context)):
         return None
+    if _is_reduced_in_two_steps(emitted, context):
+        return None
     if _is_squared(emitted, context):
         return (
             "activation_resharded",
@@ -679,6 +741,17 @@ def resharded_activations(emitted: Emitted, context: ProgramContext) -> Fault | 
         f"activations (`{emitted.tensor}`) are resharded inside a loop: {emitted.op} over "
         f"{context.over(emitted)}, {emitted.runs:,} times per step",
         "use one sharding throughout the loop: one constraint in it contradicts another",
+    )
+
+
+def _is_reduced_in_two_steps(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether results of the devices' reductions are gathered to be reduced again, as for an argmax."""
+    *_, origin = history(context.program, emitted.operand(), MOVES)
+    uses = list(emitted.uses(context.program))
+    return (
+        origin.instruction.opcode in _REDUCES
+        and bool(uses)
+        and all(user.instruction.opcode in _REDUCES for user, _ in uses)
     )
 
 
@@ -774,11 +847,51 @@ def exposed(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
+_BITS = 8
+_FINDS_SCALES = (*_REDUCES, "abs")
+_BYTES = frozenset(name for name in types_for("operands") if number_type(name).bits == _BITS)
+
+
+def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Numbers that are stored or multiplied in 8 bits, sent in more.
+
+    Reductions, which find the scales, may read the wide numbers.
+    """
+    sent = emitted.dtype
+    wide = number_type(sent).bits if sent in NUMBER_TYPES else 0
+    if emitted.op not in ("all_gather", "all_to_all") or wide <= _BITS:
+        return None
+    share = f"{_BITS / wide:.0%} of the bytes"
+    past = list(history(context.program, emitted.operand(), MOVES))
+    stored = _types_of(past) & _BYTES if any(is_cast(value.instruction) for value in past) else set[str]()
+    if stored and not _types_of(value for value in past if is_cast(value.instruction)) <= _BYTES:
+        narrow = min(stored)
+        why, change = f"it was upcast from {narrow} before", f"send it as {narrow} and upcast after: {share}"
+    else:
+        uses = emitted.uses(context.program, elementwise=True)
+        read = [use for use in uses if use[0].instruction.opcode not in _FINDS_SCALES]
+        casts = [_types_of(_on_the_way(context.program, *use)) for use in read]
+        narrowed = _BYTES.intersection(*casts) if casts else frozenset[str]()
+        if not narrowed:
+            return None
+        narrow = min(narrowed)
+        why = f"it is cast down to {narrow} after"
+        change = f"scale and cast it on each device, and constrain the result to the same shards: {share}"
+    return "widened", f"`{emitted.tensor}` is sent as {sent} over {context.over(emitted)}: {why}", change
+
+
+def _types_of(values: Iterable[TracedValue]) -> set[str]:
+    """Our names of the types of these values."""
+    return {of_hlo(shape.dtype) for value in values for shape in value.instruction.shapes[:1]}
+
+
 def widened_send(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Numbers of 16 bits sent as 32.
+    """Numbers of 16 bits sent as 32, or of 8 as more.
 
     Nameless casts of XLA:CPU, which widens sent and multiplied numbers, are not the program's mistake.
     """
+    if fault := sent_before_its_cast(emitted, context):
+        return fault
     c = emitted.collective
     if c.dtype != "f32":
         return None
@@ -791,7 +904,10 @@ def widened_send(emitted: Emitted, context: ProgramContext) -> Fault | None:
         change = f"send it as {narrow} and upcast after: half the bytes"
     elif c.source_dtype == "f32" and narrowed and emitted.op == "all_gather":
         narrow, why = narrowed[0], f"it is cast down to {narrowed[0]} right after"
-        change = f"cast it to {narrow} before the gather: half the bytes"
+        change = (
+            f"cast it to {narrow} before the gather, and constrain the result to the same shards, so that "
+            "the partitioner does not gather first: half the bytes"
+        )
     else:
         return None
     return "widened", f"`{emitted.tensor}` is sent as f32 over {context.over(emitted)}: {why}", change
@@ -805,8 +921,12 @@ def _is_cast(emitted: Emitted, program: Program) -> bool:
 
 def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]:
     """The types of a collective's numbers up to their reader."""
-    read = user.operand(at) if at >= 0 else user
-    return {shape.dtype for v in history(program, read, MOVES) for shape in v.instruction.shapes[:1]}
+    return {shape.dtype for v in _on_the_way(program, user, at) for shape in v.instruction.shapes[:1]}
+
+
+def _on_the_way(program: Program, user: TracedValue, at: int) -> Iterable[TracedValue]:
+    """The forms of a collective's numbers up to their reader."""
+    return history(program, user.operand(at) if at >= 0 else user, MOVES)
 
 
 # In order of precedence.

@@ -1,0 +1,43 @@
+"""State that a training step returns in new memory, next to the state that it was given."""
+
+from meshwright.audit.facts.communication import is_differentiated
+from meshwright.audit.facts.emitted import ELEMENTWISE, NEGLIGIBLE_BYTES
+from meshwright.audit.hlo.read import ArrayShape, Instruction, Program, arrays
+from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, sources
+from meshwright.units import format_bytes
+
+# Operations of an update: Adam's take some forty from a weight's gradient to the weight.
+_MOST_STEPS = 200
+_THROUGH = ELEMENTWISE | {"sqrt", "abs", "select-n", "compare", "fusion", "call"}
+
+
+def undonated_note(program: Program) -> str:
+    """A sentence on new state beside the old; "" if a step donates its state, or returns none."""
+    if program.donated or not is_differentiated(program):
+        return ""
+    results = arrays(program.main.result.shape)
+    old = [one for path, shape in results if (one := _updated(program, path, shape))]
+    num_bytes = sum(one.shapes[0].num_bytes for one in old)
+    if num_bytes <= NEGLIGIBLE_BYTES:
+        return ""
+    largest = max(old, key=lambda one: one.shapes[0].num_bytes)
+    others = f" and {len(old) - 1} more" if len(old) > 1 else ""
+    return (
+        f"`{largest.op_name or largest.name}`{others} are updated in new memory, {format_bytes(num_bytes)} "
+        "on each device next to the old state; donate the state: jax.jit(step, donate_argnums=...)"
+    )
+
+
+def _updated(program: Program, path: tuple[int, ...], shape: ArrayShape) -> Instruction | None:
+    """The input of the same shape that a result is an elementwise function of; None without one."""
+    left, seen = [TracedValue(program.main.result, CallPath(program.main), path)], 0
+    while left and seen < _MOST_STEPS and shape.dims:
+        seen += 1
+        *_, value = history(program, left.pop(0), MOVES)
+        instruction = value.instruction
+        if instruction.opcode == "parameter" and not value.place.frames:
+            if instruction.shapes[0].dims == shape.dims:
+                return instruction
+        elif instruction.opcode in _THROUGH or (instruction.opcode == "tuple" and value.path):
+            left += sources(program, value)
+    return None
