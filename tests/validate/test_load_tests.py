@@ -6,6 +6,7 @@ from math import exp
 import numpy as np
 import pytest
 
+from meshwright.cli.load_test_output import missed_bars, show_load_tests
 from meshwright.cost.serving_step import Passes
 from meshwright.engines.serving_engine import ENGINES
 from meshwright.hardware.catalog import load
@@ -13,7 +14,7 @@ from meshwright.layout import Layout
 from meshwright.models.presets import PRESETS
 from meshwright.plan.serve.engine_steps import EngineTable
 from meshwright.plan.serve.with_engine import on_engine
-from meshwright.validate.load_test_row import LoadTestRow, WorkerDegrees
+from meshwright.validate.load_test_row import FIGURES, LoadTestRow, WorkerDegrees
 from meshwright.validate.load_test_scores import load_test_document
 from meshwright.validate.load_test_settings import decode_slots
 from meshwright.validate.load_tests import load_test_case, predict_load_test, predict_load_tests
@@ -63,6 +64,22 @@ def test_a_row_that_cannot_be_read_has_its_line_and_reason(tmp_path):
     [prediction] = predict_load_tests([read])
     assert prediction.skipped == read.reason
     assert load_test_document([prediction])["skipped"] == 1
+
+
+def test_rows_have_mean_lengths_and_prompts_without_an_answer(tmp_path):
+    """An answer of no token ends with the prompt, and its row has no time per token."""
+    read = row(tmp_path, prompt_len="1000.4", output_len="99.6")
+    assert isinstance(read, LoadTestRow) and (read.prompt_len, read.output_len) == (1000, 100)
+    lone = [row(tmp_path, output_len=tokens, tpot_seconds="") for tokens in ("0", "1")]
+    assert [each.figures.keys() for each in lone] == [{"ttft_seconds": 0, "e2e_seconds": 0}.keys()] * 2  # pyright: ignore
+    none, first = predictions = [predict_load_test(each) for each in lone]  # pyright: ignore
+    assert none.predicted == first.predicted and none.error("tpot_seconds") is None
+    assert none.error("ttft_seconds") == none.error("e2e_seconds")
+    document = load_test_document([*predictions, predict_load_test(row(tmp_path, tpot_seconds=""))])  # pyright: ignore
+    assert [document["figures"][name]["num_rows"] for name in FIGURES] == [0, 3, 2]
+    assert document["rows"][0]["errors"]["tpot_seconds"] is None
+    show_load_tests(document, list_rows=True)
+    assert missed_bars(load_test_document(predictions[:1]), None, None)[0].startswith("first token: median")
 
 
 def test_an_expert_group_that_is_counted_twice_is_counted_once(tmp_path):

@@ -14,7 +14,7 @@ def missed_bars(document: dict, median_bar: float | None, p90_bar: float | None)
     bars = BARS | {
         "tpot_seconds": (median_bar or BARS["tpot_seconds"][0], p90_bar or BARS["tpot_seconds"][1])
     }
-    if not document["figures"]["tpot_seconds"]["num_rows"]:
+    if not document["figures"]["ttft_seconds"]["num_rows"]:
         reason = next((row["skipped"] for row in document["rows"] if row["skipped"]), "the file has no rows")
         return [f"no row could be priced; {reason}"]
     lines = []
@@ -22,7 +22,7 @@ def missed_bars(document: dict, median_bar: float | None, p90_bar: float | None)
         keys = ("median_abs_error", "p90_abs_error")
         for what, key, bar in zip(("median error", "90th percentile"), keys, limits, strict=True):
             value = document["figures"][name][key]
-            if bar is not None and value > bar:
+            if None not in (bar, value) and value > bar:
                 lines.append(f"{_HEADINGS[name]}: {what} is {value:.1%}, above {bar:.1%}")
     ranks = document["ranks"]["tpot_seconds"]
     if ranks and ranks["median"] < RANK_BAR:
@@ -40,7 +40,7 @@ def show_load_tests(document: dict, list_rows: bool) -> None:
         table.add_column(heading, justify="right")
     groups = [document[key].items() for key in ("modes", "engines", "systems", "models")]
     for name, scores in (*(pair for group in groups for pair in group), ("all", document["figures"])):
-        table.add_row(name, str(scores["tpot_seconds"]["num_rows"]), *_figures(scores))
+        table.add_row(name, str(scores["ttft_seconds"]["num_rows"]), *_figures(scores))
     ranks, regret = document["ranks"]["tpot_seconds"], document["regret"]
     show(
         table,
@@ -91,9 +91,9 @@ def _rows(document: dict) -> object:
                 text
                 for name in FIGURES
                 for text in (
-                    f"{row['published'][name]:.4g}",
+                    f"{row['published'][name]:.4g}" if name in row["published"] else "",
                     f"{row['predicted'][name]:.4g}",
-                    f"{row['errors'][name]:+.1%}",
+                    f"{row['errors'][name]:+.1%}" if name in row["published"] else "",
                     "{:.3g} to {:.3g}".format(*row["range"][name]),
                 )
             ]

@@ -29,7 +29,8 @@ class WorkerDegrees:
 class LoadTestRow:
     """One published load test. None: the source does not say.
 
-    ttft_seconds, tpot_seconds: means over requests.
+    ttft_seconds, tpot_seconds: means over requests. prompt_len, output_len: tokens, or their rounded means.
+    An answer of one token, or of none, ends with the prompt.
     """
 
     id: str
@@ -65,11 +66,15 @@ class LoadTestRow:
     decode_expert: int | None
     decode_batch: int | None
     ttft_seconds: float
-    tpot_seconds: float
+    tpot_seconds: float | None
 
     @property
     def figures(self) -> dict[str, float]:
-        """Measured seconds by the names of FIGURES."""
+        """Measured seconds by those names of FIGURES that the row has."""
+        if self.output_len < 2:
+            return {"ttft_seconds": self.ttft_seconds, "e2e_seconds": self.ttft_seconds}
+        if self.tpot_seconds is None:
+            return {"ttft_seconds": self.ttft_seconds}
         return self.with_request(self.ttft_seconds, self.tpot_seconds)
 
     def with_request(self, ttft_seconds: float, tpot_seconds: float) -> dict[str, float]:
@@ -79,8 +84,8 @@ class LoadTestRow:
 
     @property
     def output_tokens(self) -> float:
-        """Mean tokens of an answer."""
-        return self.output_len * (1 + SHORTEST_DRAWN) / 2 if self.draws_lengths else self.output_len
+        """Mean tokens of an answer, at least the one that a prompt ends with."""
+        return self.output_len * (1 + SHORTEST_DRAWN) / 2 if self.draws_lengths else max(1, self.output_len)
 
     @property
     def draws_lengths(self) -> bool:

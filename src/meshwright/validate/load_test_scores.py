@@ -73,7 +73,8 @@ def _test(given: LoadTestPrediction) -> LoadTestRow:
 
 def _ranks(predictions: Sequence[LoadTestPrediction], name: str) -> dict[str, Any] | None:
     """Spearman's rank correlation of a figure within panels; None without a large enough panel."""
-    panels = grouped(predictions, lambda p: _test(p).panel).values()
+    having = [p for p in predictions if name in _test(p).figures]
+    panels = grouped(having, lambda p: _test(p).panel).values()
     scores = [
         _spearman([p.predicted[name] for p in panel if p.predicted], [_test(p).figures[name] for p in panel])
         for panel in panels
@@ -102,7 +103,8 @@ def _regret(predictions: Sequence[LoadTestPrediction]) -> dict[str, Any] | None:
         return (row.model, row.system, row.weight_dtype, row.prompt_len, row.output_len, row.concurrency)
 
     lost = []
-    for panel in grouped(predictions, question).values():
+    having = [p for p in predictions if "e2e_seconds" in _test(p).figures]
+    for panel in grouped(having, question).values():
         if len({(p.layout, _test(p).engine, _test(p).engine_version) for p in panel}) < 2:
             continue
         chosen = min(panel, key=lambda p: (p.predicted or {})["e2e_seconds"] * _test(p).chips)

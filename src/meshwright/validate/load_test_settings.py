@@ -57,7 +57,7 @@ def streamed_tokens(row: LoadTestRow) -> int:
         for engine, machine, model, number in _STREAMED
         if row.engine == engine and row.hardware.startswith(machine) and row.model.startswith(model)
     )
-    return min(next(fits, 1), row.output_len)
+    return min(next(fits, 1), max(1, row.output_len))
 
 
 def decode_slots(row: LoadTestRow, concurrency: int, groups: int, *, splits: bool) -> int:

@@ -72,8 +72,8 @@ class LoadTestPrediction:
     layout: str | None = None
 
     def error(self, name: str) -> float | None:
-        """predicted / published - 1 of a figure."""
-        if self.predicted is None or isinstance(self.row, UnreadRow):
+        """predicted / published - 1 of a figure; None if the row does not have it."""
+        if self.predicted is None or isinstance(self.row, UnreadRow) or name not in self.row.figures:
             return None
         return self.predicted[name] / self.row.figures[name] - 1
 
@@ -196,7 +196,7 @@ class LoadTestCase:
         count = max(_SIMULATED_WAVES * limit, min(_LEAST_REQUESTS, _NUM_WAVES * limit))
         count = min(count, max(limit, _MOST_REQUESTS))
         if not row.draws_lengths:
-            return [Turn(row.prompt_len, row.output_len)] * count
+            return [Turn(row.prompt_len, max(1, row.output_len))] * count
         rng = np.random.default_rng(0)
         prompts, outputs = (
             rng.integers(int(SHORTEST_DRAWN * length), length + 1, count).tolist()

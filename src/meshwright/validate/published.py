@@ -26,6 +26,8 @@ _INFERENCE_COLUMN = "prompt_len"
 # An inference table with this column has load tests.
 _LOAD_TEST_COLUMN = "ttft_seconds"
 _DELIMITERS = ",;\t"
+# Columns of tokens that may be means over requests, which are rounded.
+_MEANS = ("prompt_len", "output_len")
 _REPLACED = "\ufffd"  # a byte that is not UTF-8
 # Lines of one cell, at most.
 _MOST_LINES = 100
@@ -294,6 +296,8 @@ def _cell(where: str, column: str, text: str, kind: Any) -> Any:
         value = float(text)
     except ValueError:
         raise PlanError(f"{where}: {column} = {text!r} is not a number") from None
+    if column in _MEANS and value < float("inf"):
+        value = float(round(value))
     if not (value > 0 or value == least) or value == float("inf") or (kind is int and value != int(value)):
         wanted = "a whole number" if kind is int else "a finite number"
         raise PlanError(f"{where}: {column} = {text!r} must be {wanted}{' above 0' if least is None else ''}")
