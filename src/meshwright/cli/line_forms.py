@@ -49,10 +49,10 @@ def _machine_of(first: str, second: str) -> str:
     >>> _machine_of("h100:4x8", "a100:4"), _machine_of("h200", "h100:16")
     ('a100:4x4', 'h200:16')
     """
-    (one, _, sizes), (other, _, others) = first.partition(":"), second.partition(":")
+    (name, _, sizes), (other, _, others) = first.partition(":"), second.partition(":")
     by_host = next((each for each in (sizes, others) if "x" in each), "")
     plain = next((each for each in (others, sizes) if each and "x" not in each), "")
-    chip = other if one == "h100" else one
+    chip = other if name == "h100" else name
     return (
         f"{chip}:{by_host.partition('x')[0]}x{plain}" if by_host and plain else f"{chip}:{plain or by_host}"
     )

@@ -83,18 +83,18 @@ def _collective(op: str, dims: str, partial: str, axes: str) -> str:
     dims, partial: the array's dimensions and partial sums, as written. axes: the mesh axes.
     """
     sharded = re.findall(r"_\{?([A-Z]+(?:,[A-Z]+)*)", dims)
-    own = [axis for each in sharded for axis in each.split(",")]
-    other = re.findall(r"[A-Z]", partial.replace("U", "", 1)) or [axis for axis in axes if axis not in own]
+    used = [axis for each in sharded for axis in each.split(",")]
+    other = re.findall(r"[A-Z]", partial.replace("U", "", 1)) or [axis for axis in axes if axis not in used]
     if op == "AllGather":
-        return f"AllGather_{_subscript(own)}([{dims}])" if own else ""
+        return f"AllGather_{_subscript(used)}([{dims}])" if used else ""
     if op == "AllToAll":
         first, *rest = re.split(r",\s*", dims)
         moved = [re.sub(r"_.*", "", first), *rest]
-        moved[-1] += f"_{own[0]}" if own else ""
-        return f"AllToAll_{own[0]}([{dims}] -> [{', '.join(moved)}])" if own and rest else ""
-    if own and not partial and (op == "ReduceScatter" or not other):
-        other = own[:1]  # the sum is over this axis
-        dims = re.sub(rf"_\{{?{own[0]}\}}?", "", dims)
+        moved[-1] += f"_{used[0]}" if used else ""
+        return f"AllToAll_{used[0]}([{dims}] -> [{', '.join(moved)}])" if used and rest else ""
+    if used and not partial and (op == "ReduceScatter" or not other):
+        other = used[:1]  # the sum is over this axis
+        dims = re.sub(rf"_\{{?{used[0]}\}}?", "", dims)
     over = _subscript(other[:1])
     target = f"{{{over},{re.split(r'[_,]', dims)[0].strip()}}}" if op == "ReduceScatter" else over
     return f"{op}_{target}([{dims}]{{U_{over}}})" if over else ""

@@ -72,9 +72,9 @@ def type_findings(
     ]
 
 
-def _needs_wide(one: NarrowResult) -> str | None:
+def _needs_wide(result: NarrowResult) -> str | None:
     """The operation that a rounded result is part of, if it must be in float32."""
-    for scope in scope_of(one.op_name):
+    for scope in scope_of(result.op_name):
         if scope in _WIDE_SCOPES:
             return scope
     return None

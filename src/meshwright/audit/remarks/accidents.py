@@ -101,12 +101,12 @@ def _is_frozen(parameter: Instruction, most_dims: int) -> bool:
 
 def _parts_of(parameter: Instruction, dims: tuple[int, ...], num_devices: int) -> int | None:
     """Number of shards of an input's array if `dims` is the shape of a shard; None if it cannot be one."""
-    own = parameter.shapes[0].dims
-    if len(own) != len(dims) or any(
-        max(pair) % min(pair) for pair in zip(own, dims, strict=True) if min(pair)
+    shard = parameter.shapes[0].dims
+    if len(shard) != len(dims) or any(
+        max(pair) % min(pair) for pair in zip(shard, dims, strict=True) if min(pair)
     ):
         return None
-    whole, part = prod(own) * tiles_of(parameter.attributes.get("sharding", "")), prod(dims)
+    whole, part = prod(shard) * tiles_of(parameter.attributes.get("sharding", "")), prod(dims)
     parts = whole // part if part and whole % part == 0 else 0
     return parts if parts and num_devices % parts == 0 else None
 

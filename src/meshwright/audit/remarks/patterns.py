@@ -762,9 +762,9 @@ def _is_squared(emitted: Emitted, context: ProgramContext) -> bool:
         *_, first = history(context.program, value, MOVES)
         return first.instruction
 
-    own = origin(emitted.operand())
-    of_same = (sent for sent in context.sent if sent.op == "all_gather" and origin(sent.operand()) is own)
-    return any(origin(other) is own for sent in of_same for _, other in sent.products(context.program))
+    source = origin(emitted.operand())
+    of_same = (sent for sent in context.sent if sent.op == "all_gather" and origin(sent.operand()) is source)
+    return any(origin(other) is source for sent in of_same for _, other in sent.products(context.program))
 
 
 def _is_moved_activation(emitted: Emitted, context: ProgramContext) -> bool:

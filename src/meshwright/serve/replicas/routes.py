@@ -38,8 +38,8 @@ def prompt_in(body: bytes) -> str:
     >>> prompt_in(b'{"model": "x", "prompt": "once upon a time"}')
     ': "once upon a time"}'
     """
-    found = _PROMPT_KEY.search(body, 0, _MOST_BEFORE_PROMPT)
-    return "" if found is None else body[found.end() : found.end() + _MOST_CHARS].decode("utf-8", "replace")
+    key = _PROMPT_KEY.search(body, 0, _MOST_BEFORE_PROMPT)
+    return "" if key is None else body[key.end() : key.end() + _MOST_CHARS].decode("utf-8", "replace")
 
 
 class _Server:
