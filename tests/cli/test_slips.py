@@ -298,7 +298,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("audit train.py step", "write mw audit train.py:step"),
         ("generate --checkpoint a -p hi", "mw generate PROMPT"),
         ("hardware rtx 4090", "write mw hardware rtx4090"),
-        ("gpu-count llama-3-70b", "type mw plan train --smallest"),
+        ("gpu-count llama-3-70b", "type mw plan train --model llama-3-70b --smallest"),
         ("gpu-memory llama-3-70b", "type mw fit"),
         ("python -m vllm.entrypoints.openai.api_server", "type mw serve"),
         ("launch torchrun -n 8 -- mw train plan.toml", "type mw launch local"),

@@ -22,7 +22,7 @@ from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import is_no_value, with_a_right_value
 from meshwright.cli.other_notation import array_of_bytes, expression_here, sizes_here
 from meshwright.cli.other_values import plain_words
-from meshwright.cli.other_words import ALIKE, command_here, subcommand_here
+from meshwright.cli.other_words import ALIKE, command_here, command_of_words, subcommand_here
 from meshwright.cli.pasted_words import unpasted
 from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
 from meshwright.errors import MeshwrightError
@@ -167,7 +167,7 @@ def _candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tup
     elif named and named[0] not in commands:
         yield from _of_programs(words)
         yield from filter(None, (_of_typed(line) for line in meant_lines(words)))
-        ours = command_here(named[0], commands).split()[1:]
+        ours = (command_here(named[0], commands) or command_of_words(named[0], commands)).split()[1:]
         typo = get_close_matches(named[0], list(commands), n=1, cutoff=ALIKE)
         rest = [word for word in words if word != named[0]]
         if ours:  # list models, show hardware
@@ -252,6 +252,8 @@ def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
     }
     most = max(counts.values(), default=0)
     best = [command for command, count in counts.items() if count == most]
+    whole = [command for command in best if set(command.required) <= set(given)]
+    best = whole if len(best) > 1 else best
     if len(best) != 1 or most < 2:
         return ""
     [command] = best
@@ -317,7 +319,11 @@ def _listed(pieces: Sequence[Piece], command: Command) -> Iterator[Piece]:
         model, at_sign, machine = piece.value.partition("@")
         if not piece.option and at_sign and command.path == ("fit",) and is_machine(machine):
             yield from (Piece("", model), Piece("--hardware", machine))
-        elif not piece.option and len(files) > 1 and all(Path(file).is_file() for file in files):
+        elif is_script and Path(piece.value).suffix in (".txt", ".hlo") and Path(piece.value).is_file():
+            yield Piece("--hlo", piece.value)
+        elif (
+            not piece.option and len(files) > 1 and all(Path(file).is_file() or "@" in file for file in files)
+        ):
             yield from (Piece("", file) for file in files)
         elif (
             is_script

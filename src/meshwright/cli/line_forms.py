@@ -127,6 +127,13 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         pieces = _of_training(pieces)
     if command.path == ("plan", "train") and {"--layout", "--for"} <= given:  # one layout is not ranked
         pieces = [piece for piece in pieces if piece.option != "--for"]
+    if command.path[0] == "plan":
+        pieces = [
+            replace(piece, value=f"{piece.value}plan.toml")
+            if piece.option in ("-o", "--output") and piece.value.endswith("/")
+            else piece
+            for piece in pieces
+        ]
     if "--host" in given and "--port" in command.options and "--port" not in given:
         pieces = [each for piece in pieces for each in _address(piece)]
     if {"--prompt-tokens", "--output-tokens"} <= given:  # a plan of requests, not of one step
@@ -182,7 +189,7 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
     return next(filter(None, map(command.example_of, names)), "")
 
 
-def _lacking(pieces: Sequence[Piece], command: Command) -> list[str]:
+def lacking(pieces: Sequence[Piece], command: Command) -> list[str]:
     """The options that a command asks for when it runs, though its parser does not."""
     given = {piece.option: piece.value for piece in pieces}
     if command.path == ("plan", "serve"):
@@ -207,7 +214,7 @@ def completed(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         names = param.opts if name else [""]
         if name not in given and (value := _example(names, made, command)):
             made.insert(0 if not name else len(made), Piece(name, value))
-    for name in _lacking(made, command):
+    for name in lacking(made, command):
         if value := command.example_of(name):
             made.append(Piece(name, value))
     return made

@@ -36,6 +36,10 @@ _LINES: dict[str, dict[str, str]] = {
 _QUESTIONS = (
     ("how many", "plan train --smallest --model {}"),
     ("which layout", "plan train --model {}"),
+    ("which gpu", "fit {}"),
+    ("which gpus", "fit {}"),
+    ("is big", "fit {}"),
+    ("is enough", "fit {}"),
     ("how fast", "plan train --model {}"),
     ("how long", "plan train --model {}"),
     ("can run", "fit {}"),
@@ -50,6 +54,7 @@ _QUESTIONS = (
 )
 # Words of a sentence between names and numbers.
 FILLERS = {"the", "on", "for", "with", "using", "of", "to", "and", "vs", "versus", "against", "please"}
+_PERIODS = {"second", "sec", "minute", "min", "hour", "day"}
 _PLAIN = re.compile(r"[a-z'?]+", re.I)  # a word of a sentence, without figures
 
 
@@ -58,12 +63,16 @@ def without_fillers(words: Sequence[str]) -> list[str]:
 
     >>> without_fillers(["plan", "train", "llama-3-8b", "on", "h100:8"])
     ['plan', 'train', 'llama-3-8b', 'h100:8']
+    >>> without_fillers(["--rate", "1000", "per", "minute"])
+    ['--rate', '1000/minute']
     """
-    return [
-        word
-        for before, word in zip(("-", *words), words, strict=False)
-        if word.lower() not in FILLERS or before.startswith("-")
-    ]
+    kept: list[str] = []
+    for before, word in zip(("-", *words), words, strict=False):
+        if before.lower() in ("per", "a", "an") and word.lower() in _PERIODS and len(kept) > 1:
+            kept[-2:] = [f"{kept[-2]}/{word}"]  # 1000 per minute
+        elif word.lower() not in FILLERS or before.startswith("-"):
+            kept.append(word)
+    return kept
 
 
 def kind_of(word: str) -> str:
@@ -97,6 +106,8 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
         at = words.index("--model")
         yield [*shlex.split(lines["model"].format(words[at + 1])), *words[1:at], *words[at + 2 :]]
         return
+    if (first := kind_of(words[0])) in ("model", "machine"):
+        yield ["fit" if first == "model" else "hardware", *words]
     spoken = {word.lower().rstrip("?") for word in words}
     asked = next((line for question, line in _QUESTIONS if spoken >= set(question.split())), "")
     named = [

@@ -7,6 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from meshwright.cli.line_forms import lacking
 from meshwright.cli.line_pieces import LISTS, Command, Piece, pieces_of
 from meshwright.cli.line_values import with_a_right_value
 from meshwright.cli.other_subjects import meaning, subject
@@ -77,7 +78,7 @@ def _begins_alike(option: str, other: str) -> bool:
 def _is_plan_of(value: str, command: Command) -> bool:
     """Whether the value is a plan.toml, which the command takes as an argument: --config plan.toml."""
     takes = {name for param in command.arguments for name in (param.name, param.metavar or "")}
-    is_taken = any("plan" in name.lower() or "RUN" in name for name in takes)
+    is_taken = any("plan" in name.lower() or name.lower() == "run" for name in takes)
     return is_taken and value.endswith(".toml") and Path(value).is_file()
 
 
@@ -105,9 +106,14 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
         return [Piece("--target", piece.value.lower())] if "--target" in command.options else []
     value = in_unit_of(plain, piece.value)
     given, offered = (set(re.findall(r"\d+", text)) for text in (value, plain))
-    if given and offered and not given & offered and not plain.startswith(("--headroom", "--prefix-hit")):
+    if (
+        given
+        and offered
+        and not given & offered
+        and not plain.startswith(("--headroom", "--prefix-hit", "--smallest"))
+    ):
         return []  # the example's number is not the one that was typed
-    if PLACEHOLDER.search(plain) or " and " in plain:
+    if PLACEHOLDER.search(plain.replace(value, "") if value else plain) or " and " in plain:
         return []
     pieces = pieces_of(shlex.split(plain), command)
     last = pieces[-1]
@@ -123,6 +129,10 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         before = joined[-1] if joined else None
         if piece.option or before is None or not command.takes_value(before.option):
             joined.append(piece)
+            continue
+        is_machine = before.option == "--hardware" and command.path in (("plan", "serve"), ("plan", "train"))
+        if is_machine and not command.fault(*before.words) and not command.fault(before.option, piece.value):
+            joined[-1] = replace(before, value=f"{before.value},{piece.value}")
             continue
         if before.option in LISTS and before.value and _SETTING.match(piece.value):
             joined[-1] = replace(before, value=f"{before.value.rstrip(',')},{piece.value}")
@@ -163,6 +173,8 @@ def placed(pieces: Sequence[Piece], command: Command) -> list[Piece] | None:
         pieces = _with_one_expression(pieces)
     given = {piece.option for piece in pieces}
     required = [name for name, param in command.options.items() if param.required and name not in given]
+    if command.path == ("plan", "serve"):
+        required += lacking(pieces, command)
     surplus = sum(not piece.option for piece in pieces) - command.most_arguments
     words = [piece.value for piece in pieces if not piece.option]
     owners = _owners(words, required, surplus, command)

@@ -62,6 +62,11 @@ class Command:
         return [param for param in self.command.params if param.param_type_name == "argument"]
 
     @property
+    def required(self) -> list[str]:
+        """The names of the required options, the last of each."""
+        return [param.opts[-1] for param in self.options.values() if param.required]
+
+    @property
     def most_arguments(self) -> float:
         return sum(float("inf") if param.nargs == -1 else param.nargs for param in self.arguments)
 
@@ -110,7 +115,7 @@ def check_value(option: str, value: str, *, is_one_machine: bool) -> None:
     elif option == "--hardware":
         from meshwright.hardware.catalog import chip_of, load, usual
 
-        for spec in value.split(","):
+        for spec in map(str.strip, value.split(",")):
             is_chip = ":" not in usual(spec) and not is_one_machine
             chip_of(usual(spec)) if is_chip else load(spec)
     elif option == "--layout":
@@ -125,6 +130,8 @@ def check_value(option: str, value: str, *, is_one_machine: bool) -> None:
         from meshwright.engines.serving_engine import ENGINES
 
         _ = ENGINES[value]
+    elif option == "--target":
+        _check_target(value)
     elif option in ("--mesh", "--dims"):
         from meshwright.notation.parse import parse_sizes
 
@@ -135,6 +142,14 @@ def check_value(option: str, value: str, *, is_one_machine: bool) -> None:
         for name in value.split(","):
             if named(name) not in types_for(use):
                 raise MeshwrightError(f"{option} {name}: fits: {', '.join(types_for(use))}")
+
+
+def _check_target(value: str) -> None:
+    from meshwright.cli.other_values import is_chip
+    from meshwright.hardware.catalog import chip
+
+    if is_chip(value):
+        raise MeshwrightError(f"--target {value}: it is a kind of chips; write {chip(value).kind}")
 
 
 def pieces_of(words: Sequence[str], command: Command) -> list[Piece]:

@@ -17,6 +17,8 @@ _ARGUMENTS = {("model", "model"), ("fit", "model"), ("support", "model"), ("hard
 _SIGNS = r"[=<>!]+"  # of a comparison
 # A number with the sign of a bound before it, perhaps after a percentile: p95<1s.
 _BOUND = re.compile(r"(?:p\d\d\s*)?(?:[<>=~\u2264\u2265\u2248:]+|under|below|about)\s*(\d[\w.,/]*)", re.I)
+# Signs and words between the words of a layout: data=4 x tensor=4.
+_BETWEEN = re.compile(r"\s*(?:[x*+&/|;]|\band\b|\bby\b|\bwith\b)\s*(?=[a-z_]+\s*[=<>])")
 # Values of choices, each with other words for it.
 _MEANS = {
     "generate": ("decode", "decoding", "generation"),
@@ -25,7 +27,8 @@ _MEANS = {
     "http": ("sse", "streamable-http", "tcp"),
     "stdio": ("pipe", "std"),
 }
-_MOST_ROUNDS = 6  # corrections of one value
+_MOST_ROUNDS = 8  # corrections of one value
+_RENAMED = re.compile(r"([\w.]+) is [\w-]+ here; write ([^\s;]+)")
 # The words of a message before a value to type, and the value. A comma within the value joins its words.
 _HINT = re.compile(r"(?:write|did you mean|fits:) (?:--[\w-]+ )?('[^']+'|[^\s;?']+)")
 
@@ -94,6 +97,8 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
     if option not in ("--layout", "--given"):
         message = message.partition("fits:")[0]  # a list of values is no hint
     chip, colon, sizes = value.partition(":")
+    if renamed := _RENAMED.search(message):
+        yield re.sub(rf"(?<![\w.]){re.escape(renamed[1])}\s*[=<>!]+\s*[^,\s]+", renamed[2], value, count=1)
     for hint in (each.strip("'").rstrip(",.:") for each in _HINT.findall(message)):
         if option in ("--model", "--hardware") and _is_example(hint, value, message):
             continue
@@ -115,6 +120,8 @@ def _other_form(option: str, value: str, message: str) -> str:
         return value.lower() if value != value.lower() else ""
     if bare := _BOUND.fullmatch(value.strip()):
         return bare[1]
+    if option in ("--layout", "--given") and len(words := _BETWEEN.split(value)) > 1:
+        return ",".join(words)
     chip, _, counts = value.partition(":")
     if option == "--hardware" and re.fullmatch(r"\d+(,\d+)+", counts):
         return _sizes(chip, counts.split(","))
@@ -166,7 +173,7 @@ def _has_digits_of(value: str, other: str, option: str) -> bool:
     if other.endswith("%") and re.search(r"[A-Za-z]$", value):
         return False  # a size is no share
     offered, sizes = re.findall(r"\d+", other), re.search(r"\d+([x,*]\d+)+", value)
-    if option == "--layout" and given and len(offered) > 1 and not set(given) & set(offered):
+    if option == "--layout" and given and len(offered) > 1 and not set(offered) <= set(given):
         return False  # the example of a message
     if option == "--hardware" and sizes and re.search(r":\d", other):
         return set(re.findall(r"\d+", sizes[0])) <= set(offered)

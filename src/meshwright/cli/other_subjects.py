@@ -64,6 +64,8 @@ _MEANINGS: dict[str, str] = {
     "--ttft-p95 1s --tpot-p95 30ms": "p95 p99 p90 slo sla; latency",
     "--smallest --days 30": "days deadline; budget max within time",
     "--ttft-p95": "ttft first-token; ms p95 latency",
+    "--ttft 500ms": "first; token latency time target slo",
+    "--max-price-per-hour": "cost price budget; limit cap hour hourly",
     "--tpot-p95": "tpot itl; ms p95 latency",
     "--prompt-tokens": "input prompt isl; len length tokens seq random",
     "--output-tokens": "output answer completion osl response; len length tokens seq random size",
@@ -79,7 +81,7 @@ _MEANINGS: dict[str, str] = {
     ),
     "--lengths sharegpt": "sharegpt dataset workload distribution; length",
     "--given 'memory<=70GB'": "mem memory vram hbm; limit gpu",
-    "--kv-dtype": "kv; cache dtype quant quantization bits precision",
+    "--kv-dtype": "kv kvbits; cache dtype quant quantization bits precision",
     "--matmul-dtype fp8": "fp8 w8a8; activations matmul linear",
     "--given matmul_dtype=fp8": "fp8 float8; linear matmul format recipe",
     "--given gradients_dtype=f32": "fp32; grads gradient gradients grad reduce accumulate allreduce",
@@ -87,7 +89,7 @@ _MEANINGS: dict[str, str] = {
     "--given optimizer_dtype=bf16": "moment moments exp-avg optimizer optim state; dtype precision states",
     "--given optimizer=adafactor": "optimizer optim",
     "--weights-dtype": (
-        "dtype quant quantization quantize bits 4bit 8bit awq gptq bnb precision bit; method algorithm "
+        "dtype quant quantization quantize bits wbits 4bit 8bit awq gptq bnb precision bit; method algorithm "
         "weight weights params model torch load"
     ),
     "--price 2.5": "price cost spot reserved usd dollars hourly; hour gpu chip instance",

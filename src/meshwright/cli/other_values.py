@@ -2,9 +2,14 @@
 
 import json
 import re
+import shlex
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
+
+from meshwright.errors import MeshwrightError
+from meshwright.units import parse_days
 
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"
@@ -93,8 +98,8 @@ def _special(words: str, value: str) -> str:
         for name, each in pairs:
             words = re.sub(rf"(?<=--){name.lower()}(\S*) \S+", rf"{name.lower()}\1 {each}", words)
         return words
-    if words.startswith("--prefix-hit ") and (share := re.fullmatch(r"(\d*\.?\d+)(%?)", value)):
-        return words.replace("0.5", f"{float(share[1]) / (100 if share[2] else 1):g}")
+    if in_units := _in_units(words, value):
+        return in_units
     if re.fullmatch(r"[A-Z]=\d+(,[A-Z]=\d+)*", example) and "=" in value:
         return words.replace(example, value, 1)
     if words.startswith("--url ") and value.isdigit():
@@ -109,6 +114,18 @@ def _special(words: str, value: str) -> str:
         return f"--host {value}"
     if words.startswith("--host ") and (address := re.fullmatch(r"(?:https?://)?([\w.-]+):(\d+)", value)):
         return f"--host {address[1]} --port {address[2]}"
+    return ""
+
+
+def _in_units(words: str, value: str) -> str:
+    """`with_value` for bytes, days and shares; empty for other words and values."""
+    if "memory<=70GB" in words and re.fullmatch(r"\d+(\.\d+)? ?[GMT]i?B", value, re.I):
+        return words.replace("70GB", value.replace(" ", ""))
+    if words.endswith("--days 30"):
+        with suppress(MeshwrightError):
+            return words.replace("30", f"{parse_days(value):g}")
+    if words.startswith("--prefix-hit ") and (share := re.fullmatch(r"(\d*\.?\d+)(%?)", value)):
+        return words.replace("0.5", f"{float(share[1]) / (100 if share[2] else 1):g}")
     return ""
 
 
@@ -150,7 +167,7 @@ def _machine(words: str, value: str) -> str:
         hint = re.search(r"did you mean (\S+?)\?", str(error))
         number = re.search(r"\d+", spec)
         if hint is None:
-            return f"--hardware {value}"
+            return f"--hardware {shlex.quote(value)}"
         # A hint with another number, such as the 4090 for a 4060, is another chip.
         is_same = number is None or number[0] in re.findall(r"\d+", hint[1])
         return f"--hardware {hint[1] if is_same else spec}"

@@ -37,7 +37,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--given pipe=4": (
         "--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size",
-        "--pipeline-parallel", "--pipe", "--pipeline",
+        "--pipeline-parallel", "--pipe", "--pipeline", "--stages", "--num-stages", "--pipeline-stages",
     ),
     "--given data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
     "--given context=2": ("--cp", "--context-parallel-size", "--context-parallel", "--sp-size"),
@@ -144,6 +144,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--iters",
     ),
     "--optimizer": ("--optim", "--opt"),
+    "--given optimizer=adamw,optimizer_dtype=int8": (
+        "--adam8bit", "--8bit-adam", "--use-8bit-adam", "--adamw-8bit",
+    ),
     "--given optimizer=adafactor": ("--optim", "--optimizer", "--opt"),
     "--layout optimizer=adafactor,...": ("--optim", "--optimizer", "--opt"),
     "--clip-norm": ("--clip-grad", "--max-grad-norm", "--grad-clip", "--gradient-clipping"),

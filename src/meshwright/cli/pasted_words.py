@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # Words before a command: prompts of shells, and the name of this program.
-_BEFORE = {"$", "%", ">", ">>>", "#", "!", "sudo", "mw", "meshwright"}
+_BEFORE = {"$", "%", ">", ">>>", "#", "!", "sudo", "please", "mw", "meshwright"}
 _MODULE = ("python", "-m", "meshwright")
 _LINE_ENDS = {"\\", "^", "`", ";", "&", "&&"}
 # An option after other words: several words in one pair of quotes.

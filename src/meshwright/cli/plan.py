@@ -99,7 +99,7 @@ def train(
     mw plan train --model llama-3-8b --hardware h100 --batch-tokens 4M --seq-len 8192 --smallest
     """
     config = load_model_with(model, changes)
-    hardwares = tuple(spec for text in hardwares for spec in text.split(","))
+    hardwares = tuple(spec.strip() for text in hardwares for spec in text.split(","))
     work.workload(config)
     if output:
         check_output(output)

@@ -196,7 +196,7 @@ def serve(
     if output:
         check_output(output)
     config = load_model_with(model, changes)
-    machines = prices.of(serving_machines(spec for text in hardware for spec in text.split(",")))
+    machines = prices.of(serving_machines(spec.strip() for text in hardware for spec in text.split(",")))
     if ideal:
         machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
     software = by.engine_for(machines)

@@ -43,6 +43,10 @@ def is_address(word: str) -> bool:
     return re.fullmatch(r"(https?://\S+|(localhost|[\d.]{7,15}|[\w.-]+):\d{2,5}(/\S*)?)", word) is not None
 
 
+def is_target(word: str) -> bool:
+    return word.lower() in ("gpu", "tpu", "cpu")
+
+
 def is_port(word: str) -> bool:
     return word.isdigit() and 80 <= int(word) <= 65535
 
@@ -65,6 +69,7 @@ KINDS = {
     "--data": is_corpus,
     "--checkpoint": is_checkpoint,
     "--port": is_port,
+    "--target": is_target,
 }
 OF_PLANS = ("--layout", "--hardware", "--model")  # whose values are mistaken for each other
 # Other words for the arguments of mw reshard.

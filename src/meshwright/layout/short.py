@@ -41,7 +41,8 @@ _ALSO: dict[str, str] = {
     **{name: axis.name for axis in AXES for name in axis.also},
     **dict.fromkeys(("sp", "seq_parallel"), "sequence_parallel=true"),
     **dict.fromkeys(
-        ("ga", "gradient_accumulation", "gradient_accumulation_steps", "grad_accum"), "microbatches"
+        ("ga", "gas", "mb", "gradient_accumulation", "gradient_accumulation_steps", "grad_accum"),
+        "microbatches",
     ),
     **dict.fromkeys(("vpp", "vp", "virtual_pipeline_model_parallel_size"), "interleave"),
     **dict.fromkeys(("recompute", "checkpoint", "activation_checkpointing", "ac"), "remat"),

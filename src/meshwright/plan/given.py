@@ -58,7 +58,7 @@ _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|=|<|>)\s*([^\s<>=!]+)\s*")
 _REVERSED = re.compile(r"\s*(\d+)\s*(<=|>=|!=|=|<|>)\s*([a-z_]+)\s*")
 _VALUE = r"[^\W_][\w.]*"
 _SEVERAL = re.compile(rf"\s*(\w+)\s*=\s*({_VALUE}(?:\s*[|/]\s*{_VALUE}|\s+or\s+{_VALUE})+)\s*")
-_RANGE = re.compile(r"\s*(\w+)\s*=\s*(\d+)\s*(?:\.\.+|-|to)\s*(\d+)\s*")
+_RANGE = re.compile(r"\s*(\w+)\s*(?:=|between|from)\s*(\d+)\s*(?:\.\.+|-|to|and)\s*(\d+)\s*")
 
 
 @dataclass(frozen=True)
