@@ -209,6 +209,14 @@ def test_lines_of_people_who_do_not_know_the_commands(
 
 
 @pytest.mark.parametrize(
+    "typed", ["plan train --model --hardware", "collective psum --hardware", "it's.py \\"]
+)
+def test_lines_without_values_are_answered(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed.split()) == 2
+    assert capsys.readouterr().err.startswith("mw: ")
+
+
+@pytest.mark.parametrize(
     ("typed", "number"),
     [
         ("plan train $P --headroom 10GB", "10%"),

@@ -76,7 +76,8 @@ def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
     """The message about the first model or machine of a line that is unknown; empty if all are known."""
     for command, rest in _candidates(unpasted(plain_words(args)), commands):
         named = [piece for piece in pieces_of(rest, command) if piece.option in ("--model", "--hardware")]
-        faults = (command.fault(*piece.words) for piece in named if command.takes_value(piece.option))
+        valued = (piece for piece in named if piece.value and command.takes_value(piece.option))
+        faults = (command.fault(*piece.words) for piece in valued)
         return next(filter(None, faults), "")
     return ""
 

@@ -90,6 +90,11 @@ def kind_of(word: str) -> str:
     return "model" if is_model(word) else ""
 
 
+def _filled(line: str, word: str) -> list[str]:
+    """The words of a line with {} replaced by a word, which may have blanks or quotes."""
+    return [part.replace("{}", word) for part in shlex.split(line)]
+
+
 def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
     """The lines that a verb with a thing, or a question, may mean; the likeliest first.
 
@@ -100,11 +105,11 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
     lines = next((each for verbs, each in _LINES.items() if verb in verbs.split()), {})
     for at, word in enumerate(words[1:], 1):
         if (line := lines.get(kind_of(word))) and not words[at - 1].startswith("-"):
-            yield [*shlex.split(line.format(word)), *words[1:at], *words[at + 1 :]]
+            yield [*_filled(line, word), *words[1:at], *words[at + 1 :]]
             return
     if "--model" in words[:-1] and "model" in lines:
         at = words.index("--model")
-        yield [*shlex.split(lines["model"].format(words[at + 1])), *words[1:at], *words[at + 2 :]]
+        yield [*_filled(lines["model"], words[at + 1]), *words[1:at], *words[at + 2 :]]
         return
     if (first := kind_of(words[0])) in ("model", "machine"):
         yield ["fit" if first == "model" else "hardware", *words]
@@ -119,6 +124,6 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
     if asked and model and words[0].lower() in {question.split()[0] for question, _ in _QUESTIONS}:
         named.remove(model)
         known = [word for word in named if kind_of(word)]
-        yield [*asked.format(model).split(), *named]
+        yield [*_filled(asked, model), *named]
         if known != named:
-            yield [*asked.format(model).split(), *known]
+            yield [*_filled(asked, model), *known]

@@ -98,7 +98,8 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
         message = message.partition("fits:")[0]  # a list of values is no hint
     chip, colon, sizes = value.partition(":")
     if renamed := _RENAMED.search(message):
-        yield re.sub(rf"(?<![\w.]){re.escape(renamed[1])}\s*[=<>!]+\s*[^,\s]+", renamed[2], value, count=1)
+        written = rf"(?<![\w.]){re.escape(renamed[1])}\s*[=<>!]+\s*[^,\s]+"
+        yield re.sub(written, lambda _: renamed[2], value, count=1)
     for hint in (each.strip("'").rstrip(",.:") for each in _HINT.findall(message)):
         if option in ("--model", "--hardware") and _is_example(hint, value, message):
             continue

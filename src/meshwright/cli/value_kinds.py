@@ -48,7 +48,7 @@ def is_target(word: str) -> bool:
 
 
 def is_port(word: str) -> bool:
-    return word.isdigit() and 80 <= int(word) <= 65535
+    return word.isdecimal() and len(word) <= 5 and 80 <= int(word) <= 65535
 
 
 def is_corpus(word: str) -> bool:
