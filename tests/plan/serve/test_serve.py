@@ -112,6 +112,16 @@ def test_critical_batches_are_the_chapters():
     assert explain_serving(found.best).critical_batch == pytest.approx(1920, rel=0.02)
 
 
+def test_states_count_as_caches_in_the_explanation():
+    """Falcon Mamba has no keys and values: 64 layers of 8,192 x (16 f32 + 3 bf16) a sequence."""
+    config, layout = PRESETS["falcon-mamba-7b"], Layout.of(data=4)
+    found = search_serving(config, [load("v5p:2x2x1")], Requests(2048, 256), precisions=[BF16], layout=layout)
+    explained = explain_serving(found.best)
+    states = 64 * 8192 * (16 * 4 + 3 * 2)
+    assert explained.crossover_batch == -(-2 * count_params(config).total // states)
+    assert "36.7 MB in bf16, 36.7 MB of it states of any length; from" in " ".join(str(explained).split())
+
+
 def test_experts_are_read_as_far_as_tokens_choose_them():
     """One token reads 2 of Mixtral's 8 experts, 64 read all, each with a block of 64 rows.
 

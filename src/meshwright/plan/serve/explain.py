@@ -11,7 +11,7 @@ from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import why_no_paged
 from meshwright.layout.axes import AXES
 from meshwright.layout.moves.attention import uses_ring
-from meshwright.models.count import count_params, kv_cache_bytes
+from meshwright.models.count import count_params, kv_cache_bytes, mixer_state_bytes
 from meshwright.plan.serve.point import Point
 from meshwright.plan.serve.prefill import runs_with
 from meshwright.plan.words import SERVING, Section, sections
@@ -22,7 +22,7 @@ class ServeExplanation:
     """The explanation of one point, as figures and as text.
 
     critical_batch: the fewest sequences with compute-bound matmuls. crossover_batch: the fewest whose caches
-    are larger than the weights. int8_gain: the step time over the step time with int8 weights and cache.
+    and states are larger than the weights. int8_gain: the step time over the step time with int8 weights and cache.
     """
 
     critical_batch: float
@@ -51,7 +51,8 @@ def explain_serving(point: Point) -> ServeExplanation:
     sparsity = config.moe.num_experts / config.moe.experts_per_token if config.moe else 1
     weights_dtype = layout.precision.weights_dtype
     critical = compute_bound_batch(chip, weights_dtype, computes) * sparsity * apart / (1 + requests.drafts)
-    cached = kv_cache_bytes(config, requests.mean_context, layout.precision.cache_dtype)
+    states = mixer_state_bytes(config, layout.precision.compute_dtype)
+    cached = kv_cache_bytes(config, requests.mean_context, layout.precision.cache_dtype) + states
     crossover = ceil(count_params(config).total * dtype_bytes(weights_dtype) / cached)
     gain = point.cost.seconds / _seconds(point, layout.replace(weights_dtype="int8", kv_dtype="int8"))
     shards = max(1, point.prefill_layout.num_prompt_shards)
@@ -74,6 +75,7 @@ def explain_serving(point: Point) -> ServeExplanation:
             if term.seconds > 0.01 * point.cost.seconds
         ],
         cached=cached,
+        states=states,
         crossover=crossover,
         lacking=_lacking_kernel(point),
         gathering=_gathering_seconds(point),
