@@ -47,6 +47,11 @@ def test_scores_cost_as_much_as_projections_at_four_widths():
     )
 
 
+def test_a_model_without_attention_and_feed_forward_has_no_crossing():
+    assert not "".join(curves.attention_share(load_model("falcon-mamba-7b")).remarks)
+    assert "from 43,008 positions" in "".join(curves.attention_share(load_model("llama-3-8b")).remarks)
+
+
 def test_the_best_fsdp_degree_of_question_3():
     """X = 1,333, so 1,024 x 4: compute-bound, and FSDP over all chips is not."""
     plot = curves.fsdp_degree(load_model("llama-2-13b"), load("v5p:16x16x16"), 3_000_000)

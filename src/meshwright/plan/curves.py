@@ -219,7 +219,7 @@ def attention_share(config: ModelConfig, low: int = 1024, high: int = 2**20) -> 
 
     def passes(length: int) -> bool:
         flops = forward_flops(config, length)
-        return flops.scores >= flops.mlp
+        return flops.scores >= flops.mlp > 0
 
     words = ""
     if passes(high):
