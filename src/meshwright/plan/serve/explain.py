@@ -22,7 +22,8 @@ class ServeExplanation:
     """The explanation of one point, as figures and as text.
 
     critical_batch: the fewest sequences with compute-bound matmuls. crossover_batch: the fewest whose caches
-    and states are larger than the weights. int8_gain: the step time over the step time with int8 weights and cache.
+    and states are larger than the weights. int8_gain: the step time over the step time with int8 weights and
+    cache.
     """
 
     critical_batch: float
