@@ -180,6 +180,7 @@ def test_optimizers_agree_with_the_formulas(optimizer: str) -> None:
         ("gemma-2-9b", "tensor=8"),
         ("deepseek-v3", "data=2,tensor=4"),
         ("deepseek-v3.2", "data=2,tensor=4"),
+        ("glm-5.2", "data=2,tensor=4"),
         ("llama-3-8b", "tensor=4,weights_dtype=int8,kv_dtype=int8"),
     ],
 )

@@ -17,7 +17,7 @@ import pytest
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
 from meshwright.models import transformer
-from meshwright.models.config import MLA, Indexer, ModelConfig, MoE
+from meshwright.models.config import MLA, Indexer, ModelConfig, MoE, Variant
 from meshwright.models.mixers import (
     GatedDelta,
     Lightning,
@@ -82,7 +82,9 @@ WITHOUT_GRADIENT = {("gpt", "layers/wk_bias")} | {
 }
 WITHOUT_GRADIENT |= {("parallel", "layers/k_norm_bias")}  # added after rotations
 WITHOUT_GRADIENT |= {
-    ("sparse", f"layers/index_{name}") for name in ("q", "k", "norm", "norm_bias", "weights")
+    (model, f"{stack}/index_{name}")
+    for model, stack in (("sparse", "layers"), ("shared_choice", "layers.1"))
+    for name in ("q", "k", "norm", "norm_bias", "weights")
 }
 # The gated delta rule and attention with a gate, in turns; and Mamba-2 blocks whose heads share B and C.
 DELTA = replace(
@@ -167,6 +169,16 @@ SPARSE = replace(
     d_head=12,
     mla=MLA(kv_rank=16, nope_dim=8, rope_dim=4, value_dim=6, q_rank=24),
     indexer=Indexer(num_heads=12, head_dim=8, top_k=5),
+)
+assert SPARSE.indexer
+# Five layers, of which only two choose: the others read the choice of the last of these (GLM-5.2).
+_CHOOSER = replace(SPARSE.indexer, handed_on=True)
+SHARED_CHOICE = replace(
+    SPARSE,
+    name="shared_choice",
+    num_layers=5,
+    indexer=replace(SPARSE.indexer, shared=True),
+    variants=(Variant((0, 3), (("indexer", _CHOOSER),)),),
 )
 # Experts that read a latent of a token.
 NARROW_EXPERTS = replace(
@@ -447,6 +459,8 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (LATENT, "fsdp=8,remat=latents"),
                 (LATENT, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
                 (SPARSE, "fsdp=4,tensor=2,remat=latents"),
+                (SHARED_CHOICE, "fsdp=2,tensor=2,context=2,sequence_parallel=true,remat=full"),
+                (SHARED_CHOICE, "data=4,fsdp=2,microbatches=2,zero=2,remat=matmuls"),
                 (SPARSE, "fsdp=2,tensor=2,tensor2=2,sequence_parallel=true"),
                 (SPARSE, "context=2,fsdp=2,tensor=2,sequence_parallel=true,remat=full"),
                 (SPARSE, "context=4,tensor=2,context_method=ring,remat=matmuls"),

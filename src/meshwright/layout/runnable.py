@@ -51,6 +51,8 @@ def _indexer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | Non
         return None
     if layout.table.attending is not None:
         return "an indexer with heads exchanged for positions (context_method=ulysses)"
+    if config.variants and layout.pipe > 1:
+        return "layers that read the choice of an earlier layer's indexer, in a pipeline"
     if phase != "train" and (split := layout.at("generate").table.axes_of("S")):
         return f"an indexer with the cache's positions split over {'·'.join(split)}"
     return None

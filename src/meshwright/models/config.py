@@ -199,7 +199,7 @@ class Indexer:
     elements a token, which is cached too. With latent attention, rotary positions turn the first A elements
     of both. weighted: heads have weights. normed: keys have a layer norm; or keys, or both keys and
     queries, an RMS norm. norm_eps: of that norm. shared: the layer reads the keys that an earlier layer's
-    indexer chose, and has none of its own (GLM-5.2).
+    indexer chose, and has none of its own (GLM-5.2). handed_on: later layers read its choice.
     Source: DeepSeek-AI, "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556.
     """
 
@@ -210,6 +210,7 @@ class Indexer:
     normed: IndexNorm = "layer"
     norm_eps: float = 1e-6
     shared: bool = False
+    handed_on: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, "indexer")
@@ -362,13 +363,15 @@ def base_stack(stack: Stack) -> Stack:
 class Layer(NamedTuple):
     """One layer: its weights are row `row` of its stack, its keys and values are in cache `cache`.
 
-    cache, state: numbers among the caches and states of the model; -1 for none.
+    cache, state: numbers among the caches and states of the model; -1 for none. chooser: the layer whose
+    indexer chooses its keys, if layers share choices; otherwise -1.
     """
 
     kind: LayerKind
     row: int
     cache: int
     state: int = -1
+    chooser: int = -1
 
 
 @dataclass(frozen=True)
@@ -631,6 +634,11 @@ class ModelConfig:
         """The indexer of the layer's own weights; None if it has none or reads an earlier layer's choice."""
         return None if self.indexer is None or self.indexer.shared else self.indexer
 
+    @property
+    def shares_choice(self) -> bool:
+        """Whether the layer reads the keys that an earlier layer's indexer chose."""
+        return self.indexer is not None and self.indexer.shared
+
     @cached_property
     def base(self) -> "ModelConfig":
         """The model without adapters and draft head."""
@@ -842,7 +850,10 @@ def _check_variants(config: ModelConfig) -> None:
     """ModelError if variants or extras contradict the model, which is then only planned."""
     parts = ("variants", "extras", "value_dim", "values_are_keys", "num_kv_shared")
     parts += ("compressed", "q_rank", "out_rank")
-    if any(getattr(config, name) for name in parts) and not config.planned_only:
+    used = {name for name in parts if getattr(config, name)}
+    if {name for one in config.variants for name, _ in one.values} == {"indexer"}:
+        used -= {"variants"}
+    if used and not config.planned_only:
         raise ModelError(
             f"{config.name}: variants, extras and shared keys need planned_only, since none runs"
         )
@@ -865,6 +876,7 @@ def _model_layers(config: ModelConfig) -> tuple[Layer, ...]:
     rows: Counter[Stack] = Counter()
     layers: list[Layer] = []
     caches = states = 0
+    chooser, shares_choice = -1, any(config.at(n).shares_choice for n in range(len(config.variants) + 1))
     cache_of: dict[Window | None, int] = {}
     for number, window in enumerate(config.windows):
         mixer = config._mixer(number)
@@ -891,7 +903,9 @@ def _model_layers(config: ModelConfig) -> tuple[Layer, ...]:
             cache = cache_of.get(window, cache)
         elif kind.attends:
             cache_of[window] = cache
-        layers.append(Layer(kind, rows[stack], cache, state))
+        if shares_choice and config.at(variant).own_indexer:
+            chooser = number
+        layers.append(Layer(kind, rows[stack], cache, state, chooser))
         rows[stack] += 1
     return tuple(layers)
 

@@ -344,7 +344,9 @@ def _attend(
     """y[B, T, D] of the normed h[B, T, D], the cache, and keys and values for other layers."""
     made = None
     if config.mla:
-        a, cache = _latent_attention(config, cast("LatentOps[V]", ops), w, h, places, cache, kind)
+        a, cache, made = _latent_attention(
+            config, cast("LatentOps[V]", ops), w, h, places, cache, kind, shared
+        )
     else:
         a, cache, made = _attention(config, ops, w, h, places, cache, kind, shared)
     o = value_letter(config)
@@ -492,8 +494,11 @@ def _latent_attention(
     places: Places,
     cache: Cache,
     kind: Kind,
-) -> tuple[V, Cache]:
+    shared: Sequence[V] | None,
+) -> tuple[V, Cache, tuple[V, ...] | None]:
     """a[B, T, N, O] of the normed h[B, T, D] through latents, and the cache (DeepSeek-V2, 2024).
+
+    Then the keys that its indexer chose, for layers without one of their own.
 
     A cache holds the normed latent [R] and the turned rotary key [A] of each token, R + A elements a layer;
     keys and values follow from them (`spelt_out`).
@@ -512,11 +517,16 @@ def _latent_attention(
     q, rope = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", rope, places, kind)
     if config.temperature_floor:
         q = ops.temperature("temperature", q, places, kind)
-    chosen, cache = _chosen_keys(config, ops, w, h, down, places, cache, kind)
+    if config.shares_choice:
+        (chosen,) = cast("Sequence[V]", shared)
+    else:
+        chosen, cache = _chosen_keys(config, ops, w, h, down, places, cache, kind)
     a, cache = ops.latent_attention(
         "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale, chosen=chosen
     )
-    return _gated(config, ops, w, h, a, "O"), cache
+    own = config.own_indexer
+    handed_on = (chosen,) if chosen is not None and own and own.handed_on else None
+    return _gated(config, ops, w, h, a, "O"), cache, handed_on
 
 
 def _chosen_keys(

@@ -754,13 +754,13 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
 def _build(config: ModelConfig, leaf: Callable, done: Callable[[str], None]) -> _Params:
     """{"embed": ..., "layers": [{"wq": ...}, ...], ...} with leaf(path, param, row) at every array."""
     tree: _Params = {}
-    sizes = dimensions(config)
     for path, param in parameters(config).items():
         group, _, name = path.rpartition("/")
         if not group:
             tree[name] = leaf(path, param, None)
         else:
-            rows = tree.setdefault(group, [{} for _ in range(sizes[param.letters[0]])])
+            num_rows = dimensions(config, path)[param.letters[0]]
+            rows = tree.setdefault(group, [{} for _ in range(num_rows)])
             for row, node in enumerate(rows):
                 node[name] = leaf(path, param, row)
         done(path)

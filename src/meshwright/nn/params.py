@@ -49,10 +49,10 @@ def abstract_params(
 
     Frozen weights in narrow types are a Frozen of two such types.
     """
-    sizes = dimensions(config)
     dtype = jax_dtype(layout.precision.trained_dtype)
 
     def leaf(path: str, param: Param) -> Any:
+        sizes = dimensions(config, path)
         sharding = named_sharding(layout.weight(path, param.letters), mesh)
         wide = jax.ShapeDtypeStruct(param.shape(sizes), dtype, sharding=sharding)
         narrow = frozen_dtype(layout, path, param)
@@ -74,11 +74,11 @@ def init_params(
 
     only: the paths to make, by default all. part: given a path and its whole array, the part to keep.
     """
-    sizes = dimensions(config)
     dtype = jax_dtype(layout.precision.trained_dtype)
     types = flatten(abstract_params(config, layout, mesh, only=only))
 
     def leaf(path: str, param: Param) -> Any:
+        sizes = dimensions(config, path)
         scale = prod(sizes[letter] for letter in param.fan_in) ** -0.5
         stored, tree = jax.tree.flatten(types[path])
         # A part belongs to one call, so its programs are not kept.

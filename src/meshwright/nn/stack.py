@@ -37,6 +37,10 @@ class KindInLoop(NamedTuple):
         return self.among[0].shares_kv
 
     @property
+    def variant(self) -> int:
+        return self.among[0].variant
+
+    @property
     def windows(self) -> tuple[Window | None, ...]:
         return tuple(kind.window for kind in self.among)
 
@@ -204,7 +208,9 @@ def _loops(layers: Sequence[Layer]) -> list[_Loop]:
 
 
 def _group(layer: Layer) -> tuple[object, ...]:
-    """The same for consecutive layers that share keys and values, and different for all others."""
+    """The same for consecutive layers that share keys, values or a choice, and different for all others."""
+    if layer.chooser >= 0:
+        return "chooser", layer.chooser
     return (layer.cache,) if layer.cache >= 0 else (layer.kind.stack, layer.row)
 
 

@@ -204,7 +204,7 @@ def _weights(plan: Plan, stage: int | None) -> Iterator[tuple[str, Param, Mappin
     """
     sizes, of_all = dimensions(plan.model), parameters(plan.model).items()
     if stage is None:
-        yield from ((path, param, sizes) for path, param in of_all)
+        yield from ((path, param, dimensions(plan.model, path)) for path, param in of_all)
         return
     from meshwright.nn.pipeline.stage_programs import Chunk
 

@@ -144,8 +144,9 @@ _FORMS = (
 
 def _weights(config: ModelConfig) -> dict[str, np.ndarray]:
     """Weights by path, none of them zeros or ones only, so that each of them shows."""
-    rng, sizes, weights = np.random.default_rng(0), dimensions(config), {}
+    rng, weights = np.random.default_rng(0), {}
     for path, param in parameters(config).items():
+        sizes = dimensions(config, path)
         shape = param.shape(sizes)
         noise = rng.standard_normal(shape)
         if param.init == "normal" or param.init == "taps":

@@ -348,7 +348,10 @@ def _attention(config: ModelConfig, w: Weights, h: Array, layer: Layer, earlier:
 def _latent_attention(
     config: ModelConfig, w: Weights, h: Array, layer: Layer, earlier: Any
 ) -> tuple[Array, Any]:
-    """Keys and values from a latent; each key ends with a rotary part that its heads share."""
+    """Keys and values from a latent; each key ends with a rotary part that its heads share.
+
+    earlier: the keys that an earlier layer chose, for a layer without an indexer of its own.
+    """
     assert config.mla
     down, eps = None, config.mla.norm_eps
     if "wq_down" in w:
@@ -362,15 +365,15 @@ def _latent_attention(
     q = _temperature(config, q) if config.temperature_floor else q
     k, v = _product(config, w, "wk_up", latent), _product(config, w, "wv_up", latent)
     shared = jnp.broadcast_to(turned[:, :, None], (*k.shape[:3], turned.shape[-1]))
-    chosen = _chosen(config, w, h, down, layer)
+    chosen = _chosen(config, w, h, down, layer) if "index_q" in w else earlier
     a = _attend(config, q, jnp.concatenate([k, shared], -1), v, layer.kind.window, None, chosen)
-    return _product(config, w, "wo", a, 2), None
+    return _product(config, w, "wo", a, 2), chosen
 
 
-def _chosen(config: ModelConfig, w: Weights, h: Array, down: Any, layer: Layer) -> Array | None:
+def _chosen(config: ModelConfig, w: Weights, h: Array, down: Any, layer: Layer) -> Array:
     """bool[B, T, S]: whether each query reads each key, by sorting the keys by falling scores."""
-    if (indexer := config.own_indexer) is None:
-        return None
+    indexer = config.indexer
+    assert indexer is not None, "only an indexer has such weights"
     kind = "layer" if indexer.normed == "layer" else "rms"
     q = rope(config, _product(config, w, "index_q", h if down is None else down), layer, leading=True)
     k = _norm(config, w, "index_norm", _product(config, w, "index_k", h), kind=kind, eps=indexer.norm_eps)

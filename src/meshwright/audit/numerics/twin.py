@@ -11,7 +11,7 @@ from meshwright.layout.attention_kernels import why_no_flash, why_no_paged
 from meshwright.layout.axes import CONTEXT, DATA, DEGREES, EXPERT, EXPERT_NODES, FSDP, PIPE, TENSOR
 from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.workload import Workload
-from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling
+from meshwright.models.config import MLA, Indexer, ModelConfig, MoE, RopeScaling, Variant
 from meshwright.models.mixers import MIXERS, StateMixer
 from meshwright.plan_file import Plan
 
@@ -172,11 +172,22 @@ def tiny_model(config: ModelConfig, d_head: int = _D_HEAD) -> ModelConfig:
         temperature_floor=config.temperature_floor and _LOCAL,
         moe=config.moe and _tiny_experts(config.moe),
         mla=mla,
-        indexer=config.indexer and replace(config.indexer, num_heads=8, head_dim=8, top_k=_LOCAL),
+        indexer=config.indexer and _tiny_indexer(config.indexer),
+        variants=tuple(map(_tiny_variant, config.variants)),
         **_tiny_mixer(config),
         rope_scaling=config.rope_scaling
         and _first_factors(config.rope_scaling, (rotary_dim or (_ROPE_DIM if mla else d_head)) // 2),
     )
+
+
+def _tiny_indexer(indexer: Indexer) -> Indexer:
+    return replace(indexer, num_heads=8, head_dim=8, top_k=_LOCAL)
+
+
+def _tiny_variant(variant: Variant) -> Variant:
+    """Layers that differ from the others in their indexer, the only variants that run."""
+    values = ((name, _tiny_indexer(value) if name == "indexer" else value) for name, value in variant.values)
+    return replace(variant, values=tuple(values))
 
 
 def _fewest_layers(config: ModelConfig) -> int:

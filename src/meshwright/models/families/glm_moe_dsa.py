@@ -43,8 +43,8 @@ class Indexers:
                 raise ModelError(f"{name}: indexer_types has {min(unknown)!r}; fits: 'full' and 'shared'")
             shared = [kind == "shared" for kind in kinds]
         indexer = fields["indexer"]
-        planned = {"planned_only": "layers that share an indexer's choice (GLM-5.2)"} if any(shared) else {}
-        return by_layer([{"indexer": replace(indexer, shared=shared[n])} for n in numbers]) | planned
+        own = replace(indexer, handed_on=any(shared))
+        return by_layer([{"indexer": replace(indexer, shared=True) if shared[n] else own} for n in numbers])
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
         layers = (model.at(layer.kind.variant) for layer in model.layers)

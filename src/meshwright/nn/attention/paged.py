@@ -44,7 +44,7 @@ from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import why_no_paged
 from meshwright.layout.page_sizes import KEYS_AT_ONCE, SIDE_BY_SIDE, TOGETHER, pages_read
 from meshwright.models.config import ModelConfig, Window
-from meshwright.models.count import cache_arrays, cache_windows
+from meshwright.models.count import cache_arrays, cache_windows, caches
 from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import at_most
 from meshwright.native import kernels
@@ -360,9 +360,14 @@ def _joins_heads(platform: Platform, config: ModelConfig, layout: Layout) -> boo
 def abstract_pools(
     config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: Sequence[int], page_size: int
 ) -> dict[str, list[Any]]:
-    """The types of all layers' pools. num_pages: of each cache."""
+    """The types of all layers' pools. num_pages: of each cache.
+
+    None in place of the index of a layer that reads an earlier layer's choice.
+    """
     dims, platform, lanes = dimensions(config), platform_of(mesh), platform_of(mesh).lanes
-    letters = {name: "BKSH" if "K" in order else order for name, order in cache_arrays(config).items()}
+    of_caches = [cache_arrays(config.at(cache.variant)) for cache in caches(config)]
+    arrays = {name: order for of_cache in of_caches for name, order in of_cache.items()}
+    letters = {name: "BKSH" if "K" in order else order for name, order in arrays.items()}
     if _joins_heads(platform, config, layout):
         letters, dims = {_SIDE_BY_SIDE: _letters(_SIDE_BY_SIDE, 4)}, {**dims, "K": 2 * dims["K"]}
 
@@ -381,7 +386,10 @@ def abstract_pools(
         return Quantised(array_type(array, mesh, sizes, dtype), array_type(scales, mesh, sizes, jnp.float32))
 
     return {
-        name: [pool(layout.activation(name, order), count) for count in num_pages]
+        name: [
+            pool(layout.activation(name, order), count) if name != INDEX or INDEX in of_cache else None
+            for count, of_cache in zip(num_pages, of_caches, strict=True)
+        ]
         for name, order in letters.items()
     }
 

@@ -267,7 +267,7 @@ def _read(
     dtype: np.dtype,
 ) -> np.ndarray:
     """The block `index` (a slice for each letter) of a parameter, tensor by tensor."""
-    sizes = dimensions(config)
+    sizes = dimensions(config, path)
     spans = {
         letter: range(*part.indices(sizes[letter])) for letter, part in zip(param.letters, index, strict=True)
     }

@@ -121,4 +121,14 @@ TINY = {
         | {"q_lora_rank": 16, "n_shared_experts": 1, "rms_norm_eps": 1e-3, "rope_parameters": PLAIN},
         written="GlmMoeDsaForCausalLM",
     ),
+    "glm_moe_dsa_shared": Tiny(
+        "GlmMoeDsa",
+        MOE
+        | MLA
+        | INDEXER
+        | {"q_lora_rank": 16, "n_shared_experts": 1, "rms_norm_eps": 1e-3, "rope_parameters": PLAIN}
+        | {"num_hidden_layers": 6, "indexer_types": ["full", "full", "shared", "shared", "full", "shared"]},
+        written="GlmMoeDsaForCausalLM",
+        split="nightly",
+    ),
 }
