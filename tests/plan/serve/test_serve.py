@@ -34,7 +34,7 @@ from meshwright.plan.serve.prefill import PromptPasses
 from meshwright.plan.serve.requests import Requests, Targets
 from meshwright.plan.serve.search import AS_GOOD, Infeasible, ServePlan, search_serving, serving_machines
 from meshwright.plan.serve.serving_plan import plan_of_point
-from meshwright.plan.serve.with_engine import on_engine
+from meshwright.plan.serve.with_engine import on_engine, with_engine
 from meshwright.plan_file import load_plan
 from meshwright.units import format_seconds
 
@@ -146,6 +146,15 @@ def test_a_kernel_of_all_experts_copies_no_weights(engine: str) -> None:
     assert cost.seconds == pytest.approx(0.0103, rel=0.15)
 
 
+def test_collectives_of_engines_reach_the_measured_share_of_links():
+    """NVIDIA, TensorRT-LLM's tech blog 18: 2,048 tokens of DeepSeek-V3 on 8 GB200s take 312 and 323 us."""
+    layout = Layout.of(data=8, expert=8, weights_dtype="fp8", kv_dtype="fp8")
+    machine = on_engine(load("gb200-nvl72:1x8"), ENGINES["tensorrt-llm"])
+    cost, _ = inference_cost(PRESETS["deepseek-v3"], layout, machine, "generate", 8 * 2048, 1536)
+    sent = [one.seconds for one in cost.collectives if one.op == "all_to_all"]
+    assert len(sent) == 2 and sum(sent) == pytest.approx(312e-6 + 323e-6, rel=0.1)
+
+
 def test_kernels_of_engines_multiply_no_padding():
     """A program of static shapes multiplies blocks of rows of each expert; an engine, the rows it has."""
     config, layout = PRESETS["deepseek-v3"], Layout.of(tensor=8).replace(weights_dtype="fp8")
@@ -156,6 +165,7 @@ def test_kernels_of_engines_multiply_no_padding():
         for hardware in (machine, static)
     )
     assert 1.02 * rows < blocks
+    assert not with_engine(load("a100-80gb:1x1"), ENGINES["gpt-fast"]).software.static_rows
 
 
 def test_passes_of_many_batches_are_those_of_each():

@@ -8,21 +8,23 @@ from meshwright.hardware.topology import Hardware
 
 
 def with_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
-    """`hardware` with the engine's shares of its chips, and its small all-reduce."""
+    """`hardware` with the engine's shares of its chips, its small all-reduce and actual rows of experts.
+
+    Collectives reach the share of the links that they reach in training (nccl-tests). Kernels of engines
+    multiply the rows that experts have, without the blocks of padding of our programs.
+    """
     chip, network = hardware.chip, hardware.chip.network
     inference = engine.applied(chip.inference or chip.step, chip.kind)
+    inference = replace(inference, links=inference.links or chip.step.links)
     if isinstance(network, Switch):
         network = replace(network, direct_seconds=engine.direct_seconds)
-    return replace(hardware, chip=replace(chip, inference=inference, network=network))
+    software = replace(hardware.software, static_rows=False)
+    return replace(hardware, chip=replace(chip, inference=inference, network=network), software=software)
 
 
 def on_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
-    """`hardware` with the engine's efficiency and kernels; ours is left as it is.
-
-    Kernels of engines multiply the rows that experts have, without blocks of padding.
-    """
+    """`hardware` with the engine's efficiency and kernels; ours is left as it is."""
     if engine.name == "meshwright":
         return hardware
     machine = with_engine(hardware, engine)
-    software = replace(machine.software, is_ours=False, flash=True, static_rows=False)
-    return replace(machine, software=software)
+    return replace(machine, software=replace(machine.software, is_ours=False, flash=True))
