@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from meshwright.cost.graph import Graph, recomputed_nodes
+from meshwright.cost.graph import Graph, recomputed_nodes, saved_values
 from meshwright.cost.memory import held_bytes
 from meshwright.cost.pipeline.stages import mean_runs, stage_counts, stage_of
 from meshwright.cost.priced import PricedCollective
@@ -15,7 +15,7 @@ from meshwright.cost.serving_step import form_by_pages, inference_cost, record_i
 from meshwright.cost.state import StageState
 from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_memory import stage_memory
-from meshwright.dtypes import number_type
+from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import BLOCK
@@ -106,6 +106,8 @@ def planned_step(
             kept = layout.replace(offload_optimizer=False)
             memory = price(plan.model, hardware, workload, kept).memory
         graph = candidate.graph
+        if stand_in and stand_in.compiler.widens and layout.pipe == 1:
+            memory = replace(memory, buffers=memory.buffers + _widened_bytes(graph, layout))
         if stage is not None:
             cost = StepPricer(graph, layout, hardware).cost(stage)
             memory = stage_memory(graph, kept, stage_of(graph, kept, stage))
@@ -222,6 +224,27 @@ def _saved_by_layers(graph: Graph, layout: Layout) -> int | None:
         return None
     [counts] = stage_counts(graph, layout.schedule.pipeline, 1, 1)
     return held_bytes(graph, counts, layout.schedule.remat).a_microbatch
+
+
+def _widened_bytes(graph: Graph, layout: Layout) -> int:
+    """Bytes of float32 copies of the 16-bit values that layers save.
+
+    XLA for CPU computes in float32, and casts the values of all layers before the loop of the backward pass.
+    """
+    [counts] = stage_counts(graph, layout.schedule.pipeline, 1, 1)
+    narrow = (
+        (count, value)
+        for segment, count in zip(graph.segments, counts, strict=True)
+        if segment.source
+        for value in saved_values(segment, layout.schedule.remat)
+        if dtype_bytes(value.dtype) == _NARROW_BYTES
+    )
+    return round(
+        sum(count * value.memory_bytes for count, value in narrow) * dtype_bytes("f32") / _NARROW_BYTES
+    )
+
+
+_NARROW_BYTES = 2
 
 
 def product_flops(graph: Graph, layout: Layout, stage: int | None = None) -> dict[tuple[str, str], float]:
