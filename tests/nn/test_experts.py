@@ -10,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from tests.nn.test_layouts import MIXTURE
+from jax.experimental import pallas as pl
+from tests.nn.test_layouts import MIXTURE, OSS, Step, assert_equal
 
+import meshwright.nn.each_device as devices_module
 import meshwright.nn.experts.dropless as routes_module
+import meshwright.nn.experts.grouped_products as products_module
 import meshwright.nn.experts.node_dispatch as crossing_module
 from meshwright.layout import Layout
 from meshwright.layout.moves.experts import row_routing
-from meshwright.models.config import MoE
+from meshwright.models.config import ModelConfig, MoE
 from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_losses, rows_of
 from meshwright.nn.experts.dropless import choices_of, gathered_gates
 from meshwright.nn.ops.jax_ops import JaxOps
@@ -141,11 +144,24 @@ def by_the_book(
     return output
 
 
+def _as_on_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged exchanges, and arrays that nothing fills, which have the worst values that memory may have."""
+    for module in (routes_module, crossing_module, devices_module, products_module):
+        monkeypatch.setattr(module, "platform", lambda: replace(CPU, ragged_exchange=True, unfilled=True))
+    monkeypatch.setattr(lax, "ragged_all_to_all", by_the_book)
+
+    def allocated(_: Any, *, out_shape: jax.ShapeDtypeStruct, **options: object) -> Any:
+        return lambda first: jnp.full(out_shape.shape, jnp.nan, out_shape.dtype)
+
+    monkeypatch.setattr(pl, "pallas_call", allocated)
+
+
 @pytest.mark.parametrize("load", ["router's", "all to a few experts"])
 @pytest.mark.parametrize(
     ("text", "is_ragged"),
     [
         ("data=1", False),
+        pytest.param("data=1", True, marks=pytest.mark.slow),
         ("data=2,fsdp=4,expert=4", False),
         ("data=4,expert=2,tensor=2,sequence_parallel=true", True),
         ("data=2,fsdp=4,expert=4,expert_nodes=2,dispatch=once", False),
@@ -182,10 +198,29 @@ def test_experts_are_a_loop_over_tokens_and_their_experts(
 ) -> None:
     """Whatever the load; with as many rows as exist, or room."""
     if is_ragged:
-        for module in (routes_module, crossing_module):
-            monkeypatch.setattr(module, "platform", lambda: replace(CPU, ragged_exchange=True))
-        monkeypatch.setattr(lax, "ragged_all_to_all", by_the_book)
+        _as_on_tpus(monkeypatch)
     _assert_as_a_loop(text, MoE(E, 2, 3), load, is_ragged=is_ragged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("narrow", [None, "fp8"])
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [(OSS, "fsdp=8,expert=8"), (MIXTURE, "data=2,fsdp=4,expert=4"), (OSS, "data=2,expert=2,tensor=2")],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_no_operation_of_a_model_reads_arrays_that_nothing_filled(
+    config: ModelConfig, text: str, narrow: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Biases, activations, scales of narrow types and all gradients.
+
+    A weight's gradient has a scale for the rows of some blocks, without those of other experts: fp8 rounds
+    otherwise.
+    """
+    layout = Layout.parse(text).replace(**FLOAT32, matmul_dtype=narrow)
+    expected = Step(config, layout)()
+    _as_on_tpus(monkeypatch)
+    assert_equal(config, Step(config, layout)(), expected, 0.05 if narrow else 1e-5)
 
 
 @pytest.mark.slow

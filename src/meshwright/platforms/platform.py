@@ -180,6 +180,9 @@ class Platform:
     # Experts.
     expert_blocks: ExpertBlocks = _TWO_BLOCKS
     ragged_exchange: bool = True  # only rows that exist are exchanged
+    unnamed_exchange: bool = False  # XLA gives its instruction for such an exchange no name
+    # Arrays that an exchange or a loop over blocks writes into are allocated, and not filled with zeros.
+    unfilled: bool = False
 
     # Steps.
     # A layer's weights are gathered during the layer before, and the loop leaves out one layer.

@@ -7,6 +7,7 @@ from meshwright.audit.facts.instruction_work import (
     is_library_matmul,
     joins_parts,
     multiplies,
+    only_allocates,
 )
 from meshwright.audit.facts.opcodes import crossing_op, op_of
 from meshwright.audit.hlo.read import Instruction, Program
@@ -82,6 +83,7 @@ def _problem(program: Program, value: TracedValue) -> str:
         or target in _HARMLESS
         or is_library_matmul(instruction)
         or joins_parts(instruction)
+        or only_allocates(instruction)
     ):
         return ""
     if not is_attention_kernel(instruction):

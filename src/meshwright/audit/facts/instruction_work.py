@@ -24,7 +24,7 @@ from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, Prog
 from meshwright.audit.hlo.trace import COPIES, SLICES, TracedValue, called_by, resolve
 from meshwright.dtypes import NUMBER_TYPES, NumberType, number_type, of_hlo
 from meshwright.hardware.chip import Chip
-from meshwright.nn.attention.kernel_names import DECODE_PAGES, JOIN_PARTS
+from meshwright.nn.kernel_names import ALLOCATE, DECODE_PAGES, JOIN_PARTS
 
 _SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)")
 _RAGGED = "ragged_paged_attention_kernel"
@@ -70,6 +70,11 @@ def _reads_pages(instruction: Instruction) -> bool:
 def joins_parts(instruction: Instruction) -> bool:
     """Whether it is the kernel that joins parts of attention over pages on a GPU, without matrix products."""
     return _is_triton(instruction, JOIN_PARTS)
+
+
+def only_allocates(instruction: Instruction) -> bool:
+    """Whether it is the kernel that allocates its result on a TPU, and does nothing."""
+    return _is_of_tpu(instruction) and f"/{ALLOCATE}/" in instruction.op_name
 
 
 def _is_triton(instruction: Instruction, name: str) -> bool:

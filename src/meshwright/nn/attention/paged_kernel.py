@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from meshwright.models.config import Window
 from meshwright.nn.attention.by_formula import HIDDEN, ScoreForm
-from meshwright.nn.attention.kernel_names import DECODE_PAGES, JOIN_PARTS
+from meshwright.nn.kernel_names import DECODE_PAGES, JOIN_PARTS
 
 # The kernel's own table of the fastest sizes (v6e) has 4 to 16 pages and 32 queries in nearly all cases.
 _PAGES_OF_BLOCK, _QUERIES_OF_BLOCK = 16, 32

@@ -28,7 +28,15 @@ from meshwright.layout.grouped import Blocks, Crossing, block_sizes, blocks_of
 from meshwright.layout.moves.experts import RowRouting, row_routing
 from meshwright.models.config import MoE
 from meshwright.models.transformer import in_extra_passes, rows_by_even_load
-from meshwright.nn.each_device import axes_of, each_device, of_cotangent, spec_of, with_gradient, zeros_after
+from meshwright.nn.each_device import (
+    axes_of,
+    each_device,
+    of_cotangent,
+    spec_of,
+    unfilled_after,
+    with_gradient,
+    zeros_after,
+)
 from meshwright.nn.start.device_mesh import platform
 from meshwright.notation.array import Axes
 
@@ -549,11 +557,23 @@ def _first_rows(counts: Array, blocks: Blocks | None = None) -> Array:
 
 
 def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> Array:
-    """[num_rows, D]: the rows that arrive, of rows[C, D] of each device."""
-    arrives = zeros_after((rows,), (num_rows, rows.shape[-1]), rows.dtype)
+    """[num_rows, D]: the rows that arrive, of rows[C, D] of each device; zeros in places without one."""
+    # In the form in which XLA for TPU exchanges rows: the numbers of a row that share 32 bits are apart.
+    packed = max(1, 4 // rows.dtype.itemsize) if platform().unfilled else 1
+    packed = packed if rows.shape[-1] % packed == 0 else 1
+    arrives = unfilled_after((rows,), (num_rows, packed, rows.shape[-1] // packed), rows.dtype)
+    arrives = jnp.reshape(arrives, (num_rows, -1))
     sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
     arrives = lax.ragged_all_to_all(rows, arrives, *sent, axis_name=axes)
-    # XLA's instruction gets no name of its own: it takes the name of this rounding, which changes nothing.
+    if platform().unfilled:
+        # XLA fuses this selection with the next reader, or with the copy to that reader's tiles.
+        first, size = (jnp.reshape(part, (1, -1)) for part in (way.receive_at, way.received))
+        numbers = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
+        of_pieces = (numbers >= first) & (numbers < first + size)
+        arrives = jnp.where(jnp.any(of_pieces, axis=1)[:, None], arrives, 0)
+    if not platform().unnamed_exchange:
+        return arrives
+    # XLA's instruction takes the name of this rounding, which changes nothing.
     kind = jnp.finfo(rows.dtype)
     return lax.reduce_precision(arrives, kind.nexp, kind.nmant)
 

@@ -5,8 +5,9 @@
 The loops over blocks end after the blocks in use (layout/grouped.py). A block is one product on every
 platform: `lax.ragged_dot` multiplies all rows with all of a device's experts on CPUs and GPUs, and on TPUs
 for the weights' gradients (jax 0.10.2). Elementwise operations after a product run in such a loop as well, so
-that unused capacity costs only memory. If every expert has one block (`Blocks.least`), the forward pass has
-no loop: all blocks are one product.
+that unused capacity costs only memory. Results of unused blocks are zeros or, on TPUs, any values
+(`Platform.unfilled`): nothing reads them. If every expert has one block (`Blocks.least`), the forward pass
+has no loop: all blocks are one product.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +20,17 @@ from jax.sharding import PartitionSpec
 
 from meshwright.layout.grouped import Blocks
 from meshwright.models.transformer import by_even_load
-from meshwright.nn.each_device import axes_of, each_device, own_copies, spec_of, with_gradient, zeros_after
+from meshwright.nn.each_device import (
+    axes_of,
+    each_device,
+    own_copies,
+    spec_of,
+    unfilled_after,
+    with_gradient,
+    zeros_after,
+)
 from meshwright.nn.experts.dropless import Routes
+from meshwright.nn.start.device_mesh import platform
 from meshwright.notation.array import Axes
 from meshwright.notation.einsum import Contraction
 
@@ -109,13 +119,17 @@ def biased_rows(y: Array, b: Array, routes: Routes, parts: Axes = ()) -> Array:
     b = own_copies(b)
     spec, of_b = spec_of(y), spec_of(b)
 
-    def local(y: Array, b: Array, experts: Array) -> Array:
+    def local(y: Array, b: Array, experts: Array, count: Array) -> Array:
         adds = (lax.axis_index(parts) == 0).astype(b.dtype) if parts else jnp.asarray(1, b.dtype)
         # By block, so that the gradient sums each block's rows first: GPUs add rows to biases one by one
         # (gpt-oss of 4 layers, 65,536 rows, H200: 4.5 of 5.4 s of kernels).
-        return jnp.reshape(_blocks(y, experts) + (adds * b[0])[experts[0]][:, None], y.shape)
+        blocks, added = _blocks(y, experts), (adds * b[0])[experts[0]][:, None]
+        # Cotangents of unused blocks may have any values.
+        is_used = (jnp.arange(len(blocks), dtype=jnp.int32) < count[0])[:, None, None]
+        return jnp.reshape(blocks + jnp.where(is_used, added, 0), y.shape)
 
-    return with_gradient(local, (spec, of_b, spec_of(routes.experts)), spec, 2)(y, b, routes.experts)
+    given = spec, of_b, spec_of(routes.experts), spec_of(routes.num_blocks)
+    return with_gradient(local, given, spec, 2)(y, b, routes.experts, routes.num_blocks)
 
 
 def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -> Array:
@@ -158,15 +172,17 @@ def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -
 def _looped(
     block_of: Callable[[Array], Any], read: Sequence[Array], count: Array, most: int, scope: str
 ) -> Any:
-    """Results of `one` for the first `count` of `most` blocks, one after another; zeros for the others.
+    """Results of `block_of` for the first `count` of `most` blocks, one after another.
+
+    The others are zeros, or any values on platforms that fill no arrays (`unfilled_after`).
 
     read: arrays that the loop reads, one of them in no other loop (`zeros_after`).
     """
     types = jax.eval_shape(block_of, jnp.int32(0))
     leaves, structure = jax.tree.flatten(types)
-    nothing = jax.tree.unflatten(
+    start = jax.tree.unflatten(
         structure,
-        [zeros_after(read, (most, *made.shape), made.dtype, at) for at, made in enumerate(leaves)],
+        [unfilled_after(read, (most, *made.shape), made.dtype, at) for at, made in enumerate(leaves)],
     )
 
     def step(i: Array, state: object) -> Any:
@@ -175,7 +191,7 @@ def _looped(
         )
 
     with jax.named_scope(scope):
-        return lax.fori_loop(0, count, step, nothing)
+        return lax.fori_loop(0, count, step, start)
 
 
 def _forward(
@@ -225,8 +241,11 @@ def _of_weights(
         numbers = at + jnp.arange(together, dtype=jnp.int32)
         is_own = (numbers >= first) & (numbers < ends[owner])
         some = lax.dynamic_slice_in_dim(rows, at, together)
-        some = jnp.where(is_own[:, None, None], some, 0) if together > 1 else some
         d_some = lax.dynamic_slice_in_dim(d_rows, at, together)
+        if together > 1:
+            some = jnp.where(is_own[:, None, None], some, 0)
+            # An unused block may have NaN, whose product with zero is none.
+            d_some = jnp.where(is_own[:, None, None], d_some, 0) if platform().unfilled else d_some
         flat, d_flat = (jnp.reshape(part, (-1, part.shape[-1])) for part in (some, d_some))
         return d_w.at[owner].add(multiply(OF_WEIGHTS, flat, d_flat, False))
 
