@@ -341,7 +341,7 @@ ITEMS = (
     Item("E8", _E, "loss without [B, T, V]", _LOSS, "total[B, T] = AllReduce_Y(total[B, T]{U_Y}) (on critical path) 65.5 kB", "nn/loss.py#nats_of"),
     Item("E9", _E, "TP across nodes", _LATENCY, "16 19.5 us", says="crosses nodes"),
     Item("E10", _E, "sequence parallelism", 'mw shard "x[B_Y, D] . w[D, F_Y] -> h; a[B, F] = gelu(h); a . v[F_Y, D] -> y[B_Y, D]" --mesh Y=8 --dims B=8192,D=8192,F=32768 --hardware h100:1x8', "ReduceScatter_Y(y[B, D]{U_Y}) (on critical path) 134 MB", says="partitioned activations"),
-    Item("E11", _E, "ZeRO-3 moves 1.5 times", code="notation/derive.py#derive", says="1.5 times as many", test="plan/explain/test_thresholds.py#TestTheDerivedAlgorithmMovesTheSameBytes.test_fsdp"),
+    Item("E11", _E, "ZeRO-3 moves 1.5 times", code="notation/derive.py#derive", says="1.5 times the 8 D F", test="plan/explain/test_thresholds.py#TestTheDerivedAlgorithmMovesTheSameBytes.test_fsdp"),
     Item("E12", _E, "ring latency", _LATENCY, "1,024 889 us"),
     Item("E13", _E, "256 GPUs", _256, "2.37 s", says="2.25 s a step"),
     Item("E14", _E, "1,024 GPUs", _1024, "megatron-gpt-145b (146B parameters) on a100-80gb:128x8", says="data=64,tensor=16,zero=1"),
