@@ -94,8 +94,8 @@ def usual(spec: str) -> str:
     ('h100:64', 'A100-SXM4-40gb:8')
     >>> usual("v5p:8*8*8"), usual("v5p (8x8x8)"), usual("2*v5p:4x4x4")
     ('v5p:8x8x8', 'v5p:8x8x8', '2*v5p:4x4x4')
-    >>> usual("8 nodes of 8 H100"), usual("4 x 8 x A100-80GB")
-    ('h100:8x8', 'a100-80gb:4x8')
+    >>> usual("8 nodes of 8 H100"), usual("4 x 8 x A100-80GB"), usual("a100-80gb:128x8")
+    ('h100:8x8', 'a100-80gb:4x8', 'a100-80gb:128x8')
     """
     spec = _as_sizes(spec)
     for form in _HOSTS:
@@ -141,8 +141,10 @@ def _as_sizes(spec: str) -> str:
 
 
 def _is_of_size(text: str, gigabytes: int) -> bool:
-    """Whether a text ends with a chip that has about that memory."""
+    """Whether a text ends with a chip that has about that memory, and no chip is named with it."""
     name = re.sub(r"^\d+x", "", (text.lower().split() or [""])[-1])
+    if f"{name}-{gigabytes}gb" in _aliases():  # a100-80gb
+        return False
     return name in _aliases() and abs(chip(name).hbm_bytes / 1e9 - gigabytes) < 0.1 * gigabytes
 
 
