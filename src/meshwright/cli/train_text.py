@@ -25,16 +25,20 @@ from meshwright.train.job import RunOptions
 from meshwright.train.of_text import (
     LEARNING_RATE,
     TRAIN_SECONDS,
+    WEIGHT_DECAY,
     largest_trainable,
-    opening,
+    most_steps,
+    openings,
     plans_for_text,
     steps_in,
     whole_sentences,
 )
 from meshwright.units import format_bytes, format_count, format_seconds
 
-_MAX_TOKENS, _TEMPERATURE, _NUM_SAMPLES = 100, 0.4, 8
-# The suggested run in the background has this many times the steps.
+_MAX_TOKENS, _TEMPERATURE, _NUM_SAMPLES, _NUM_OPENINGS = 100, 0.4, 8, 3
+# A sample ends with its paragraph, and before tables, headings and code.
+_ENDS = ("\n\n", "\n|", "\n#", "```")
+# The suggested run in the background has at most this many times the steps.
 _LONGER = 6
 # Runs of a step that are timed before training.
 _TIMED_STEPS = 8
@@ -61,8 +65,10 @@ def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[
         seconds = _step_seconds(plans, is_needed=len(plans) > 1 or given.get("steps") is None)
         number = largest_trainable(seconds)
         plan = plans[number]
-        given.setdefault("steps", steps_in(TRAIN_SECONDS, seconds[number]))
+        most = most_steps(text, plan.workload.num_tokens)
+        given.setdefault("steps", steps_in(TRAIN_SECONDS, seconds[number], most))
         given.setdefault("learning_rate", LEARNING_RATE)
+        given.setdefault("weight_decay", WEIGHT_DECAY)
         note(
             f"mw: a model of {format_count(count_params(plan.model).total)} parameters with a vocabulary of "
             f"{plan.model.vocab_size:,} on {plan.hardware}, {given['steps']} steps of "
@@ -127,21 +133,28 @@ def of_checkpoint(folder: Path, options: RunOptions) -> Plan:
 
 
 def continue_text(run: Path, text: Path, num_steps: int, step_seconds: float | None) -> None:
-    """Print a sample of the trained model in whole sentences, by `mw generate` in another process.
+    """Print samples of the trained model in whole sentences, by `mw generate` in other processes.
 
     Ends with the command of a longer run in the background. num_steps: the steps that the run has had.
     """
     sampling = ["--max-tokens", str(_MAX_TOKENS), "--temperature", str(_TEMPERATURE)]
     arguments = ["--checkpoint", str(run), *sampling, "--best-of", str(_NUM_SAMPLES)]
-    prompt = opening(text)
-    note(f"\n$ mw generate {shlex.join([prompt, *arguments])}")
-    command = [sys.executable, "-m", "meshwright.cli.main", "generate", prompt, *arguments, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode == 0:
-        print(whole_sentences(prompt + json.loads(done.stdout)["text"]))
-    takes = f"{format_seconds((_LONGER - 1) * num_steps * step_seconds)} more, " if step_seconds else ""
+    prompts = openings(text, _NUM_OPENINGS)
+    note(f"\n$ mw generate {shlex.join([prompts[0], *arguments])}")
+    arguments += [word for end in _ENDS for word in ("--stop", end)]
+    for prompt in prompts:
+        command = [sys.executable, "-m", "meshwright.cli.main", "generate", prompt, *arguments, "--json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode == 0:
+            print(whole_sentences(prompt + json.loads(done.stdout)["text"]))
+    most = most_steps(text, plans_for_text(text, this_machine())[0].workload.num_tokens)
+    if num_steps >= most:
+        note("more text reads better; more steps would read this one more often than it bears")
+        return
+    more = min((_LONGER - 1) * num_steps, most - num_steps)
+    takes = f"{format_seconds(more * step_seconds)} more, " if step_seconds else ""
     longer = shlex.join(["mw", "train", str(text), "--run", str(run), "--resume"])
     note(
         f"longer training reads better ({takes}in the background; its log ends with a text):\n"
-        f"nohup {longer} --steps {_LONGER * num_steps} > {shlex.quote(f'{run}.log')} 2>&1 &"
+        f"nohup {longer} --steps {num_steps + more} > {shlex.quote(f'{run}.log')} 2>&1 &"
     )
