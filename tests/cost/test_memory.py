@@ -435,19 +435,11 @@ def test_experts_without_an_axis_take_one_pass() -> None:
 
 _MATRIX = Path(__file__).parents[2] / "benchmarks/results/audit_matrix.json"
 
-_SUMMED = "the sum of the head's gradient is an array next to its terms on eight chips"
-_FURTHER_OFF = {
-    ("qwen3.5-27b", "v5p:2x2x2", "fsdp=8,remat=full"): _SUMMED,
-}
-
 
 def _trained() -> Iterator[Any]:
     for case in json.loads(_MATRIX.read_text())["cases"]:
         if case["phase"] == "train" and case.get("memory_bytes"):
-            name = case["model"], case["hardware"], case["layout"]
-            why = _FURTHER_OFF.get(name)
-            marks = [pytest.mark.xfail(strict=True, reason=why, raises=AssertionError)] if why else []
-            yield pytest.param(case, id="-".join(name), marks=marks)
+            yield pytest.param(case, id="-".join((case["model"], case["hardware"], case["layout"])))
 
 
 @pytest.mark.parametrize("case", list(_trained()))
