@@ -26,6 +26,7 @@ from meshwright.notation.array import Axes
 
 # The name of a kernel's residuals, other than its inputs, for remat policies.
 KEPT = "attention"
+_Move = Callable[[Sequence[Array]], Sequence[Array]]
 
 
 def each_device(local: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
@@ -91,21 +92,24 @@ def with_gradient(
     kept: str | None = None,
     constants: Callable[[], Sequence[Array]] = tuple,
     names: Sequence[str] = (),
+    moves: tuple[_Move, _Move] | None = None,
 ) -> Callable[..., Array]:
     """`each_device`, differentiated in its first arguments; residuals stay on their device.
 
     Cotangents are sums over axes that split the result but not the argument, and stay partial over axes in
     the argument's `reduced` type. kept: the name, for remat policies, of the result and of residuals other
     than arguments. constants: makes the last arguments of `local`, again in each pass: no pass saves them for
-    another. names: of the arguments, for the sums of their cotangents over devices.
+    another. names: of the arguments, for the sums of their cotangents over devices. moves: what a device does
+    with its blocks of the arguments first, in each pass, and with their cotangents last.
     """
     given = tuple(in_specs)
+    arrange, arrange_back = moves or (tuple, tuple)
     spec_of_all = PartitionSpec(tuple(axis for axis in get_abstract_mesh().axis_names if axis != STAGES))
     # Residuals that are an argument, the result or a constant: index of the residual -> index among them.
     known: dict[int, int] = {}
 
     def computed(*blocks: Array) -> Array:
-        return local(*blocks, *constants())
+        return local(*arrange(blocks), *constants())
 
     def differentiated(blocks: Sequence[Array], fixed: Sequence[Array]) -> tuple[Array, Callable[..., Any]]:
         first, others = blocks[:num_differentiated], blocks[num_differentiated:]
@@ -113,7 +117,7 @@ def with_gradient(
 
     def out_and_saved(*blocks: Array) -> tuple[Array, list[Array]]:
         nonlocal known
-        fixed = constants()
+        fixed, blocks = constants(), tuple(arrange(blocks))
         out, pull_back = differentiated(blocks, fixed)
         leaves = jax.tree.leaves(pull_back)
         places = {id(block): place for place, block in enumerate((*blocks, out, *fixed))}
@@ -127,11 +131,13 @@ def with_gradient(
 
     def pulled_back(arrays: Sequence[Array], saved: Sequence[Array], d_out: Array) -> tuple[Array, ...]:
         rest, fixed = iter(saved), constants()
+        *blocks, out = arrays
+        arrays = (*arrange(blocks), out)
         operands = (*arrays, *fixed)
         leaves = [operands[known[n]] if n in known else next(rest)[0] for n in range(len(known) + len(saved))]
         # Traced again, without computing: within a stage of a pipeline types differ.
         structure = jax.tree.structure(jax.eval_shape(lambda *b: differentiated(b, fixed)[1], *arrays[:-1]))
-        cotangents = jax.tree.unflatten(structure, leaves)(d_out)
+        cotangents = arrange_back(jax.tree.unflatten(structure, leaves)(d_out))
         summed = []
         for d, spec, name in zip_longest(cotangents, given[: len(cotangents)], names):
             with jax.named_scope(name) if name else nullcontext():

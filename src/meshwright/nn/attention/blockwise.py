@@ -259,13 +259,13 @@ def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -
 # The ring
 
 
-def zigzag(x: Array, num_shards: int) -> Array:
-    """x[B, T] reordered so that all shards have equally many early and late positions.
+def zigzag(x: Array, num_shards: int, dim: int = 1) -> Array:
+    """x[B, T] with positions along `dim` reordered: all shards get equally many early and late ones.
 
     Of 2n pieces the first shard has the first and the last, the next the second and the one before the last:
     under a causal mask all shards have equally many keys to see.
     """
-    return _in_order(x, dealt_pieces(x.shape[1], num_shards), 1)
+    return _in_order(x, dealt_pieces(x.shape[dim], num_shards), dim)
 
 
 def dealt_positions(length: int, num_shards: int) -> np.ndarray:

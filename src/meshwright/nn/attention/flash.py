@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import BLOCK, has_chunks, why_no_flash, window_block
 from meshwright.models.config import ModelConfig, Window
-from meshwright.nn.attention.blockwise import dealt_positions, in_order
+from meshwright.nn.attention.blockwise import dealt_positions, in_order, zigzag
 from meshwright.nn.attention.by_formula import ScoreForm
 from meshwright.nn.each_device import KEPT, spec_of, with_gradient
 from meshwright.nn.start.device_mesh import partition_spec, platform
@@ -141,15 +141,27 @@ def splash(
 
     scale = head_dim**-0.5 if how.scale is None else how.scale
     scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
-    by_head = [jnp.swapaxes(x, 1, 2) for x in (scaled, *(in_order(x, num_shards, 1) for x in (k, v)))]
+    by_head = [jnp.swapaxes(x, 1, 2) for x in (scaled, k, v)]
     differentiated = [*by_head, *([] if sinks is None else [sinks])]
     of_documents = (documents[0], in_order(documents[1], num_shards, 1)) if documents else ()
     arrays = [*differentiated, *of_documents]
     run = with_gradient(
         local, [spec_of(x) for x in arrays], _result(layout, "BNTH"), len(differentiated),
         kept=KEPT, constants=skips, names=("q", "k", "v", "sinks")[: len(differentiated)],
+        moves=(partial(_keys, num_shards, in_order), partial(_keys, num_shards, zigzag)),
     )  # fmt: skip
     return jnp.swapaxes(run(*arrays), 1, 2)
+
+
+def _keys(
+    num_shards: int, move: Callable[[Array, int, int], Array], blocks: Sequence[Array]
+) -> tuple[Array, ...]:
+    """`blocks` of q, k[B, K, T, H], v and others with the positions of keys and values moved.
+
+    Each device moves its own: JAX does not concatenate partial sums in a stage of a pipeline (jax 0.10.2).
+    """
+    q, *keys_and_values = blocks[:3]
+    return (q, *(move(x, num_shards, 2) for x in keys_and_values), *blocks[3:])
 
 
 def _of_shard(kernel: Any, over: Sequence[str]) -> Any:
