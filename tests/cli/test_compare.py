@@ -76,7 +76,8 @@ def test_a_model_on_a_machine_is_compared_without_a_file(capsys):
     [
         (
             "llama-3-8b@v5e:4x4",
-            "llama-3-8b@v5e:4x4 needs a batch; add --batch-tokens 4M --seq-len 8k",
+            "llama-3-8b@v5e:4x4 needs a batch; add --batch-tokens 4M --seq-len 8k; type mw compare "
+            "llama-3-8b@v5e:4x4 --batch-tokens 4M --seq-len 8k (--batch-tokens and --seq-len for example)",
         ),
         ("a@b@c@d", "'a@b@c@d' is not MODEL@HARDWARE[@LAYOUT]: it has 3 @"),
     ],

@@ -196,7 +196,7 @@ def lacking(pieces: Sequence[Piece], command: Command) -> list[str]:
         by_phase = {"generate": ["--context"], "prefill": ["--prompt-tokens"]}
         lengths = [] if {"--lengths", "--trace"} & set(given) else ["--prompt-tokens", "--output-tokens"]
         return [name for name in by_phase.get(given.get("--phase", ""), lengths) if name not in given]
-    if command.path == ("compare",) and any("@" in piece.value for piece in pieces):
+    if command.path == ("compare",) and any(0 < piece.value.count("@") < 3 for piece in pieces):
         return [name for name in ("--batch-tokens", "--seq-len") if name not in given]
     return []
 
