@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from meshwright.cost.arrays import larger
 from meshwright.cost.collectives import CollectivePrice, collective_seconds, seconds_of_many
 from meshwright.cost.graph import Transfer
 from meshwright.hardware.chip import Chip, Switch, Torus
@@ -35,7 +36,8 @@ class TransferPrices:
         if key not in self._prices:
             op, axes, copies = key
             self._prices[key] = seconds_of_many(op, axes, self._placements, copies=copies)
-        return self._prices[key](transfer.gathered_bytes) + self._added(transfer)
+        seconds = self._prices[key](transfer.gathered_bytes) + self._added(transfer)
+        return larger(seconds, self._least(transfer)) if self._chip.step.exchange_seconds else seconds
 
     def price(self, transfer: Transfer) -> CollectivePrice:
         """Seconds of one run and their cause, for a single placement."""
@@ -45,7 +47,8 @@ class TransferPrices:
         if key not in self._prices:
             op, gathered_bytes, axes, copies, _ = key
             price = collective_seconds(op, gathered_bytes, axes, self._single, copies=copies)
-            self._prices[key] = price._replace(seconds=price.seconds + self._added(transfer))
+            seconds = larger(price.seconds + self._added(transfer), self._least(transfer))
+            self._prices[key] = price._replace(seconds=seconds)
         return self._prices[key]
 
     def lost_by_hosts(self, transfer: Transfer) -> Any:
@@ -57,6 +60,10 @@ class TransferPrices:
         step = self._chip.step
         waits = self._of_each(lost_at_nodes, transfer) if step.host_node_seconds else 0.0
         return waits + self._of_each(_launch, transfer) if step.collective_seconds else waits
+
+    def _least(self, transfer: Transfer) -> Any:
+        """Least seconds of one run, whatever its bytes."""
+        return self._of_each(_least, transfer) if self._chip.step.exchange_seconds else 0.0
 
     def _of_each(self, seconds: Callable[[Transfer, Placement, Chip], float], transfer: Transfer) -> Any:
         """Seconds on the placement, or an array with the seconds on each."""
@@ -97,6 +104,12 @@ def lost_between_stages(transfer: Transfer, placement: Placement, chip: Chip) ->
 def _launch(transfer: Transfer, placement: Placement, chip: Chip) -> float:
     """Seconds of a collective that moves something (`StepEfficiency.collective_seconds`)."""
     return chip.step.collective_seconds if placement.stretches(transfer.axes) else 0.0
+
+
+def _least(transfer: Transfer, placement: Placement, chip: Chip) -> float:
+    """Least seconds of an exchange between experts (`StepEfficiency.exchange_seconds`)."""
+    is_exchange = transfer.op == "all_to_all" and placement.stretches(transfer.axes)
+    return chip.step.exchange_seconds if is_exchange else 0.0
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ _REACHED = {
     "keys": (
         "memory", "cache", "widened", "waiting", "prefetch", "elementwise", "attention", "experts",
         "matmul.bf16", "matmul.fp8", "matmul.fp4", "kernel_seconds", "experts_seconds", "collective_seconds",
-        "launch_seconds",
+        "exchange_seconds", "launch_seconds",
     )
 }  # fmt: skip
 
