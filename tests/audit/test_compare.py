@@ -268,6 +268,23 @@ def test_a_norm_s_sums_may_be_sent_together() -> None:
         assert [row.status for row in line_up(norm, sums, side)] == [status]
 
 
+def test_a_norm_s_sums_are_sent_apart_for_each_order_of_the_axes() -> None:
+    """As XLA for TPU does: groups that list the same devices in another order are another collective."""
+    norm = [_planned("all_reduce", "fsdp tensor", "grad_norm", size=4, direction="update")]
+    side = Side(has_reduce_scatter=True, split_weights={"fsdp": 9, "tensor": 9})
+
+    def sums(axes: str, name: str, count: int) -> list[Emitted]:
+        number = _emitted("all_reduce", axes, "update", 4, phase="update")
+        return [replace(number, collective=replace(number.collective, name=name))] * count
+
+    two_orders = sums("fsdp tensor", "sum", 5) + sums("tensor fsdp", "sum.1", 3)
+    for emitted, status in (
+        (two_orders, "equivalent"),
+        (two_orders + sums("tensor fsdp", "sum.2", 1), "differs"),
+    ):
+        assert [row.status for row in line_up(norm, emitted, side)] == [status]
+
+
 def test_a_norm_has_a_sum_for_every_weight_and_axis_that_splits_it_no_more_and_no_less() -> None:
     """As XLA for CPU sends them: nine weights are split over fsdp, of which seven over tensor too."""
     norm = [_planned("all_reduce", "fsdp tensor", "grad_norm", size=4, direction="update")]

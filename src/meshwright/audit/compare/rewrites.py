@@ -363,8 +363,8 @@ def _is_lookup(e: Emitted) -> bool:
 def sums_apart(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
     """A sum of one number per weight instead of one for all weights.
 
-    Each is over every axis that splits its weight. XLA for GPU sends all in one all-reduce, and may add
-    weights' numbers before it.
+    Each is over every axis that splits its weight. XLA for GPU sends all in one all-reduce, XLA for TPU in
+    one for each order of the axes. They may add weights' numbers before it.
     """
     singles = [e for e in q.emitted if e.op == "all_reduce" and e.num_bytes <= SINGLE_NUMBER]
     if len(singles) < len(q.emitted) or not all(is_single_number(p) for p in q.planned):
@@ -378,7 +378,13 @@ def sums_apart(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
         apart = emitted_bytes(singles), "one scalar per weight: XLA:CPU does not combine these all-reduces"
         return apart if actual == wanted else None
     sent = sum({e.collective.name: e.runs for e in singles}.values())
-    if actual.keys() != wanted.keys() or sent > times or any(actual[axis] > wanted[axis] for axis in wanted):
+    # XLA for TPU does not combine sums whose groups list the same devices in different orders.
+    orders = len({e.axes for e in singles})
+    if (
+        actual.keys() != wanted.keys()
+        or sent > times * orders
+        or any(actual[axis] > wanted[axis] for axis in wanted)
+    ):
         return None
     return emitted_bytes(singles), "one scalar per weight, sent together"
 
