@@ -188,6 +188,13 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("please plan serving of llama-3-8b on h100:8 --prompt-tokens 1k --output-tokens 200",
          "plan serve $S"),
         ("find-layout $P", "plan train $P"),
+        ("serve-plan $S", "plan serve $S"),
+        ("plan train $P --stage 2", "plan train $P --given zero=2"),
+        ("plan train $P --out out.json", "plan train $P -o out.toml"),
+        ("plan serve $S --requests 1000/day", "plan serve $S --rate 1000/day"),
+        ("hardware --gpu h100", "hardware h100"),
+        ("how many tokens per second llama-3-8b on h100:8",
+         "plan serve --model llama-3-8b --hardware h100:8 --prompt-tokens 8k --output-tokens 512"),
         ("which gpu for llama-3-8b", "fit llama-3-8b"),
         ("llama-3-8b rtx4090", "fit llama-3-8b --hardware rtx4090"),
         ("audit plan.toml on gpu", "audit plan.toml --target gpu"),
@@ -224,6 +231,8 @@ def test_lines_without_values_are_answered(typed: str, capsys: pytest.CaptureFix
         ("plan train $P --layout 'Mesh((8,64))'", "fsdp=4"),
         ("fit llama-3-8b --hardware m2", "--hardware m2-ultra"),
         ("fit llama-3-8b --gpu a10g", "h100"),
+        ("plan train --model llama-3-8b --hardware runpod --batch-tokens 1M --seq-len 8k", "ironwood"),
+        ("serve ckpt:8000", "runs/demo"),
     ],
 )
 def test_no_line_has_another_number_or_chip(

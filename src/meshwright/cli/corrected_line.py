@@ -244,6 +244,9 @@ def _of_machines(words: Sequence[str]) -> list[str]:
 def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
     """The line of the command that has the most of the given options, at least two; empty if several have."""
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
+    whole = command_at(tuple(words[:2])) if words[0] in commands and len(words) > 1 else None
+    if whole is not None and any(option in whole.options for option in given):
+        return ""
     typed = command_at(tuple(words[:1])) if words[0] in commands else None
     if typed is not None and all(option in typed.options for option in given):
         return ""
@@ -253,8 +256,7 @@ def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
     }
     most = max(counts.values(), default=0)
     best = [command for command, count in counts.items() if count == most]
-    whole = [command for command in best if set(command.required) <= set(given)]
-    best = whole if len(best) > 1 else best
+    best = [command for command in best if set(command.required) <= set(given)] if len(best) > 1 else best
     if len(best) != 1 or most < 2:
         return ""
     [command] = best

@@ -129,9 +129,7 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         pieces = [piece for piece in pieces if piece.option != "--for"]
     if command.path[0] == "plan":
         pieces = [
-            replace(piece, value=f"{piece.value}plan.toml")
-            if piece.option in ("-o", "--output") and piece.value.endswith("/")
-            else piece
+            replace(piece, value=_plan_file(piece.value)) if piece.option in ("-o", "--output") else piece
             for piece in pieces
         ]
     if "--host" in given and "--port" in command.options and "--port" not in given:
@@ -174,6 +172,11 @@ def _of_training(pieces: Sequence[Piece]) -> list[Piece]:
     )
 
 
+def _plan_file(path: str) -> str:
+    """The plan.toml of a folder, or of a file with another suffix."""
+    return f"{path}plan.toml" if path.endswith("/") else re.sub(r"(\w)(\.\w+)?$", r"\1.toml", path)
+
+
 def _address(piece: Piece) -> list[Piece]:
     """A host with its port as two options; other pieces unchanged."""
     host, colon, port = piece.value.partition(":")
@@ -211,6 +214,8 @@ def completed(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         name = param.opts[-1] if param.param_type_name == "option" else ""
         if not name and pieces and command.path[0] in ("generate", "serve"):
             continue  # the user's text cannot be guessed
+        if name == "--checkpoint" and any(not piece.option for piece in pieces):
+            continue
         names = param.opts if name else [""]
         if name not in given and (value := _example(names, made, command)):
             made.insert(0 if not name else len(made), Piece(name, value))

@@ -28,12 +28,16 @@ _LINES: dict[str, dict[str, str]] = {
     },
     "simulate loadtest": {"plan": "bench serve --plan {}"},
     "run start execute go": {"plan": "train {}", "script": "audit {}:step", "text": "train {}"},
-    "chat complete ask infer": {"folder": "generate --checkpoint {} 'Once upon a time'"},
+    "chat complete ask infer": {
+        "folder": "generate --checkpoint {} 'Once upon a time'",
+        "model": "generate --checkpoint {} 'Once upon a time'",
+    },
     "finetune fine-tune sft lora peft adapt": {"folder": "train --from {}", "model": "train --from {}"},
     "price cost": {"plan": "compare {}", "model": "plan train --model {}"},
 }
 # Questions in words, by the words of which all are in the line; the first match counts.
 _QUESTIONS = (
+    ("tokens second", "plan serve --model {}"),
     ("how many", "plan train --smallest --model {}"),
     ("which layout", "plan train --model {}"),
     ("which gpu", "fit {}"),
@@ -68,7 +72,8 @@ def without_fillers(words: Sequence[str]) -> list[str]:
     """
     kept: list[str] = []
     for before, word in zip(("-", *words), words, strict=False):
-        if before.lower() in ("per", "a", "an") and word.lower() in _PERIODS and len(kept) > 1:
+        is_rate = before.lower() in ("per", "a", "an") and word.lower() in _PERIODS
+        if is_rate and len(kept) > 1 and kept[-2][:1].isdigit():
             kept[-2:] = [f"{kept[-2]}/{word}"]  # 1000 per minute
         elif word.lower() not in FILLERS or before.startswith("-"):
             kept.append(word)

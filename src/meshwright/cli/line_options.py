@@ -90,6 +90,8 @@ def _is_of_argument(option: str, value: str, command: Command) -> bool:
         return True
     letters = {name[0] for name in names} if len(option) == _LETTER and not value.isdigit() else set()
     is_moved = RESHARD_WORDS.get(plain.partition("-")[0]) in names
+    if "name" in names and KINDS["--hardware"](value):  # of mw hardware
+        return True
     if "model" in names and plain in _MODEL_NAMES and KINDS["--model"](value):
         return True
     return is_moved or plain in names | letters
@@ -104,7 +106,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     plain = words.partition(", ")[0].rstrip(",")
     if words.startswith("--hardware") and piece.value.lower() in KINDS_OF_CHIPS:
         return [Piece("--target", piece.value.lower())] if "--target" in command.options else []
-    value = in_unit_of(plain, piece.value)
+    value = piece.value if piece.value in plain else in_unit_of(plain, piece.value)
     given, offered = (set(re.findall(r"\d+", text)) for text in (value, plain))
     if (
         given

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 
 from meshwright.cli.line_pieces import Command, Piece, check_value
 from meshwright.cli.other_notation import sizes_here
 from meshwright.cli.other_values import dtype_here
+from meshwright.cli.other_words import ALIKE
 from meshwright.errors import MeshwrightError
 
 # Arguments with the values of an option, by the command and the argument.
@@ -101,7 +102,7 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
         written = rf"(?<![\w.]){re.escape(renamed[1])}\s*[=<>!]+\s*[^,\s]+"
         yield re.sub(written, lambda _: renamed[2], value, count=1)
     for hint in (each.strip("'").rstrip(",.:") for each in _HINT.findall(message)):
-        if option in ("--model", "--hardware") and _is_example(hint, value, message):
+        if option in ("--model", "--hardware") and _is_example(hint, value, message, option):
             continue
         for item in (*re.split(r"[,;]\s*", value), *value.split()):
             if re.match(r"\w+[<>=!]", hint) and item:
@@ -150,9 +151,16 @@ def _choices(message: str) -> list[str]:
     return names or re.findall(r"[\w-]+", message.partition("fits: ")[2])
 
 
-def _is_example(hint: str, value: str, message: str) -> bool:
+def _is_near(hint: str, value: str) -> bool:
+    """Whether a chip's name is in a longer one, or has a similar spelling."""
+    name, offered = value.lower().partition(":")[0], hint.lower().partition(":")[0]
+    is_within = all(part in name for part in re.split(r"[-.]", offered))
+    return is_within or SequenceMatcher(None, name, offered).ratio() > ALIKE
+
+
+def _is_example(hint: str, value: str, message: str, option: str) -> bool:
     """Whether a message's name is not surely meant: one of several, of another number, or an example."""
-    if _variants(hint) != _variants(value):
+    if _variants(hint) != _variants(value) or (option == "--hardware" and not _is_near(hint, value)):
         return True
     if f"did you mean {hint}" in message:
         return f"did you mean {hint}?" not in message or not _has_numbers_of(value, hint)

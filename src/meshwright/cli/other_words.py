@@ -16,7 +16,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--seq-len": (
         "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
-        "--context", "--ctx", "--max-length", "--block-size", "--max-target-length", "--model-max-length",
+        "--context", "--ctx", "--len", "--length", "--max-length", "--block-size",
+        "--max-target-length", "--model-max-length",
         "--sl",
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
@@ -406,7 +407,8 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "flops", "list-models", "cache", "kv", "kv-cache", "config",
     ),
     "hardware": (
-        "chips", "gpus", "gpu", "tpu", "tpus", "devices", "machines", "machine", "chip", "accelerators",
+        "specs", "spec", "datasheet", "chips", "gpus", "gpu", "tpu", "tpus", "devices", "machines",
+        "machine", "chip", "accelerators",
     ),
     "fit": ("memory", "vram", "oom", "fits", "will-it-fit", "can-i-run", "mem"),
     "audit": ("check", "verify", "test", "lint", "hlo", "analyze", "analyse", "inspect-hlo"),
@@ -506,9 +508,12 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     plain = _plain(given)
     if plain == "--out" and value[:1].isdigit() and "--output-tokens" in options:
         return "--output-tokens"
-    for ours, theirs in _OPTIONS.items():
+    meant = [
+        ours for name in (plain, *_other_number(plain)) for ours, theirs in _OPTIONS.items() if name in theirs
+    ]
+    for ours in meant:
         first_option = ours.split()[0].rstrip(",")
-        if not {plain, *_other_number(plain)}.isdisjoint(theirs) and first_option in options:
+        if first_option in options:
             narrow = first_option == "--compute-dtype" and value not in types_for("activations")
             if narrow and "--given" in options and value in types_for("operands"):
                 return f"--given matmul_dtype={value}"
@@ -601,7 +606,7 @@ _SUBCOMMANDS = {
     ),
     "rl": ("rlhf", "grpo", "ppo", "reinforcement", "post-training"),
     "strategies": ("roofline", "rooflines", "layouts", "parallelism", "batch"),
-    "decode": ("generation", "generate", "serving", "inference", "serve"),
+    "decode": ("generation", "generate", "serving", "inference"),
     "lookahead": ("speculation", "speculative", "drafts"),
     "fsdp": ("zero", "sharding", "shards"),
     "bandwidth": ("collective", "collectives", "all-gather", "all-reduce", "network"),
