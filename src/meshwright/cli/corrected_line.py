@@ -66,10 +66,11 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     words = unpasted(typed)
     if "--" in words:  # the words after it are another command's
         return _launching(words)
-    as_typed = shlex.join(["mw", *typed])
+    # A blank around a prompt is no fault.
+    as_typed = ["mw", *(word if word.lstrip().startswith("-") else word.strip() for word in typed)]
     tried = dict.fromkeys(map(tuple, (without_fillers(words), words)))
     lines = (_line_of(each, commands) for each in tried if each)
-    return next((line for line in lines if line and line != as_typed), "")
+    return next((line for line in lines if line and shlex.split(line) != as_typed), "")
 
 
 def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
