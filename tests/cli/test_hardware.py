@@ -133,7 +133,7 @@ def test_a_file_without_a_step_warns_and_shows_whose_it_takes(
     output = capsys.readouterr()
     assert json.loads(output.out)["step"]["taken_from"] == "h100"
     assert output.err.startswith("mw: warning: the file of h100 has no [step], so a training step is priced ")
-    assert "that of h100: benchmarks/fit_published.py" in words(capsys, str(path))
+    assert "from h100: benchmarks/fit_published.py" in words(capsys, str(path))
     path.write_text(f"{head}[step]\n[network]{rest.split('[network]')[1]}")
     assert main(["hardware", str(path)]) == 0
     assert capsys.readouterr().err == ""

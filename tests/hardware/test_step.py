@@ -57,7 +57,7 @@ def test_a_file_without_a_step_takes_that_of_the_nearest_chip(tmp_path: Path) ->
     ours, h100 = load(path), load("h100:8")
     assert ours.chip.step.taken_from == "h100"
     assert replace(ours.chip.step, sources={}, taken_from=None) == replace(h100.chip.step, sources={})
-    assert ours.chip.step.sources["attention"] == f"that of h100: {h100.chip.step.sources['attention']}"
+    assert ours.chip.step.sources["attention"] == f"from h100: {h100.chip.step.sources['attention']}"
     assert step_warning(ours.chip) == (
         "the file of ours has no [step], so a training step is priced with the shares of the ratings reached "
         "by h100, the gpu of the catalog nearest in memory bandwidth (3.35 TB/s; ours: 3.35 TB/s): 70% of "

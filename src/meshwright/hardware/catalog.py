@@ -376,7 +376,7 @@ def _with_step(description: Description) -> Description:
         return description
     given = description.chip
     known = chip(description.step_from) if description.step_from else nearest_chip(given)
-    sources = {key: f"that of {known.name}: {source}" for key, source in known.step.sources.items()}
+    sources = {key: f"from {known.name}: {source}" for key, source in known.step.sources.items()}
     step = replace(known.step, sources=sources, taken_from=known.name)
     if isinstance(given.network, Switch) and given.network.between:
         step = NETWORKS[given.network.between].applied(step)

@@ -26,10 +26,10 @@ class Traffic:
     trace: Path | None = option(None, help="JSON lines of arrival_seconds, prompt_tokens, output_tokens.")
     lengths: str = option("sharegpt", help="Distribution of lengths: sharegpt, alpaca or fixed.")
     prompt_tokens: int | None = option(
-        None, parser=parse_count, help="Mean length of prompts.", unset="that of --lengths"
+        None, parser=parse_count, help="Mean length of prompts.", unset="from --lengths"
     )
     output_tokens: int | None = option(
-        None, parser=parse_count, help="Mean length of answers.", unset="that of --lengths"
+        None, parser=parse_count, help="Mean length of answers.", unset="from --lengths"
     )
     prefix_tokens: int = option(0, least=0, help="Length of the prefix that all prompts share.")
     turns: int = option(1, least=1, help="Turns of a chat; each prompt repeats the earlier turns.")
