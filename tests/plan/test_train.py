@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -27,6 +28,14 @@ def _search(model: str, hardware: str, num_tokens: int, seq_len: int, weights_dt
     return search(
         load_model(model), load(hardware), workload, weights_dtype=weights_dtype, compute_dtypes=("bf16",)
     )
+
+
+def test_models_with_an_indexer_are_searched() -> None:
+    """Blocks of queries differ among layouts that split positions."""
+    sparse = replace(load_model("deepseek-v3.2"), num_layers=1, moe=None)
+    words = {"weights_dtype": "bf16", "compute_dtypes": ("bf16",)}
+    best = search(sparse, load("v5p:2x1x1"), Workload(2, 1024), **words).best
+    assert best.fits and best.step_seconds > 0
 
 
 def test_candidates_are_ranked_by_time_among_those_that_fit() -> None:

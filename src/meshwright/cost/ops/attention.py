@@ -136,7 +136,7 @@ class AttentionOps(ProductOps):
             work = (Work(flops, moved, shape=shape),)
             return self.add(Node(name, "attention", (q, held, weights), (chosen,), (), work)), cache
         move, f32 = chosen_keys(self.layout), dtype_bytes("f32")
-        chosen, block = self.value(move.used, _MASK), _block(self._positions(q))
+        chosen, block = self.value(move.used, _MASK), mapped(_block, self._positions(q))
         in_block = of_queries * block / self._positions(q)
         temporary = in_block * f32 * (self.sizes["x"] * _block(self.sizes["S"]) + 3 * self.sizes["S"])
         scores = Value(move.given.replace(name="scores"), "f32", whole(temporary))
