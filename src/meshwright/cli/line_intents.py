@@ -22,7 +22,8 @@ _LINES: dict[str, dict[str, str]] = {
         "script": "audit {}:step",
         "model": "plan train --model {}",
     },
-    "profile trace measure time debug analyze analyse lint": {
+    "best recommend suggest fastest time speed": {"model": "plan train --model {}"},
+    "profile trace measure debug analyze analyse lint": {
         "script": "audit {}:step",
         "plan": "audit {}",
     },
@@ -110,7 +111,10 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
     lines = next((each for verbs, each in _LINES.items() if verb in verbs.split()), {})
     for at, word in enumerate(words[1:], 1):
         if (line := lines.get(kind_of(word))) and not words[at - 1].startswith("-"):
-            yield [*_filled(line, word), *words[1:at], *words[at + 1 :]]
+            rest = [*words[1:at], *words[at + 1 :]]
+            yield [*_filled(line, word), *rest]
+            if named := [each for each in rest if not _PLAIN.fullmatch(each) or kind_of(each)]:
+                yield [*_filled(line, word), *named]  # without words of a sentence
             return
     if "--model" in words[:-1] and "model" in lines:
         at = words.index("--model")

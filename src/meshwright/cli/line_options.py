@@ -101,7 +101,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     """The pieces of the words to type for an option; [] if the reader has to complete them."""
     if words.startswith(_OF_SEQUENCES):
         of_a_device = bool(_OF_A_DEVICE & set(re.split(r"\W|_", piece.option.lower())))
-        is_count = piece.value.isdigit()
+        is_count = piece.value.isdecimal()
         return [Piece("--batch-tokens", piece.value, is_sequences=is_count, of_a_device=of_a_device)]
     plain = words.partition(", ")[0].rstrip(",")
     if words.startswith("--hardware") and piece.value.lower() in KINDS_OF_CHIPS:

@@ -148,6 +148,8 @@ def _check_target(value: str) -> None:
     from meshwright.cli.other_values import is_chip
     from meshwright.hardware.catalog import chip
 
+    if value != value.lower():
+        raise MeshwrightError(f"--target {value}: write {value.lower()}")
     if is_chip(value):
         raise MeshwrightError(f"--target {value}: it is a kind of chips; write {chip(value).kind}")
 

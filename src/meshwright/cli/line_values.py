@@ -48,7 +48,11 @@ def with_a_right_value(piece: Piece, command: Command) -> Piece:
         better = list(_better(piece.option, value, message))
         choices = _choices(message)
         better = [
-            each for each in better if each in choices or _has_digits_of(piece.value, each, piece.option)
+            each
+            for each in better
+            if each in choices
+            or each.lower() == piece.value.lower()
+            or _has_digits_of(piece.value, each, piece.option)
         ]
         right = [each for each in better if not command.fault(piece.option, each)]
         value = next(iter([*right, *(each for each in better if each != value)]), "")

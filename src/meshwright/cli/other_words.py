@@ -16,7 +16,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--seq-len": (
         "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
-        "--context", "--ctx", "--len", "--length", "--max-length", "--block-size",
+        "--context", "--ctx", "--len", "--length", "--tokens", "--max-length", "--block-size",
         "--max-target-length", "--model-max-length",
         "--sl",
     ),
@@ -108,14 +108,14 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--tokens-out", "--out-tokens",
         "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens",
         "--max-completion-length", "--max-response-length", "--completion-tokens", "--decode-len",
-        "--gen-len", "--gen-tokens", "--generation-len", "--decode-tokens",
+        "--max-tokens", "--gen-len", "--gen-tokens", "--generation-len", "--decode-tokens",
     ),
     "--max-tokens": ("--max-new-tokens", "--num-tokens", "--max-length", "--length", "--n-predict", "-n"),
     "--temperature": ("--temp",),
     "--top-p": ("--topp", "--nucleus"),
     "--rate": ("--qps", "--rps", "--request-rate", "--requests-per-second", "--load"),
-    "--ttft": ("--ttft-slo", "--first-token"),
-    "--tpot": ("--tpot-slo", "--itl", "--inter-token-latency"),
+    "--ttft": ("--ttft-slo", "--slo-ttft", "--target-ttft", "--first-token"),
+    "--tpot": ("--tpot-slo", "--slo-tpot", "--target-tpot", "--itl", "--inter-token-latency"),
     "--phase generate --batch 32 --context 8k": (
         "--max-num-seqs", "--max-batch-size", "--batch-size", "--max-running-requests", "--max-batch",
         "--concurrency", "--max-concurrency", "--batch-sizes",
@@ -124,7 +124,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--concurrency", "--max-num-seqs", "--max-running-requests", "--max-batch-size", "--batch-size",
         "--parallel",
     ),
-    "--context": ("--max-model-len", "--max-seq-len", "--ctx-size", "--context-length", "--max-total-tokens"),
+    "--context": (
+        "--max-model-len", "--max-seq-len", "--ctx-size", "--context-length", "--max-total-tokens",
+        "--seq-len",
+    ),
     "--prompt-tokens and --output-tokens": (
         "--max-model-len", "--seq-len", "--max-seq-len", "--context-length",
     ),
@@ -152,13 +155,16 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--layout optimizer=adafactor,...": ("--optim", "--optimizer", "--opt"),
     "--clip-norm": ("--clip-grad", "--max-grad-norm", "--grad-clip", "--gradient-clipping"),
     "--weight-decay": ("--wd",),
-    "--run": ("--output-dir", "--save", "--out-dir", "--output", "--out", "--run-dir", "--logdir", "-o"),
+    "--run": (
+        "--save-dir", "--checkpoint-dir", "--ckpt-dir", "--output-dir", "--save", "--out-dir",
+        "--output", "--out", "--run-dir", "--logdir", "-o",
+    ),
     "--resume": ("--resume-from-checkpoint", "--load", "--continue", "--resume-from"),
     "--checkpoint-every": ("--save-steps", "--save-interval", "--checkpoint-interval", "--save-every"),
     "-o": ("--out", "--save", "--out-file", "--outfile", "--file", "--write", "--html", "--export"),
     "--json": ("--format", "--output-format", "--jsonl", "--as-json", "--yaml"),
     "--explain": ("--verbose", "-v", "--why", "--details", "--detail", "--breakdown", "--full"),
-    "--top": ("--topk", "--limit", "-n", "--max-results", "--num", "-k"),
+    "--top": ("--n-best", "--num-results", "--topk", "--limit", "-n", "--max-results", "--num", "-k"),
     "--price": ("--cost", "--price-per-hour", "--gpu-price", "--hourly", "--cost-per-hour"),
     "--headroom": ("--margin", "--reserve"),
     "--headroom 10%, the share to leave free,": (
@@ -236,6 +242,7 @@ _LETTERS: dict[str, tuple[str, ...]] = {
     "-b": ("--batch-tokens", "--batch"), "-s": ("--seq-len", "--steps", "--seed"), "-l": ("--layout",),
     "-r": ("--run", "--rate"), "-e": ("--engine", "--eval"), "-u": ("--url",), "-f": ("--for",),
 }  # fmt: skip
+_MOST_RANKS = 64  # larger numbers are lengths of a context, smaller ones its ranks
 _SHORT = 5  # characters, with dashes: --tps is not --tp
 _RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
 _LENGTH_OF_RUN = "--epochs", "--num-epochs", "--num-train-epochs", "--steps", "--max-steps", "--train-iters"
@@ -506,6 +513,8 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     from meshwright.dtypes import types_for  # here, since most command lines are right
 
     plain = _plain(given)
+    if plain == "--context" and "--given" in options and value.isdecimal() and int(value) <= _MOST_RANKS:
+        return f"--given context={value}"
     if plain == "--out" and value[:1].isdigit() and "--output-tokens" in options:
         return "--output-tokens"
     meant = [
