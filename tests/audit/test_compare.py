@@ -177,6 +177,11 @@ def test_rows_of_a_table_are_wide_on_the_cpu_alone() -> None:
     )
     assert line_up(planned, [wide])[0].status == "differs"
     assert line_up(planned, [looked_up], Side(has_reduce_scatter=True))[0].status == "differs"
+    # The sum over the other axis is of the shards, and in the planned type again.
+    both = [*planned, replace(_planned("all_reduce", "data", tensor="embed", size=512), dtype="bf16")]
+    for size, dtype, status in ((512, "bf16", "equivalent"), (1024, "f32", "differs")):
+        summed = _emitted("all_reduce", "data", scope="embed", size=size, dtype=dtype)
+        assert [row.status for row in line_up(both, [looked_up, summed])] == [status]
 
 
 def test_missing_and_unplanned() -> None:

@@ -326,14 +326,21 @@ def _without_rounding(rewritten: Counter[_Key], before: Counter[_Key]) -> Counte
 
 
 def lookups(expected: Counter[_Key], q: RuleCase) -> Rewritten | None:
-    """The planned bytes in float32, if rows of a table are sent."""
-    wide = [e for e in q.emitted if e.widened and e.dtype == "f32" and _is_lookup(e)]
+    """The planned bytes in float32 of the collectives that send rows of a table.
+
+    The sum over other axes that follows a scatter may be narrow again.
+    """
+    wide = {(e.op, frozenset(e.axes)) for e in q.emitted if e.widened and e.dtype == "f32" and _is_lookup(e)}
+    apart = [e for e in q.emitted if (e.op, frozenset(e.axes)) not in wide]
     narrow = {p.dtype for p in q.planned}
-    if q.side.has_reduce_scatter or len(wide) != len(q.emitted) or len(narrow) != 1 or narrow == {"f32"}:
+    if q.side.has_reduce_scatter or not wide or len(narrow) != 1 or narrow == {"f32"}:
         return None
-    factor = dtype_bytes("f32") / dtype_bytes(dtype := narrow.pop())
+    dtype = narrow.pop()
+    if any(e.dtype != dtype for e in apart):
+        return None
+    factor = dtype_bytes("f32") / dtype_bytes(dtype)
     return (
-        Counter({key: round(size * factor) for key, size in expected.items()}),
+        Counter({key: round(size * (factor if key in wide else 1)) for key, size in expected.items()}),
         f"sent as f32, planned as {dtype}: XLA:CPU gathers and scatters rows of a table in f32",
     )
 
