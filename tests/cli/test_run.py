@@ -400,3 +400,5 @@ def test_the_likeliest_answer_that_repeats_little_is_best() -> None:
     likely, rare = (Answer({"text": str(logprob)}, range(40), logprob) for logprob in (-1.0, -2.0))
     assert best([rare, loop, likely]) is likely
     assert best([loop]) is loop
+    brief = Answer({}, [1, 2], -0.1)
+    assert best([rare, brief]) is rare

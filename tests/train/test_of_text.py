@@ -32,7 +32,7 @@ def test_a_text_is_told_from_a_plan(text, tmp_path):
 
 def test_a_small_text_gets_a_small_model(text):
     [plan] = plans_for_text(text, "cpu:1")
-    assert (plan.model.name, plan.model.vocab_size) == ("my", 512) and plan.layout.data == 1
+    assert (plan.model.name, plan.model.vocab_size) == ("my", 1024) and plan.layout.data == 1
     assert count_params(plan.model).total < 1e6 and plan.layout.precision.weights_dtype == "f32"
     assert plans_for_text(text, "h100:8")[0].layout.precision.compute_dtype == "bf16"
 
@@ -62,8 +62,8 @@ def test_a_sample_begins_as_most_sentences_do(text, tmp_path):
 def test_a_short_text_is_read_a_few_times(text):
     short = text.with_name("short.txt")
     short.write_bytes(b"word " * 20_000)
-    assert most_steps(short, 1024) == 310 and most_steps(short, 10**6) == 200
-    assert steps_in(180, 0.01, most_steps(short, 1024)) == 310
+    assert most_steps(short, 1024) == 260 and most_steps(short, 10**6) == 200
+    assert steps_in(180, 0.01, most_steps(short, 1024)) == 260
 
 
 def test_steps_fill_the_time_within_bounds():
@@ -87,7 +87,7 @@ def test_options_of_another_model_are_refused(text, options, message, capsys):
 def test_a_text_becomes_text(text, tmp_path, capfd):
     assert main(["train", str(text), "--run", str(tmp_path / "run"), "--steps", "30"]) == 0
     printed = capfd.readouterr()
-    assert "step 30: training loss" in printed.out and "parameters with a vocabulary of 512" in printed.err
+    assert "step 30: training loss" in printed.out and "parameters with a vocabulary of 1,024" in printed.err
     assert "The cat sat" in printed.out
     longer = printed.err.splitlines()[-1]
     assert longer.startswith("nohup mw train ") and longer.endswith("2>&1 &") and "--steps 180 " in longer

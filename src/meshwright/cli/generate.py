@@ -144,7 +144,12 @@ class Answer:
 
 
 def best(answers: Sequence[Answer]) -> Answer:
-    """The likeliest answer that does not loop; if all do, the answer that repeats least."""
+    """The likeliest answer that does not loop; if all do, the answer that repeats least.
+
+    It is at least half as long as the longest one, since few tokens are likelier on average.
+    """
+    longest = max(len(answer.ids) for answer in answers)
+    answers = [answer for answer in answers if 2 * len(answer.ids) >= longest]
     varied = [answer for answer in answers if answer.repeated <= _MOST_REPEATED]
     if not varied:
         return min(answers, key=lambda answer: answer.repeated)
