@@ -24,7 +24,7 @@ _MAX_EPOCHS, _BYTES_PER_TOKEN = 8, 3
 # Samples are shorter than these sequences: the model is not trained at later positions.
 _SEQ_LEN, _NUM_SEQUENCES = 128, 8
 # Sizes of vocabularies, and the bytes of text that each entry needs. A large vocabulary has whole words, but
-# entries that are rare in the text are not learned well. On 420 KB, 1,024 to 4,096 entries all reach 1.81 bits
+# entries that are rare in the text are not learned well. On 420 KB, 1,024 to 4,096 entries reach 1.81 bits
 # per byte, but samples with few entries have words that no text has.
 _VOCABULARIES, _BYTES_PER_ENTRY = (4096, 2048, 1024, 512), 64
 # (width, layers), smallest first. A larger model is taken only if there is time for this number of steps, and
