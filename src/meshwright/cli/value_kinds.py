@@ -44,7 +44,9 @@ def is_address(word: str) -> bool:
 
 
 def is_target(word: str) -> bool:
-    return word.lower() in ("gpu", "tpu", "cpu")
+    from meshwright.platforms import PLATFORMS
+
+    return word.lower() in PLATFORMS
 
 
 def is_port(word: str) -> bool:
