@@ -9,7 +9,6 @@ from fractions import Fraction
 from itertools import pairwise
 
 from meshwright.errors import MeshwrightError
-from meshwright.units import parse_days
 
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"
@@ -122,6 +121,8 @@ def _in_units(words: str, value: str) -> str:
     if "memory<=70GB" in words and re.fullmatch(r"\d+(\.\d+)? ?[GMT]i?B", value, re.I):
         return words.replace("70GB", value.replace(" ", ""))
     if words.endswith("--days 30"):
+        from meshwright.units import parse_days  # not loaded for the list of commands
+
         with suppress(MeshwrightError):
             return words.replace("30", f"{parse_days(value):g}")
     if words.startswith("--prefix-hit ") and (share := re.fullmatch(r"(\d*\.?\d+)(%?)", value)):
