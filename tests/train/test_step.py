@@ -86,6 +86,14 @@ def test_a_second_step_compiles_nothing() -> None:
     assert step.jitted._cache_size() == 1
 
 
+def test_options_are_those_of_a_loop_over_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("meshwright.train.step.compiler_options", lambda *given: asked.append(given[2]))
+    for step in (_step(), _step(microbatches=2)):
+        assert step.jitted and step._jitted_nats
+    assert asked == [1, 1, 2, 2]
+
+
 def test_too_few_devices_are_said() -> None:
     with pytest.raises(DeviceError) as error:
         _step(data=16)

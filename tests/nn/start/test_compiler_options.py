@@ -8,7 +8,7 @@ import pytest
 from meshwright.layout import Layout
 from meshwright.nn.start import compiler_options
 from meshwright.nn.start.device_mesh import device_mesh
-from meshwright.platforms import CPU
+from meshwright.platforms import CPU, PLATFORMS
 from meshwright.platforms.platform import Options
 
 
@@ -29,6 +29,18 @@ def test_an_option_that_xla_does_not_know_is_left_out_with_a_warning(monkeypatch
     with pytest.warns(UserWarning, match=sentence) as seen:
         assert compiler_options.compiler_options(mesh) == known
     assert [warning.filename for warning in seen] == [__file__]  # it names the caller
+
+
+@pytest.mark.parametrize(("num_microbatches", "pipelined"), [(1, True), (2, False)])
+def test_gpus_pipeline_no_gathers_in_a_loop_over_microbatches(
+    num_microbatches: int, pipelined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA for GPUs ran such a loop's first turn apart and kept its activations: 155 GB of planned 78."""
+    monkeypatch.setattr(compiler_options, "platform_of", lambda mesh: PLATFORMS["gpu"])
+    monkeypatch.setattr(compiler_options, "_are_known", lambda options, mesh: True)
+    options = compiler_options.compiler_options(device_mesh(Layout.of()), {}, num_microbatches)
+    assert options is not None
+    assert options["xla_gpu_enable_pipelined_all_gather"] == pipelined
 
 
 def test_the_defaults_do_on_cpus() -> None:

@@ -15,13 +15,18 @@ from meshwright.platforms.platform import Options
 _NONE: Options = {}
 
 
-def compiler_options(mesh: jax.sharding.Mesh, given: Options = _NONE) -> dict[str, bool | int | str] | None:
+def compiler_options(
+    mesh: jax.sharding.Mesh, given: Options = _NONE, num_microbatches: int = 1
+) -> dict[str, bool | int | str] | None:
     """Options of `jax.jit` for a training step on this mesh; None for the defaults.
 
-    given: options of the plan, which override the platform's (`Compiler.train_options`). An option that this
-    version of XLA does not know is left out, with a warning.
+    given: options of the plan, which override the platform's (`Compiler.train_options`, with microbatches
+    `Compiler.microbatch_options` too). An option that this version of XLA does not know is left out,
+    with a warning.
     """
-    options = {**platform_of(mesh).compiler.train_options, **given}
+    compiler = platform_of(mesh).compiler
+    of_loop = compiler.microbatch_options if num_microbatches > 1 else _NONE
+    options = {**compiler.train_options, **of_loop, **given}
     if options and _are_known(tuple(options.items()), mesh):
         return options
     known = {name: value for name, value in options.items() if _are_known(((name, value),), mesh)}
