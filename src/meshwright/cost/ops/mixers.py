@@ -21,9 +21,9 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed_operation
 from meshwright.units import whole
 
-# Arrays, each of the size of a chunk's states, in the backward pass of an associative scan: pairs at all
-# levels, 2 (1 + 1/2 + 1/4 ...) = 4, and their cotangents. Falcon Mamba compiled for 8 v5p has 8.3 of them.
-_SCANNED = 8
+# Arrays, each of the size of a chunk's states, in the backward pass of states in blocks. Falcon Mamba
+# compiled for 8 H100s has 14 of an eighth of that size.
+_SCANNED = 2
 
 
 class MixerOps(ProductOps):
