@@ -62,10 +62,10 @@ def test_memory_of_a_chip_is_bounded():
 
 
 def test_a_batch_nearby_that_allows_a_plainer_layout_is_named():
-    plans = mw.plan("llama-3-70b", "h200:32x8", mw.Train("6M", "8k"))
+    plans = mw.plan("llama-3-70b", "h200:32x8", mw.Train("10M", "8k"))
     assert any(
         notice.startswith(
-            "6,291,456 tokens a step allow fsdp=256,microbatches=3,remat=matmuls, which is plainer: "
+            "10,485,760 tokens a step allow fsdp=256,microbatches=5,remat=matmuls, which is plainer: "
         )
         for notice in plans.search.notices
     )
