@@ -1,6 +1,6 @@
 """Audits of compiled programs against their plans.
 
-The folders in the order of a plan's way through them:
+The folders, in the order that a plan passes through them:
 
     plan       `audit.audit_plan` takes the plan and returns the document of `mw audit`
     compile/   `planned_program`: the step as planned and as JAX traces it; `targets`: which compiler;

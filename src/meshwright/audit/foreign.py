@@ -275,7 +275,7 @@ def audit_compiled(
     *,
     ahead_of_time: bool,
 ) -> dict:
-    """`audit`, also of arguments with an abstract mesh for the devices of this process."""
+    """`audit` by the chosen compiler: an abstract mesh may also be compiled for this process's devices."""
     if ahead_of_time and hardware is None:
         raise AuditError("compiling ahead of time needs hardware=, such as v5p:4x4x4")
     with captured_stderr() as captured:
@@ -303,8 +303,8 @@ def compiled_program(
 ) -> tuple[Program, Mesh | None]:
     """The optimised program and its mesh.
 
-    The mesh is the first one of an argument, otherwise jax.set_mesh's. An abstract mesh of
-    arguments is made of this process's devices. Raises AuditError if there are too few.
+    The mesh is the first one of an argument, otherwise jax.set_mesh's. If an argument's is
+    abstract, the program is compiled for this process's devices. Raises AuditError if there are too few.
     """
     import jax
 

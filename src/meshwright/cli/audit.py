@@ -131,8 +131,8 @@ def _of_script(function: str, hardware: str | None, target: str | None) -> dict:
 
     hardware: gives the number of virtual CPU devices, so that the script has its mesh without chips. target:
     the kind of the hardware's chips, to compile for them; "cpu" for virtual CPU devices. Without a target,
-    the compiler of the chips for an abstract mesh, if it is installed; otherwise CPUs. Raises PlanError for
-    another kind.
+    an abstract mesh is compiled by the chips' compiler if it is installed, and all else for CPUs. Raises
+    PlanError for another kind.
     """
     require("run")
     if hardware and (":" in hardware or hardware.endswith(".toml")):

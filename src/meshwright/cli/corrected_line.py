@@ -29,8 +29,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load as load_hardware
 
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
-# The usual command of a group, for a line that names none.
 _STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
+# The usual command of a group, for a line that names none.
 _USUAL = {"plan": "train", "bench": "serve"}
 
 
@@ -74,7 +74,7 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
 
 
 def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
-    """The message about the first model or machine of a line that is unknown; empty if all are known."""
+    """The message about the first unknown model or machine of a line; empty if all are known."""
     for command, rest in _candidates(unpasted(plain_words(args)), commands):
         named = [piece for piece in pieces_of(rest, command) if piece.option in ("--model", "--hardware")]
         valued = (piece for piece in named if piece.value and command.takes_value(piece.option))
@@ -313,7 +313,11 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
 
 
 def _listed(pieces: Sequence[Piece], command: Command) -> Iterator[Piece]:
-    """The pieces, with files that commas join as arguments of their own, and `train.step` as a function."""
+    """The pieces, with other forms of arguments in the command's own form.
+
+    `a.toml,b.toml` is two files; MODEL@HARDWARE of mw fit is an argument and an option; for mw audit,
+    `train.step` and `train.py step` are train.py:step, and a file of HLO is the value of --hlo.
+    """
     for at, piece in enumerate(pieces):
         files = piece.value.split(",")
         module, dot, function = piece.value.rpartition(".")

@@ -1,4 +1,4 @@
-"""mw fit: uses of a model that fit this machine, or another."""
+"""mw fit: which uses of a model fit this machine, or another."""
 
 import shlex
 from dataclasses import asdict

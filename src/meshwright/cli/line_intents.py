@@ -1,4 +1,4 @@
-"""The command that a line means whose first word is no command, by its verb and the things that it names."""
+"""The command meant by a line whose first word is no command, from its verb and the things it names."""
 
 import re
 import shlex
@@ -36,7 +36,7 @@ _LINES: dict[str, dict[str, str]] = {
     "finetune fine-tune sft lora peft adapt": {"folder": "train --from {}", "model": "train --from {}"},
     "price cost": {"plan": "compare {}", "model": "plan train --model {}"},
 }
-# Questions in words, by the words of which all are in the line; the first match counts.
+# Words of questions, and the line for a question with all of them; the first match counts.
 _QUESTIONS = (
     ("tokens second", "plan serve --model {}"),
     ("how many", "plan train --smallest --model {}"),
@@ -57,14 +57,14 @@ _QUESTIONS = (
     ("can", "fit {}"),
     ("what", "fit {}"),
 )
-# Words of a sentence between names and numbers.
+# Words that only join names and numbers in a sentence.
 FILLERS = {"the", "on", "for", "with", "using", "of", "to", "and", "vs", "versus", "against", "please"}
 _PERIODS = {"second", "sec", "minute", "min", "hour", "day"}
 _PLAIN = re.compile(r"[a-z'?]+", re.I)  # a word of a sentence, without figures
 
 
 def without_fillers(words: Sequence[str]) -> list[str]:
-    """The words without those that only join names and numbers; the first stays.
+    """The words without FILLERS, except the first word.
 
     >>> without_fillers(["plan", "train", "llama-3-8b", "on", "h100:8"])
     ['plan', 'train', 'llama-3-8b', 'h100:8']

@@ -156,7 +156,7 @@ def _choices(message: str) -> list[str]:
 
 
 def _is_near(hint: str, value: str) -> bool:
-    """Whether a chip's name is in a longer one, or has a similar spelling."""
+    """Whether all parts of an offered name are in `value`, or both have a similar spelling."""
     name, offered = value.lower().partition(":")[0], hint.lower().partition(":")[0]
     is_within = all(part in name for part in re.split(r"[-.]", offered))
     return is_within or SequenceMatcher(None, name, offered).ratio() > ALIKE
@@ -184,7 +184,7 @@ def _has_digits_of(value: str, other: str, option: str) -> bool:
     """
     given = re.findall(r"\d+", value)
     if other.endswith("%") and re.search(r"[A-Za-z]$", value):
-        return False  # a size is no share
+        return False  # a size, and not a share
     offered, sizes = re.findall(r"\d+", other), re.search(r"\d+([x,*]\d+)+", value)
     if option == "--layout" and given and len(offered) > 1 and not set(offered) <= set(given):
         return False  # the example of a message

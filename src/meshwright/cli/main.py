@@ -48,7 +48,7 @@ COMMANDS = {
     "serve": "Serve a checkpoint over OpenAI's API.",
     "report": "Write a run or a plan as one HTML file.",
     "model": "Count a model's parameters, FLOPs and cache.",
-    "fit": "Show the uses of a model that fit a machine.",
+    "fit": "Show which uses of a model fit a machine.",
     "support": "Show which layouts a model runs under.",
     "hardware": "List the known chips, or one with its sources.",
     "shard": "Derive and price sharded matmuls and reshards.",

@@ -12,7 +12,7 @@ from meshwright.errors import MeshwrightError
 
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"
-# The words for a load whose value may be a number a day.
+# The words for an option of requests, whose value may be a number a day.
 LOAD = "--rate 20, or 1.7M/day for a number a day,"
 _LEAST_MILLISECONDS = 5  # latencies without a unit are milliseconds from this number on, below it seconds
 _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")

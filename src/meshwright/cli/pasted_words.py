@@ -16,7 +16,7 @@ _SLASH = re.compile(r"/([a-z][a-z_-]+)")
 
 
 def unpasted(words: Sequence[str]) -> list[str]:
-    """The words as they were meant to be typed.
+    """The words without copied marks, with options in our form.
 
     >>> unpasted(["$", "mw", "fit", "llama-3-8b", " --hardware", "rtx4090,", "#", "my card"])
     ['fit', 'llama-3-8b', '--hardware', 'rtx4090']

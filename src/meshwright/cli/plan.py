@@ -81,7 +81,7 @@ def train(
     audit: bool = option(
         False, help="Compile the best layouts and rank by the compiler's memory; implies --runnable."
     ),
-    explain: bool = option(False, help="Explain the choice, the alternatives and faster changes."),
+    explain: bool = option(False, help="Explain the choice, the alternatives and changes that save time."),
     output: Path | None = OUTPUT,
     changes: str | None = CHANGES,
     price: str | None = option(

@@ -149,7 +149,7 @@ def continue_text(run: Path, text: Path, num_steps: int, step_seconds: float | N
             print(whole_sentences(prompt + json.loads(done.stdout)["text"]))
     most = most_steps(text, plans_for_text(text, this_machine())[0].workload.num_tokens)
     if num_steps >= most:
-        note("more text reads better; more steps would read this one more often than it bears")
+        note("more text gives better samples; with more steps the model would learn this text by heart")
         return
     more = min((_LONGER - 1) * num_steps, most - num_steps)
     takes = f"{format_seconds(more * step_seconds)} more, " if step_seconds else ""

@@ -448,7 +448,8 @@ def _weight_gradient(node: Node) -> Any:
 def _beyond_saved(segment: Segment) -> Any:
     """Peak bytes of the embedding or the head in addition to saved values.
 
-    The gradient of capped logits may be an array next to them. They are freed before the weight's gradient.
+    The gradient of capped logits may be an array next to the logits (`Lowering.caps_apart`); both are freed
+    before the weight's gradient is made.
     """
     copies = sum(
         value.memory_bytes for node in segment.nodes if node.kind == "loss" for value in node.outputs

@@ -310,7 +310,7 @@ class _CachedOps(SymbolicOps):
         return made
 
     def _copied_first(self, scratch: Any, moved: Any) -> None:
-        """Adds to the last node the bytes of copies of pages, and the bytes that these move."""
+        """Add copies of pages to the last node. scratch: their bytes. moved: bytes to write and read them."""
         work, *others = self.nodes[-1].forward
         copied = replace(work, hbm_bytes=work.hbm_bytes + moved), *others
         self.nodes[-1] = replace(self.nodes[-1], forward=copied, scratch=whole(scratch))
@@ -560,9 +560,9 @@ def _static_blocks(hardware: Hardware) -> ExpertBlocks | None:
 
 
 def _copied_lanes(config: ModelConfig, hardware: Hardware, layout: Layout) -> int:
-    """Columns of a tile, if generation by `mw serve` copies what it reads of caches, layer by layer; else 0.
+    """Columns of a tile if generation by `mw serve` gathers each layer's pages into a copy; otherwise 0.
 
-    So it does on accelerators without a kernel. On CPUs it reads the pages one by one.
+    It copies on accelerators without a kernel that reads pages. On CPUs it reads the pages one by one.
     """
     platform, is_roofline = hardware.chip.platform, hardware.chip.step.is_roofline
     if layout.phase != "generate" or not hardware.software.is_ours or is_roofline or platform.page_by_page:

@@ -28,7 +28,7 @@ class TimedAnswer:
     def first_sent(self, *, pools_apart: bool) -> float:
         """Time of the first message.
 
-        With pools apart a client reads the stream of a decode worker, which sends the first token, computed
-        by another worker, when the request has had a place in a decode step.
+        With pools apart a client reads the stream of a decode worker. It sends the first token, which a
+        prefill worker computed, at the end of the request's first decode step, with the second token.
         """
         return float(self.piece_seconds[min(int(pools_apart), len(self.piece_seconds) - 1)])

@@ -99,8 +99,8 @@ def with_gradient(
     Cotangents are sums over axes that split the result but not the argument, and stay partial over axes in
     the argument's `reduced` type. kept: the name, for remat policies, of the result and of residuals other
     than arguments. constants: makes the last arguments of `local`, again in each pass: no pass saves them for
-    another. names: of the arguments, for the sums of their cotangents over devices. moves: what a device does
-    with its blocks of the arguments first, in each pass, and with their cotangents last.
+    another. names: of the arguments, for the sums of their cotangents over devices. moves: a function
+    applied to a device's blocks of the arguments before `local`, and its inverse, for their cotangents.
     """
     given = tuple(in_specs)
     arrange, arrange_back = moves or (tuple, tuple)
@@ -198,10 +198,11 @@ def _first_numbers(read: Sequence[Array], number: int) -> Array:
 
 
 def unfilled_after(read: Sequence[Array], shape: Sequence[int], dtype: DTypeLike, number: int = 0) -> Array:
-    """An array to write into: `zeros_after`, or any values on platforms that do not fill such arrays.
+    """An array to write into: `zeros_after`, or unwritten memory on platforms that are `unfilled`.
 
     XLA for TPU schedules `lax.empty`, which has no operands, long before its use (jax 0.10.2, libtpu 0.0.42:
-    two layers of Mixtral on 8 v5p took 10.8 GB in place of 9.3). A kernel that writes nothing has operands.
+    two layers of Mixtral on 8 v5p took 10.8 GB in place of 9.3). The kernel here, which writes nothing, has
+    an operand that depends on `read`.
     """
     if not platform().unfilled:
         return zeros_after(read, shape, dtype, number)

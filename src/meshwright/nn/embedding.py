@@ -55,9 +55,10 @@ def _looked_up(
 ) -> Array:
     """The rows [..., D] of ids in a table, in `sent_in.wider`; gradients are summed in `sent_in.backward`.
 
-    The gradient is made as [n, V, D / n], the form that its reduce-scatter cuts (see scatter.py). Made as
-    [V, D], XLA for TPUs sums it with its rows last, and copies the table and its moments to that form and
-    back for the update: 1.6 GB of four layers of Qwen3.5 on 8 v5p (jax 0.10.2).
+    The gradient is made as [n, V, D / n], whose first dimension its reduce-scatter splits (see scatter.py).
+    A gradient [V, D] would be summed by XLA for TPUs with V as the minor dimension. The table and its moments
+    would then be copied to that order and back for the update: 1.6 GB in four layers of Qwen3.5 on 8 v5p (jax
+    0.10.2). rows_of: takes the rows of ids from the table in the forward pass.
     """
 
     def gathered(table_local: Array, *, apart: bool = False) -> Array:

@@ -209,11 +209,12 @@ def shards(config: ModelConfig, layout: Layout, params: Mapping[str, Any]) -> An
 def gathered(
     config: ModelConfig, layout: Layout, updated: Mapping[str, Any], before: Mapping[str, Any]
 ) -> Any:
-    """The trained weights of their updated shards. before: the weights, whose memory is used if donated.
+    """The trained weights, gathered from their updated shards into the memory of `before` if it is donated.
 
-    Stacks are gathered layer by layer. Of a stack that is gathered at once, XLA for TPUs keeps a copy beside
-    the donated one (jax 0.10.2): most weights would be in memory twice. A stack whose layers are split over
-    stages is gathered at once, since no index of it is a layer of every stage.
+    before: the weights before the update. Stacks are gathered layer by layer: if a stack is gathered at once,
+    XLA for TPUs keeps a copy next to the donated stack (jax 0.10.2), so most weights are in memory twice. A
+    stack whose layers are split over stages is gathered at once, since an index into it is a layer of one
+    stage only.
     """
 
     def leaf(path: str, param: Param, shard: Array, weight: Array) -> Array:
@@ -230,7 +231,7 @@ def gathered(
 
 
 def _gathered_by_layer(shards: Array, stack: Array, steps: Sequence[Collective]) -> Array:
-    """`stack`[L, ...] with the gathered values of `shards`[L, ...]. steps: of one layer."""
+    """`stack`[L, ...] overwritten with `shards`[L, ...], gathered. steps: the collectives of one layer."""
 
     def gather(layer: Array, stack: Array) -> Array:
         weight = run_steps(lax.dynamic_index_in_dim(shards, layer, keepdims=False), steps)

@@ -208,7 +208,7 @@ def _loops(layers: Sequence[Layer]) -> list[_Loop]:
 
 
 def _group(layer: Layer) -> tuple[object, ...]:
-    """The same for consecutive layers that share keys, values or a choice, and different for all others."""
+    """The same for consecutive layers that share keys, values or chosen keys, and no others."""
     if layer.chooser >= 0:
         return "chooser", layer.chooser
     return (layer.cache,) if layer.cache >= 0 else (layer.kind.stack, layer.row)

@@ -99,8 +99,8 @@ GPU = Platform(
             "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
             "xla_gpu_enable_pipelined_all_gather": True,
         },
-        # The option, on by default, changes a loop over microbatches, too: it carries the activations of all
-        # layers from one to the next, and all products of Gemma 2 were computed twice (jax 0.10.2).
+        # The option changes the loop over microbatches, too: XLA carries activations of all layers from
+        # turn to turn, and computed all products of Gemma 2 twice (jax 0.10.2).
         microbatch_options={"xla_gpu_enable_pipelined_all_gather": False},
         tuned_options=(
             {"xla_gpu_enable_pipelined_reduce_scatter": True},

@@ -97,8 +97,8 @@ class Compiler:
     options: Options = field(default_factory=dict)
     exclusive: bool = False  # one process of a machine at a time
 
-    # Options beyond the defaults: of every training step, of loops over microbatches, and the changes
-    # that `mw tune` tries.
+    # Options beyond the defaults: of every training step, of steps with several microbatches in addition, and
+    # the changes that `mw tune` tries.
     train_options: Options = field(default_factory=dict)
     microbatch_options: Options = field(default_factory=dict)
     tuned_options: Sequence[Options] = ()

@@ -54,16 +54,16 @@ TPU = Platform(
     flash=Kernel("splash", _splash, documents=True, whole_blocks=True, head_tile=LANES),
     paged=Kernel("ragged", _ragged, joined_heads=True),
     fuses_casts=True,  # XLA:TPU fuses elementwise producers into the convolutions that products become
-    # XLA computes the gradient of other logits in the products that read it. RecurrentGemma's 3 layers on 8
-    # v5p have 4.2 GB of it, next to the logits.
+    # XLA computes the gradient of logits without a cap within the products that read it. With a cap, three
+    # layers of RecurrentGemma on 8 v5p keep 4.2 GB of it, next to the logits.
     caps_apart=True,
     head_waits=False,  # XLA computes the gradient of the head's weight first
     # Otherwise XLA reads the states of all layers first: of 4 layers of Codestral Mamba on 8 v5p with 64
     # sequences, a step took 139 MB of temporaries.
     ordered_states=True,
     whole_sums=True,  # on all links at once (nn/products/scatter.py)
-    # XLA estimates ten times the time of a read for a fill: of 189 ms of compute in a step of two layers of
-    # Mixtral on 8 v5p with expert=8, fills took 55, and the rounding that names an exchange 16.
+    # By XLA's estimate a fill takes ten times the time of a read: of 189 ms of compute in a step of two
+    # layers of Mixtral on 8 v5p with expert=8, fills took 55, and the roundings that name exchanges 16.
     unfilled=True,
     hides_offload=True,  # as in published runs
     # XLA's loops use different layouts for the ring of saved activations, and XLA moves the whole ring to the

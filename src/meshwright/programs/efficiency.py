@@ -55,8 +55,8 @@ class StepEfficiency:
     weights are stored narrower than they are multiplied.
     kernel_seconds: fixed time of one kernel. experts_seconds: of a product of several experts, whose tokens
     are sorted and gathered. collective_seconds: of one collective, in addition to the price of its bytes and
-    hops. exchange_seconds: least time of an exchange of tokens between experts, whose kernels wait for those
-    of all devices. launch_seconds: of one compiled program.
+    hops. exchange_seconds: least time of an exchange of tokens between experts, whose kernels wait for all
+    devices. launch_seconds: of one compiled program.
     host_seconds, host_collective_seconds: the host's time to launch an operation and a collective, if it
     launches them one by one. No pass is faster, however small its operations.
     host_node_seconds: loss of a critical collective for each domain beyond the first, since hosts that launch

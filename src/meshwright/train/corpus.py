@@ -312,7 +312,7 @@ def unigram_entropy(train_parts: Sequence[np.ndarray], validation_rows: np.ndarr
 
 
 def _counts(rows: np.ndarray, vocab_size: int, *, only_counted: bool = False) -> np.ndarray:
-    """The number of times that each id occurs, among all tokens or only among the loss's."""
+    """The number of times that each id occurs, among all tokens or only among tokens in the loss."""
     # In parts, since counting copies rows as int64.
     counts, at_once = np.zeros(vocab_size, np.int64), max(1, _COUNTED_AT_ONCE // max(rows.shape[1], 1))
     for start in range(0, len(rows), at_once):

@@ -19,13 +19,14 @@ LEARNING_RATE = 3e-3
 # A text that is read several times needs more decay than one that is read once: with 420 KB, read nine times,
 # the validation loss ended at 3.17 nats per token, and at 3.60 with the usual 0.1.
 WEIGHT_DECAY = 1.0
-# More readings raise the validation loss. Bytes of a token: of our small vocabularies, about.
+# The most times that a text is read (the validation loss rises after about eight), and the bytes of a token
+# with these small vocabularies, roughly.
 _MAX_EPOCHS, _BYTES_PER_TOKEN = 8, 3
 # Samples are shorter than these sequences: the model is not trained at later positions.
 _SEQ_LEN, _NUM_SEQUENCES = 128, 8
 # Sizes of vocabularies, and the bytes of text that each entry needs. A large vocabulary has whole words, but
-# entries that are rare in the text are not learned well. On 420 KB, 1,024 to 4,096 entries reach 1.81 bits
-# per byte, but samples with few entries have words that no text has.
+# entries that are rare in the text are not learned well. On 420 KB, 1,024 to 4,096 entries all reach 1.81
+# bits per byte, but with fewer entries samples contain words that do not exist.
 _VOCABULARIES, _BYTES_PER_ENTRY = (4096, 2048, 1024, 512), 64
 # (width, layers), smallest first. A larger model is taken only if there is time for this number of steps, and
 # if the text has this number of bytes for each parameter.
@@ -102,13 +103,13 @@ _OPENING = re.compile(
     r"(?:\A|(?<=[.!?]\s)|(?<=\n))([A-Z][a-z']*(?: [a-z']+){2})(?=(?:[ \n][\w'`(),:;/-]+){0,60}[.!?](?:\s|\Z))"
 )
 _LONGEST_SAMPLE = 2_000_000
-# A line that does not continue a sentence: of a table, a list, a heading or code.
+# The beginning of a line of a table, a list, a heading or code.
 _NO_PROSE = re.compile(r"\n\s*(?:[|#>+]|```|[-*] |\d+\. )")
 _LEAST_PROSE = 40  # characters of a sample before such a line
 
 
 def openings(source: Path, number: int) -> list[str]:
-    """The three words that begin most sentences of a text, and the next ones; "The" if it has no sentences.
+    """The three-word beginnings of most sentences, at most `number`; ["The"] if there are no sentences.
 
     The model saw these words often in training, so it continues them best.
     """
@@ -125,12 +126,12 @@ def openings(source: Path, number: int) -> list[str]:
 def whole_sentences(text: str) -> str:
     """A text up to the end of its last sentence, or all of it if it has none.
 
-    It ends at a table, a list, a heading or code after its first words.
+    It also ends before a table, a list, a heading or code, if there are 40 characters before this.
 
     >>> whole_sentences("He ran. She sang! And th"), whole_sentences("He ran")
     ('He ran. She sang!', 'He ran')
-    >>> whole_sentences("The first one is of the last one's rows.\\n| 1 | 2 |\\nHe ran. She")
-    "The first one is of the last one's rows."
+    >>> whole_sentences("The first table has a row for each chip.\\n| 1 | 2 |\\nHe ran. She")
+    'The first table has a row for each chip.'
     """
     if other := _NO_PROSE.search(text, _LEAST_PROSE):
         text = text[: other.start() + 1]
@@ -139,7 +140,7 @@ def whole_sentences(text: str) -> str:
 
 
 def most_steps(source: Path, tokens_per_step: int) -> int:
-    """The steps after which a small model has read a text often enough."""
+    """The steps that read a text `_MAX_EPOCHS` times, within bounds, in tens."""
     steps = _MAX_EPOCHS * _num_bytes(source) / _BYTES_PER_TOKEN / tokens_per_step
     return min(max(round(steps / 10) * 10, MIN_STEPS), MAX_STEPS)
 

@@ -106,7 +106,7 @@ def _crossing_refusal(machine: Hardware, layout: Layout) -> str:
         return ""
     return (
         f"{layout} on {machine.spec}: {', '.join(crossing)} cross between slices; the audit reads only "
-        f"programs where {first} does and no other axis: its size must be a multiple of {machine.num_slices}"
+        f"programs where no axis but {first} does: its size must be a multiple of {machine.num_slices}"
     )
 
 

@@ -190,7 +190,7 @@ class Program:
     """A compiled module for one device of `num_partitions` (SPMD: all run the same), in `num_replicas`.
 
     is_scheduled: instructions are in the order of execution. donated: numbers of the inputs whose memory
-    results take.
+    results reuse.
     """
 
     name: str

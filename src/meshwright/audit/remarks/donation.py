@@ -6,7 +6,7 @@ from meshwright.audit.hlo.read import ArrayShape, Instruction, Program, arrays
 from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, sources
 from meshwright.units import format_bytes
 
-# Operations of an update: Adam's take some forty from a weight's gradient to the weight.
+# The most operations to trace from a result to its input; Adam's update has some forty of them.
 _MOST_STEPS = 200
 _THROUGH = ELEMENTWISE | {"sqrt", "abs", "select-n", "compare", "fusion", "call"}
 

@@ -112,7 +112,7 @@ def repeated_gather(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return None
 
 
-# The factorisation whose remedy all share.
+# The remedy for all factorisations is listed under this one.
 _FACTORS = "cholesky"
 # What to write for operations along a whole dimension, by JAX's primitive.
 _WITHOUT_PARTS = {
@@ -157,7 +157,7 @@ def along_the_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     operation = next(filter(None, map(_needs_whole, emitted.uses(context.program, elementwise=True))), None)
     if operation is None and name in (*_WITHOUT_PARTS, *_SAME_REMEDY):
         operation = name
-    # An exchange gives each device whole matrices to factorise: the remedy, too.
+    # The remedy for factorisations is an exchange that gives each device whole matrices.
     is_remedy = emitted.op == "all_to_all" and _SAME_REMEDY.get(operation or "", operation) == _FACTORS
     if operation is None or is_remedy:
         return None
@@ -267,7 +267,7 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def _gathered_before_its_loop(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """A stack gathered along another dimension than its layers, before the loop over these."""
+    """A stack gathered along another dimension than its layers, before the loop over its layers."""
     shape = emitted.result().instruction.shapes[-1]
     if len(shape.dims) < _STACKED or not _is_cut_in_a_loop(emitted, context.program):
         return None
@@ -425,7 +425,7 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         )
     if stored.shapes[0].num_elements * emitted.collective.groups.size != shape.num_elements:
         return None
-    # ZeRO-1: weights come whole and are returned whole, and only their moments are sharded.
+    # Under ZeRO-1 weights are whole as inputs and as results; only their moments are sharded.
     given = sum(one.dims == shape.dims for each in context.program.main.parameters for one in each.shapes)
     if given >= sum(one.dims == shape.dims for one in context.program.main.result.shapes):
         return None
@@ -849,7 +849,7 @@ def exposed(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 _BITS = 8
 _FINDS_SCALES = (*_REDUCES, "abs")
-_BYTES = frozenset(name for name in types_for("operands") if number_type(name).bits == _BITS)
+_NARROWEST = frozenset(name for name in types_for("operands") if number_type(name).bits == _BITS)
 
 
 def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -863,15 +863,15 @@ def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> Fault | N
         return None
     share = f"{_BITS / wide:.0%} of the bytes"
     past = list(history(context.program, emitted.operand(), MOVES))
-    stored = _types_of(past) & _BYTES if any(is_cast(value.instruction) for value in past) else set[str]()
-    if stored and not _types_of(value for value in past if is_cast(value.instruction)) <= _BYTES:
+    stored = _types_of(past) & _NARROWEST if any(is_cast(value.instruction) for value in past) else set[str]()
+    if stored and not _types_of(value for value in past if is_cast(value.instruction)) <= _NARROWEST:
         narrow = min(stored)
         why, change = f"it was upcast from {narrow} before", f"send it as {narrow} and upcast after: {share}"
     else:
         uses = emitted.uses(context.program, elementwise=True)
         read = [use for use in uses if use[0].instruction.opcode not in _FINDS_SCALES]
         casts = [_types_of(_on_the_way(context.program, *use)) for use in read]
-        narrowed = _BYTES.intersection(*casts) if casts else frozenset[str]()
+        narrowed = _NARROWEST.intersection(*casts) if casts else frozenset[str]()
         if not narrowed:
             return None
         narrow = min(narrowed)
@@ -881,7 +881,7 @@ def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> Fault | N
 
 
 def _types_of(values: Iterable[TracedValue]) -> set[str]:
-    """Our names of the types of these values."""
+    """The types of `values`, by our names."""
     return {of_hlo(shape.dtype) for value in values for shape in value.instruction.shapes[:1]}
 
 

@@ -21,9 +21,9 @@ from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed_operation
 from meshwright.units import whole
 
-# Arrays, each of the size of a chunk's states, in the backward pass of states in blocks. Falcon Mamba
-# compiled for 8 H100s has 14 of an eighth of that size.
-_SCANNED = 2
+# Arrays of the size of all states of a chunk, in the backward pass, if the states of all positions are
+# computed: Falcon Mamba compiled for 8 H100s has 14 of an eighth of that size.
+_STATE_ARRAYS = 2
 
 
 class MixerOps(ProductOps):
@@ -187,8 +187,8 @@ class MixerOps(ProductOps):
 
         A scan over chunks reads arrays with the chunks first. If a device has several sequences, inputs and
         the result's cotangent are copied into that order. If products sum over positions, XLA for TPUs stores
-        these last, in tiles that are wider than a chunk. A scan within a chunk keeps the states of all
-        its positions. copied: inputs and result. of_state: bytes of the states between chunks.
+        positions last, in tiles that are wider than a chunk. Otherwise the states of all positions of a chunk
+        are kept. copied: inputs and result. of_state: bytes of the states between chunks.
         """
         has_several = self._local(array, "B") > 1
         scans = self._state_mixer().written_every == 1
@@ -196,7 +196,8 @@ class MixerOps(ProductOps):
         copies = sum(value.bytes_per_device for value in copied) * has_several * tiles
         pieces = self.mesh.size(array.axes_of("T"))
         of_chunk = of_state * chunk * chunk / (self.sizes["T"] / pieces)
-        num_arrays = _SCANNED if self.layout.phase == "train" else _SCANNED / 2  # inference has no cotangents
+        is_trained = self.layout.phase == "train"
+        num_arrays = _STATE_ARRAYS if is_trained else _STATE_ARRAYS / 2  # inference has no cotangents
         return whole(copies + scans * num_arrays * of_chunk)
 
     def _solve_flops(self, columns: int, chunk: Any) -> AddedFlops:

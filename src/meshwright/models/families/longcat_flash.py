@@ -13,7 +13,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     """Three blocks for each layer of the file: a dense layer, experts, and a dense layer.
 
     Experts read the input of the first dense feed-forward, without a norm of their own. Some of the experts
-    return their input; a token's other experts count.
+    return their input and have no weights: `experts_per_token` is the mean number of the others.
     """
     num_layers, moe, num_zero = 3 * fields["num_layers"], fields["moe"], given.get("zero_expert_num") or 0
     chosen = round(moe.experts_per_token * moe.num_experts / (moe.num_experts + num_zero))

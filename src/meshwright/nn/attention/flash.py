@@ -148,17 +148,18 @@ def splash(
     run = with_gradient(
         local, [spec_of(x) for x in arrays], _result(layout, "BNTH"), len(differentiated),
         kept=KEPT, constants=skips, names=("q", "k", "v", "sinks")[: len(differentiated)],
-        moves=(partial(_keys, num_shards, in_order), partial(_keys, num_shards, zigzag)),
+        moves=(partial(_moved_keys, num_shards, in_order), partial(_moved_keys, num_shards, zigzag)),
     )  # fmt: skip
     return jnp.swapaxes(run(*arrays), 1, 2)
 
 
-def _keys(
+def _moved_keys(
     num_shards: int, move: Callable[[Array, int, int], Array], blocks: Sequence[Array]
 ) -> tuple[Array, ...]:
-    """`blocks` of q, k[B, K, T, H], v and others with the positions of keys and values moved.
+    """A device's `blocks` q, k[B, K, T, H], v, ... with the positions of k and v reordered by `move`.
 
-    Each device moves its own: JAX does not concatenate partial sums in a stage of a pipeline (jax 0.10.2).
+    Not on whole arrays: their cotangents are partial sums, which JAX does not concatenate in a stage of a
+    pipeline (jax 0.10.2).
     """
     q, *keys_and_values = blocks[:3]
     return (q, *(move(x, num_shards, 2) for x in keys_and_values), *blocks[3:])

@@ -26,7 +26,7 @@ class Packed:
 
     @property
     def num_together(self) -> int:
-        """Positions of a row."""
+        """Positions in a row."""
         return self.rows.shape[-1] // self.width
 
     @property
@@ -58,8 +58,8 @@ class Packed:
     def written(self, pages: Array, places: Array, x: Array) -> "Packed":
         """The pool with x[N, ..., H] at the places in pages; those out of range are left out.
 
-        Whole rows are written, the tokens of one part of a row after those of another: XLA for TPUs makes a
-        loop over tokens of a scatter of parts.
+        Whole rows are written, for each part of a row in turn: XLA for TPUs compiles a scatter of parts of
+        rows to a loop over tokens.
         """
         num_rows, lanes = self.rows.shape[-2:]
         between = (slice(None),) * (self.rows.ndim - 3)
@@ -75,7 +75,7 @@ class Packed:
 
 
 def positions_together(lanes: int, width: int, page_size: int) -> int:
-    """Positions of a row of `lanes` columns; 1 if pools are stored position by position.
+    """Positions in a row of `lanes` columns; 1 if each position has a row.
 
     page_size: positions of a page on a device.
 

@@ -70,8 +70,8 @@ Pools = dict[str, list[Pool]]
 PADDING = -1  # the position of a token that is padding
 _SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
 INDEX = "index"  # the pools of an indexer's keys
-# Chosen positions whose latents a CPU gathers at a time, so that they stay in its caches.
-_CHOSEN_BY_CORES = 1 << 14
+# KEYS_AT_ONCE of CPUs, for chosen latents: few enough to stay in the caches of cores.
+_CPU_KEYS_AT_ONCE = 1 << 14
 
 
 class Rows(NamedTuple):
@@ -318,7 +318,7 @@ class PagedCache:
             return latent, rope
 
         scale = 1.0 if how.scale is None else how.scale
-        at_once = _CHOSEN_BY_CORES if platform().page_by_page else KEYS_AT_ONCE
+        at_once = _CPU_KEYS_AT_ONCE if platform().page_by_page else KEYS_AT_ONCE
         return attend_to_chosen(q, chosen, of_token, read, size, scale, at_once)
 
 
@@ -643,7 +643,10 @@ def _gathered(
 
 
 class _Part(NamedTuple):
-    """Gathered positions: keys [R, K, S, ...], cut into some of the columns each, and values [R, K, S, O]."""
+    """Keys and values of gathered positions.
+
+    keys: arrays [R, K, S, ...], each with some columns of the keys, in order. values: [R, K, S, O].
+    """
 
     keys: tuple[Array, ...]
     values: Array
@@ -654,8 +657,8 @@ def _gathered_parts(
 ) -> list[_Part]:
     """The keys and values of pages, in parts of some positions each; values are zero unless `seen`[R, S].
 
-    Keys of latents are the latents, which are the values too, and the rotary keys, each an array of its own:
-    joined, they would be copied.
+    Keys of latents are two arrays: the latents, which are also the values, and the rotary keys. One joined
+    array would be a copy of both.
     """
 
     def visible(values: Array, seen: Array) -> Array:
@@ -667,8 +670,8 @@ def _gathered_parts(
     [mask] = seen
     latent, rope = (_joined(_read(tables, pool)[..., None, :, :]).astype(dtype) for pool in pools)
     values = visible(latent, mask)
-    # Scores of hidden positions are masked anyway. Compilers that fuse the mask into the products of values
-    # keep the latents once, and so do others if both products read what is masked.
+    # Scores of hidden positions are masked anyway, so their keys may have any values. Both products read the
+    # same array: the latents if the compiler fuses the mask into a product, otherwise the masked latents.
     return [_Part((latent if platform().fuses_casts else values, rope), values)]
 
 
@@ -703,7 +706,7 @@ def _num_kv_heads(pools: Sequence[Pool]) -> int:
 
 
 def _positions_together(pools: Sequence[Pool]) -> int:
-    """Positions of a row, if keys and values have the same number; otherwise, and of latents, 1."""
+    """Positions in a row, if keys and values have the same number; 1 otherwise, and for latents."""
     if _values(pools[0]).ndim < 4:
         return 1
     counts = {pool.num_together if isinstance(pool, Packed) else 1 for pool in pools}

@@ -107,11 +107,11 @@ def attend_to_chosen(
 
     def of_query(query: tuple[Array, ...]) -> Array:
         q, chosen, table = query
-        # In place of missing positions the sequence's first is read, and weighs nothing.
+        # For missing positions the sequence's first is read, with weight 0.
         at = jnp.maximum(chosen, 0)
         latent, rope = (x.astype(q.dtype) for x in read((table[at // size], at % size)))
         of_latents, of_ropes = jnp.split(q, [latent.shape[-1]], axis=-1)
-        # Not by latents and rotary keys joined, which would be copied.
+        # Two products, since joined latents and rotary keys would be a copy.
         scores = jnp.einsum("hR,kR->hk", of_latents, latent, preferred_element_type=jnp.float32)
         scores += jnp.einsum("hA,kA->hk", of_ropes, rope, preferred_element_type=jnp.float32)
         shares = jax.nn.softmax(jnp.where((chosen >= 0)[None], scale * scores, HIDDEN), axis=-1)

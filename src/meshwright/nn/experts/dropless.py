@@ -558,7 +558,7 @@ def _first_rows(counts: Array, blocks: Blocks | None = None) -> Array:
 
 def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> Array:
     """[num_rows, D]: the rows that arrive, of rows[C, D] of each device; zeros in places without one."""
-    # In the form in which XLA for TPU exchanges rows: the numbers of a row that share 32 bits are apart.
+    # The form in which XLA for TPU exchanges rows: each 32-bit word has numbers of `packed` parts of a row.
     packed = max(1, 4 // rows.dtype.itemsize) if platform().unfilled else 1
     packed = packed if rows.shape[-1] % packed == 0 else 1
     arrives = unfilled_after((rows,), (num_rows, packed, rows.shape[-1] // packed), rows.dtype)

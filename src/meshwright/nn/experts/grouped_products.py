@@ -133,7 +133,7 @@ def biased_rows(y: Array, b: Array, routes: Routes, parts: Axes = ()) -> Array:
 
 
 def computed_rows(compute: Callable[..., Array], routes: Routes, *rows: Array) -> Array:
-    """`compute`, element by element, of the blocks of rows[1, C, M] in use; zeros for unused blocks."""
+    """`compute`, element by element, of the blocks of rows[1, C, M] in use; unused as in `_looped`."""
     spec, scope = spec_of(rows[0]), by_even_load(routes.blocks.even)
     of_count, num_blocks = spec_of(routes.num_blocks), routes.blocks.capacity
 
@@ -244,7 +244,7 @@ def _of_weights(
         d_some = lax.dynamic_slice_in_dim(d_rows, at, together)
         if together > 1:
             some = jnp.where(is_own[:, None, None], some, 0)
-            # An unused block may have NaN, whose product with zero is none.
+            # An unused block may have NaN, and zero times NaN is NaN.
             d_some = jnp.where(is_own[:, None, None], d_some, 0) if platform().unfilled else d_some
         flat, d_flat = (jnp.reshape(part, (-1, part.shape[-1])) for part in (some, d_some))
         return d_w.at[owner].add(multiply(OF_WEIGHTS, flat, d_flat, False))

@@ -254,7 +254,7 @@ def _over_chunks(
         size = -(-size // _BLOCK) * _BLOCK
     elif log_rates is not None or (k.shape[-1] == 1 and beta is None):
         size = -(-size // _ROW) * _ROW
-        of_chunk = partial(_by_scan, None if log_rates is None else rates_of(log_rates))
+        of_chunk = partial(_by_states, None if log_rates is None else rates_of(log_rates))
     rest = -length % size
     given = q, k, v, decay, beta
     shapes = [None if x is None else x.shape[2:] for x in given]
@@ -290,7 +290,7 @@ def _flat(x: Array) -> Array:
     All chunks together are arrays in memory, which on TPUs are stored by tiles of their last two dimensions:
     with p = 1 last, the tiles would be mostly empty. If products sum over positions, XLA stores a chunk's 64
     positions last, and fills half of the tiles. With B sequences' positions in one dimension they would be
-    full, but a turn of Codestral Mamba's loops, which transposes them, would take 30% longer.
+    full, but then each turn of the loops transposes them, and takes 30% longer in Codestral Mamba.
     """
     return x.reshape(*x.shape[:2], -1)
 
@@ -300,12 +300,12 @@ def rates_of(log_rates: Array) -> Array:
     return -jnp.exp(log_rates.astype(jnp.float32))
 
 
-def _by_scan(
+def _by_states(
     rates: Array | None,
     carry: tuple[Array, Array],
     chunk: tuple[Array | None, Array, Array, Array, None, Array],
 ) -> tuple[tuple[Array, Array], Array | None]:
-    """`_chunk` by a scan of the states, with decays[B, C, g, u], perhaps times rates[g, u, s].
+    """`_chunk` by the states of all positions, with decays[B, C, g, u], perhaps times rates[g, u, s].
 
     States are [B, n, p, g, s, u], without s if there are no rates: keys then have one element. TPUs compute
     in tiles of the last two dimensions. With p = 1 among them, seven of a tile's eight rows would be empty.
@@ -420,7 +420,7 @@ def _in_chunks(x: Array, size: int, rest: int, *, last: bool = False) -> Array:
 
 # Positions of a block, if there is a decay for each element of a key.
 _BLOCK = 16
-# Positions of a block whose states are computed one after another, if no product sums over decays.
+# Positions of a block in `_by_states`, whose states are computed one after another.
 _ROW = 8
 
 

@@ -138,7 +138,7 @@ class ProductOps:
             if self._narrow and not plan.einsum.batched:
                 y = narrow_product(plan, self.dtype, self._narrow, x, w, self._scales)
             else:
-                # The logits are freed before the head's gradient is summed whole, into another array.
+                # The logits are freed before the head's gradient is all-reduced into another array.
                 sums_last = platform().whole_sums and plan.einsum.out.endswith("V")
                 y = local_product(plan, self.dtype, wide(x), w, self._token, sums_last=sums_last)
                 self.parted |= {name} if self._token is not None else set()

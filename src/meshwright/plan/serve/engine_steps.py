@@ -23,7 +23,7 @@ from meshwright.models.config import ModelConfig
 
 # A context of this many positions, whose attention takes no time.
 _NEXT_TO_NONE = 2
-# Tokens of the prompts in `short`, and a quarter of those of the shortest long prompt.
+# Tokens of a short prompt, and a quarter of the tokens of the shortest long prompt.
 _SHORT, _CHUNK = 256, 1024
 
 
