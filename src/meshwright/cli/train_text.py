@@ -149,12 +149,12 @@ def continue_text(run: Path, text: Path, num_steps: int, step_seconds: float | N
             print(whole_sentences(prompt + json.loads(done.stdout)["text"]))
     most = most_steps(text, plans_for_text(text, this_machine())[0].workload.num_tokens)
     if num_steps >= most:
-        note("more text gives better samples; with more steps the model would learn this text by heart")
+        note("a longer text gives better samples; with more steps the model would learn this one by heart")
         return
     more = min((_LONGER - 1) * num_steps, most - num_steps)
     takes = f"{format_seconds(more * step_seconds)} more, " if step_seconds else ""
     longer = shlex.join(["mw", "train", str(text), "--run", str(run), "--resume"])
     note(
-        f"longer training reads better ({takes}in the background; its log ends with a text):\n"
+        f"longer training gives better samples ({takes}in the background; its log ends with some):\n"
         f"nohup {longer} --steps {num_steps + more} > {shlex.quote(f'{run}.log')} 2>&1 &"
     )

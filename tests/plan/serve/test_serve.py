@@ -119,7 +119,8 @@ def test_states_count_as_caches_in_the_explanation():
     explained = explain_serving(found.best)
     states = 64 * 8192 * (16 * 4 + 3 * 2)
     assert explained.crossover_batch == -(-2 * count_params(config).total // states)
-    assert "36.7 MB in bf16, 36.7 MB of it states of any length; from" in " ".join(str(explained).split())
+    words = " ".join(str(explained).split())
+    assert "36.7 MB in bf16, 36.7 MB of it states, the same for any length; from" in words
 
 
 def test_experts_are_read_as_far_as_tokens_choose_them():
