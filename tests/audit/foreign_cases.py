@@ -832,7 +832,7 @@ def _dequantised(*, first: bool) -> Callable[[], Any]:
 
 
 def _scaled_to_fp8(*, first: bool) -> Callable[[], Any]:
-    """A weight scaled and cast to fp8 on each device, or of all devices after its gather."""
+    """A weight scaled and cast to fp8 on each device before its gather, or whole after it."""
 
     def made() -> Any:
         m = mesh("fsdp")
@@ -873,7 +873,7 @@ def _roots(*, whole: bool) -> Callable[[], Any]:
 
 
 def _stack_in_a_loop(*, before: bool) -> Callable[[], Any]:
-    """Layers that are gathered all before the loop, or one in each turn."""
+    """A stack of layers gathered before the loop, or a layer gathered in each turn."""
 
     def made() -> Any:
         m = mesh("fsdp")
@@ -890,7 +890,7 @@ def _stack_in_a_loop(*, before: bool) -> Callable[[], Any]:
 
 
 def _sharded_moments() -> Any:
-    """ZeRO-1: moments are sharded, and weights come whole and are returned whole."""
+    """ZeRO-1: moments are sharded; weights are whole as arguments and as results."""
     m = mesh("data")
     weights = [array(m, (1024, 1024))] * 2
     moments = [array(m, (1024, 1024), "data")] * 2

@@ -63,7 +63,7 @@ def test_new_state_next_to_the_old_is_noted(donated: tuple[int, ...]) -> None:
 
     jitted = jax.jit(step, donate_argnums=donated, out_shardings=weight.sharding)
     notes = [note for note in meshwright.audit(jitted, weight, rows)["notes"] if "donate the state" in note]
-    expected = "`w` are updated in new memory, 524 kB on each device next to the old state; donate the state"
+    expected = "`w` is updated in new memory, 524 kB on each device next to the old state; donate the state"
     assert [note.partition(":")[0] for note in notes] == ([] if donated else [expected])
     gradient = jax.jit(jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)))
     assert not any("donate" in note for note in meshwright.audit(gradient, weight, rows)["notes"])

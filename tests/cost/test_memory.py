@@ -452,9 +452,8 @@ def test_the_compilers_take_about_as_much(case: dict) -> None:
 
 
 def test_tpus_keep_the_gradient_of_capped_logits_next_to_them() -> None:
-    """In place of the gradient of the head's weight, for which the logits are freed, and of the losses."""
+    """The larger is counted: this gradient, or the gradient of the head's weight and the losses."""
     layout, shape = Layout.of(fsdp=8), PassShape(8 * TOKENS, 4, 4)
-    # WEIGHT
     plain, capped = (
         held_bytes(graph, tuple(segment.count for segment in graph.segments), "none").head
         for graph in (

@@ -41,7 +41,7 @@ def _h100(tmp_path: Path, step: str) -> str:
 
 
 def _in_xla(**figures: Any) -> StepEfficiency:
-    """The figures, with what XLA's programs add: machines are loaded as these run on them."""
+    """The figures, with the ones of programs by XLA: these are the default programs of machines."""
     return PROGRAMS["xla"].applied(StepEfficiency(**figures))
 
 

@@ -145,7 +145,7 @@ def by_the_book(
 
 
 def _as_on_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ragged exchanges, and arrays that nothing fills, which have the worst values that memory may have."""
+    """Ragged exchanges, and unfilled arrays, which hold NaN."""
     for module in (routes_module, crossing_module, devices_module, products_module):
         monkeypatch.setattr(module, "platform", lambda: replace(CPU, ragged_exchange=True, unfilled=True))
     monkeypatch.setattr(lax, "ragged_all_to_all", by_the_book)
@@ -214,8 +214,8 @@ def test_no_operation_of_a_model_reads_arrays_that_nothing_filled(
 ) -> None:
     """Biases, activations, scales of narrow types and all gradients.
 
-    A weight's gradient has a scale for the rows of some blocks, without those of other experts: fp8 rounds
-    otherwise.
+    With fp8 the products of weights' gradients round differently: the scale of some blocks' rows leaves out
+    the rows of other experts.
     """
     layout = Layout.parse(text).replace(**FLOAT32, matmul_dtype=narrow)
     expected = Step(config, layout)()

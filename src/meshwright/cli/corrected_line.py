@@ -66,7 +66,7 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     words = unpasted(typed)
     if "--" in words:  # the words after it are another command's
         return _launching(words)
-    # A blank around a prompt is no fault.
+    # A line that differs only by blanks around words is not offered.
     as_typed = ["mw", *(word if word.lstrip().startswith("-") else word.strip() for word in typed)]
     tried = dict.fromkeys(map(tuple, (without_fillers(words), words)))
     lines = (_line_of(each, commands) for each in tried if each)

@@ -6,7 +6,6 @@ Tables give the degrees of one worker and the requests at once. They leave out
     workers         of pools apart
     drafts          whether the model's heads for further tokens ran
     streaming       tokens that a server collects before it sends them
-
     slots           requests that the decode workers of TensorRT-LLM hold at once (`max_batch_size`)
 
 Source: InferenceX (Apache-2.0, August 2026), searches in configs/ with pools apart, and launch scripts in
@@ -18,13 +17,13 @@ that keep it full.
 
 Searches of TensorRT-LLM with sequences for each device ask for 1.05 to 1.3 times the requests that decode
 workers hold, which keeps decode steps full. A device holds 2^k or 3 * 2^k sequences, in 9 of 10 searches the
-largest such number below its share. Of the searches whose workers split heads about half hold all requests.
+largest such number up to its share. If workers split heads, about half of the searches hold all requests.
 """
 
 from meshwright.models.config import ModelConfig
 from meshwright.validate.load_test_row import LoadTestRow, WorkerDegrees
 
-# The most positions of all requests at once of workers whose devices split heads.
+# The most positions, over all requests at once, in workers whose devices split heads.
 SPLIT_POSITIONS = 900_000
 MOST_SPLIT = 16
 # Workers that split heads: 3 (64 devices of H100, 32 of GB200 in fp8) to 8, most often 4 or 5.

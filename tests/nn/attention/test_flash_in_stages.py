@@ -18,7 +18,7 @@ CONFIG = replace(load_model("tiny"), d_head=64, max_seq_len=512)
 
 @pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_gathered_keys_reach_the_tpus_kernel_in_a_stage(tensor: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first layout of LLaMA-3-8B on 64 v5e has stages and `context`, and was not traced."""
+    """The best layout of LLaMA-3-8B on 64 v5e has stages and `context`; JAX refused to trace it."""
     text = f"pipe=2,context=2,tensor={tensor},data={2 // tensor},microbatches=4,schedule=lanes"
     monkeypatch.setattr(import_module("meshwright.nn.attention.flash"), "platform", lambda: PLATFORMS["tpu"])
     layout = Layout.parse(text).replace(weights_dtype="bf16", compute_dtype="bf16")

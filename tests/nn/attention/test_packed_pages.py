@@ -1,4 +1,4 @@
-"""Pools with several positions in a row: the same positions, and the same attention, as of plain pools."""
+"""Pools with several positions in a row have the same positions and attention as plain pools."""
 
 from dataclasses import replace
 

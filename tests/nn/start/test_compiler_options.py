@@ -35,7 +35,7 @@ def test_an_option_that_xla_does_not_know_is_left_out_with_a_warning(monkeypatch
 def test_gpus_pipeline_no_gathers_in_a_loop_over_microbatches(
     num_microbatches: int, pipelined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """XLA for GPUs ran such a loop's first turn apart and kept its activations: 155 GB of planned 78."""
+    """With them XLA for GPUs kept the activations of the first turn: 155 GB, planned at 78."""
     monkeypatch.setattr(compiler_options, "platform_of", lambda mesh: PLATFORMS["gpu"])
     monkeypatch.setattr(compiler_options, "_are_known", lambda options, mesh: True)
     options = compiler_options.compiler_options(device_mesh(Layout.of()), {}, num_microbatches)

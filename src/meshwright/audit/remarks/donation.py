@@ -21,9 +21,9 @@ def undonated_note(program: Program) -> str:
     if num_bytes <= NEGLIGIBLE_BYTES:
         return ""
     largest = max(old, key=lambda one: one.shapes[0].num_bytes)
-    others = f" and {len(old) - 1} more" if len(old) > 1 else ""
+    which = f" and {len(old) - 1} more are" if len(old) > 1 else " is"
     return (
-        f"`{largest.op_name or largest.name}`{others} are updated in new memory, {format_bytes(num_bytes)} "
+        f"`{largest.op_name or largest.name}`{which} updated in new memory, {format_bytes(num_bytes)} "
         "on each device next to the old state; donate the state: jax.jit(step, donate_argnums=...)"
     )
 
