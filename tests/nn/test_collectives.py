@@ -115,6 +115,6 @@ def test_the_tables_gradient_is_scattered_before_its_shares_are_summed(text: str
     sums = re.findall(r'stablehlo\.(all_reduce|reduce_scatter)".*?\) : \(tensor<([^>]*)>\)', written, re.S)
     rows, share = 64 // layout.tensor, 32 // layout.fsdp
     assert sums[-2:] == [
-        ("reduce_scatter", f"{rows}x{layout.fsdp}x{share}xf32"),
+        ("reduce_scatter", f"{layout.fsdp}x{rows}x{share}xf32"),
         ("all_reduce", f"{rows}x{share}xf32"),
     ]

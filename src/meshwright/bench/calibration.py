@@ -97,7 +97,7 @@ def measure_accelerators(spec: str, sizes: Sizes, progress: Callable[[str], None
             "efficiency": f"{_where(num_devices, 'devices')}: bandwidth by size, over several group sizes",
         },
     )
-    hardware = replace(hardware, chip=chip)
+    hardware = replace(hardware, chip=chip).running(hardware.software.name)
     return with_collectives(hardware, exchanged[0]) if exchanged else hardware
 
 
@@ -125,7 +125,8 @@ def measure(spec: str, sizes: Sizes, progress: Callable[[str], None] | None = No
         step=StepEfficiency(overlap=0.0, launch_seconds=launch, sources=_host_step_sources(num_devices)),
         sources=_host_sources(num_devices),
     )
-    hardware, measured = replace(host, chip=chip), [one for each in exchanged for one in each]
+    hardware = replace(host, chip=chip).running(host.software.name)
+    measured = [one for each in exchanged for one in each]
     if measured:
         hardware = with_collectives(hardware, measured)
     hardware = train_step.with_effective_memory(steps, hardware)
