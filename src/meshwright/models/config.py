@@ -363,8 +363,8 @@ def base_stack(stack: Stack) -> Stack:
 class Layer(NamedTuple):
     """One layer: its weights are row `row` of its stack, its keys and values are in cache `cache`.
 
-    cache, state: numbers among the caches and states of the model; -1 for none. chooser: the layer whose
-    indexer chooses its keys, if layers share choices; otherwise -1.
+    cache, state: numbers among the caches and states of the model; -1 for none. chooser: number of
+    the layer whose indexer chooses its keys, if layers share choices; otherwise -1.
     """
 
     kind: LayerKind

@@ -143,7 +143,7 @@ class Ops(Protocol[V]):
     activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
     layers: runs `block(ops, w, x, places, cache, kind, shared)` for each of `layers`, in order. A reader that
       runs several kinds of layers at once passes its own `kind`, which has `stack` like a LayerKind. shared:
-      the keys and values that the last layer with its own returned; None before the first.
+      the keys and values, or chosen keys, that the last layer with its own returned; None before the first.
     take: x[B, n, D] at indices[B, n] into T.
     join: x[B, T, h] of two x[B, T, D], one after the other. detached: x without a gradient for its readers.
     undifferentiated: the result of block(*inputs), through which no gradient passes.
@@ -341,7 +341,7 @@ def _attend(
     kind: Kind,
     shared: Sequence[V] | None,
 ) -> tuple[V, Cache, tuple[V, ...] | None]:
-    """y[B, T, D] of the normed h[B, T, D], the cache, and keys and values for other layers."""
+    """y[B, T, D] of the normed h[B, T, D], the cache, and keys, values or a choice for other layers."""
     made = None
     if config.mla:
         a, cache, made = _latent_attention(
@@ -498,7 +498,7 @@ def _latent_attention(
 ) -> tuple[V, Cache, tuple[V, ...] | None]:
     """a[B, T, N, O] of the normed h[B, T, D] through latents, and the cache (DeepSeek-V2, 2024).
 
-    Then the keys that its indexer chose, for layers without one of their own.
+    Also returns the keys that the layer's indexer chose if later layers read them, otherwise None.
 
     A cache holds the normed latent [R] and the turned rotary key [A] of each token, R + A elements a layer;
     keys and values follow from them (`spelt_out`).
@@ -524,8 +524,8 @@ def _latent_attention(
     a, cache = ops.latent_attention(
         "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale, chosen=chosen
     )
-    own = config.own_indexer
-    handed_on = (chosen,) if chosen is not None and own and own.handed_on else None
+    indexer = config.own_indexer
+    handed_on = (chosen,) if chosen is not None and indexer and indexer.handed_on else None
     return _gated(config, ops, w, h, a, "O"), cache, handed_on
 
 

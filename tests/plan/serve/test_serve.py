@@ -115,8 +115,8 @@ def test_critical_batches_are_the_chapters():
 def test_states_count_as_caches_in_the_explanation():
     """Falcon Mamba has no keys and values: 64 layers of 8,192 x (16 f32 + 3 bf16) a sequence."""
     config, layout = PRESETS["falcon-mamba-7b"], Layout.of(data=4)
-    found = search_serving(config, [load("v5p:2x2x1")], Requests(2048, 256), precisions=[BF16], layout=layout)
-    explained = explain_serving(found.best)
+    plan = search_serving(config, [load("v5p:2x2x1")], Requests(2048, 256), precisions=[BF16], layout=layout)
+    explained = explain_serving(plan.best)
     states = 64 * 8192 * (16 * 4 + 3 * 2)
     assert explained.crossover_batch == -(-2 * count_params(config).total // states)
     words = " ".join(str(explained).split())

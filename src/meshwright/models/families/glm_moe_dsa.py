@@ -43,8 +43,9 @@ class Indexers:
                 raise ModelError(f"{name}: indexer_types has {min(unknown)!r}; fits: 'full' and 'shared'")
             shared = [kind == "shared" for kind in kinds]
         indexer = fields["indexer"]
-        own = replace(indexer, handed_on=any(shared))
-        return by_layer([{"indexer": replace(indexer, shared=True) if shared[n] else own} for n in numbers])
+        chooses = replace(indexer, handed_on=any(shared))
+        reads = replace(indexer, shared=True)
+        return by_layer([{"indexer": reads if shared[n] else chooses} for n in numbers])
 
     def write(self, model: ModelConfig) -> dict[str, Any]:
         layers = (model.at(layer.kind.variant) for layer in model.layers)

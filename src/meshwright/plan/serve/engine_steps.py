@@ -23,8 +23,8 @@ from meshwright.models.config import ModelConfig
 
 # A context of this many positions, whose attention takes no time.
 _NEXT_TO_NONE = 2
-# Tokens of a short prompt, and a quarter of the tokens of the shortest long prompt.
-_SHORT, _CHUNK = 256, 1024
+# Tokens of a short prompt, and the tokens that a long prompt exceeds.
+_SHORT, _LEAST_LONG = 256, 2048
 
 
 class EngineTable:
@@ -51,12 +51,12 @@ class EngineTable:
         self.pair_seconds = self._pair_seconds(context)
 
     def _pair_seconds(self, context: int) -> float:
-        """Seconds for each pair of a query and a key, from prompts of two lengths with as many tokens.
+        """Seconds for each pair of a query and a key: a long prompt against short ones of the same tokens.
 
         Whole prompts build the keys and values of latents, which all engines do for later chunks, too.
         """
-        if context <= 2 * _CHUNK:
-            context = 4 * _CHUNK
+        if context <= _LEAST_LONG:
+            context = 2 * _LEAST_LONG
         short, long = (
             float(self._passes("prefill", np.array([context / length]), length, length)[0])
             for length in (_SHORT, context)
