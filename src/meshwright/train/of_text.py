@@ -142,7 +142,7 @@ def whole_sentences(text: str) -> str:
 def most_steps(source: Path, tokens_per_step: int) -> int:
     """The steps that read a text `_MAX_EPOCHS` times, within bounds, in tens."""
     steps = _MAX_EPOCHS * _num_bytes(source) / _BYTES_PER_TOKEN / tokens_per_step
-    return min(max(round(steps / 10) * 10, MIN_STEPS), MAX_STEPS)
+    return _in_tens(steps, MAX_STEPS)
 
 
 def steps_in(seconds: float, step_seconds: float, most: int = MAX_STEPS) -> int:
@@ -151,4 +151,9 @@ def steps_in(seconds: float, step_seconds: float, most: int = MAX_STEPS) -> int:
     >>> steps_in(180.0, 0.1), steps_in(180.0, 1e-6), steps_in(180.0, 0.1, most=600)
     (1800, 4000, 600)
     """
-    return min(max(round(seconds / step_seconds / 10) * 10, MIN_STEPS), most)
+    return _in_tens(seconds / step_seconds, most)
+
+
+def _in_tens(steps: float, most: int) -> int:
+    """`steps` rounded to tens, at least MIN_STEPS and at most `most`."""
+    return min(max(round(steps / 10) * 10, MIN_STEPS), most)

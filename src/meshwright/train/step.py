@@ -218,10 +218,11 @@ class CompiledStep(BatchRows):
 
     @cached_property
     def _jitted_nats(self) -> Any:
-        return jax.jit(
-            self._nats,
-            compiler_options=compiler_options(self.mesh, self.options, self.layout.schedule.microbatches),
-        )
+        return jax.jit(self._nats, compiler_options=self._compiler_options)
+
+    @property
+    def _compiler_options(self) -> dict[str, bool | int | str] | None:
+        return compiler_options(self.mesh, self.options, self.layout.schedule.microbatches)
 
     def _nats(self, params: Mapping[str, Any], rows: Array) -> Array:
         """The nats of each target of rows[B, T+1], by microbatches; positions as `dealt`."""
@@ -250,7 +251,7 @@ class CompiledStep(BatchRows):
     @cached_property
     def jitted(self) -> Any:
         """The jitted step: (state, tokens[B, T+1]) -> (state, metrics). Call under the mesh."""
-        options = compiler_options(self.mesh, self.options, self.layout.schedule.microbatches)
+        options = self._compiler_options
         if not self.layout.schedule.offload_optimizer:
             return jax.jit(self._step, donate_argnums=0, compiler_options=options)
         # Given, since XLA otherwise does not use donated memory of the host.

@@ -68,7 +68,7 @@ def decode_slots(row: LoadTestRow, concurrency: int, groups: int, *, splits: boo
         return concurrency
     each = max(1, concurrency // groups)
     power = 1 << (each.bit_length() - 1)
-    return groups * (power * 3 // 2 if 2 * each >= 3 * power > 3 else power)
+    return groups * (power * 3 // 2 if power > 1 and 2 * each >= 3 * power else power)
 
 
 def is_unstated(row: LoadTestRow, config: ModelConfig) -> bool:
