@@ -74,48 +74,37 @@ def test_a_product_with_int8_may_leave_rows_as_they_are(rows: int, size: int, wi
     np.testing.assert_allclose(y, expected, atol=2e-4 * np.sqrt(size), rtol=1e-5)
 
 
-# Rows, groups, numbers of a group, outputs, and the type of rows.
-_OF_INT4 = (
+# The numbers are quantised and multiplied in one program, since every example has shapes of its own.
+@partial(jax.jit, static_argnums=2)
+def _int4_products(x: jax.Array, w: jax.Array, group: int) -> tuple[jax.Array, ...]:
+    """x[R, I] by w[O, I] in int4, with x as it is and in int8; and the numbers that the weight stands for."""
+    made = quantise(w.astype(jnp.float32), "int4", 1, group)
+    parts = kernels.panel_order(made.values), kernels.panel_order(made.scales)
+    products = (kernels.grouped_int4_product(x, *parts, rounds=rounds) for rounds in (False, True))
+    return *products, widened(made, jnp.float32)
+
+
+@settings(max_examples=30)
+@given(
     st.integers(1, 40),
     st.one_of(st.integers(1, 9), st.just(130)),
     st.sampled_from([8, 16, 32]),
     WIDTHS,
     st.sampled_from(["bfloat16", "float32"]),
 )
-
-
-def _int4_product(x: jax.Array, w: jax.Array, group: int, *, rounds: bool) -> tuple[jax.Array, np.ndarray]:
-    """The product with w[O, I] in int4 in panels, and the numbers f64[O, I] that the weight stands for."""
-    with jax.set_mesh(device_mesh(Layout.parse(""))):
-        made = quantise(w.astype(jnp.float32), "int4", 1, group)
-        parts = kernels.panel_order(made.values), kernels.panel_order(made.scales)
-        y = kernels.grouped_int4_product(x, *parts, rounds=rounds)
-        return y, np.asarray(widened(made, jnp.float32), np.float64)
-
-
-@settings(max_examples=30)
-@given(*_OF_INT4)
-def test_a_product_with_int4_multiplies_the_sum_of_each_group(
-    rows: int, groups: int, group: int, width: int, kind: str
-) -> None:
-    needs_native()
-    x, w = _operands(rows, groups * group, width, kind)
-    y, wide = _int4_product(x, w, group, rounds=False)
-    expected = np.asarray(x, np.float64) @ wide.T
-    np.testing.assert_allclose(y, expected, atol=1e-5 * np.sqrt(groups * group), rtol=1e-5)
-
-
-@settings(max_examples=30)
-@given(*_OF_INT4)
-def test_a_product_with_int4_may_round_rows_to_int8(
+def test_a_product_with_int4_adds_the_sums_of_groups(
     rows: int, groups: int, group: int, width: int, kind: str
 ) -> None:
     needs_native()
     x, w = _operands(rows, groups * group, width, kind)
     x = x.at[rows // 2].set(0)
-    y, wide = _int4_product(x, w, group, rounds=True)
+    with jax.set_mesh(device_mesh(Layout.parse(""))):
+        y, of_rounded, wide = _int4_products(x, w, group)
+    numbers = np.asarray(wide, np.float64).T
+    close = {"atol": 1e-5 * np.sqrt(groups * group), "rtol": 1e-5}
+    np.testing.assert_allclose(y, np.asarray(x, np.float64) @ numbers, **close)
     values, scales = _rounded(x)
-    np.testing.assert_allclose(y, values @ wide.T * scales, atol=1e-5 * np.sqrt(groups * group), rtol=1e-5)
+    np.testing.assert_allclose(of_rounded, values @ numbers * scales, **close)
 
 
 def _rounded(x: jax.Array) -> tuple[np.ndarray, np.ndarray]:

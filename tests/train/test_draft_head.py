@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_the_equations(is_masked: bool) -> None:
         return loss + 0.3 * of_draft, of_draft
 
     with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
-        (_, of_draft), expected = jax.value_and_grad(total, has_aux=True)(weights)
+        (_, of_draft), expected = jax.jit(jax.value_and_grad(total, has_aux=True))(weights)
     step = compiled_step(JOINT, Layout.of(), masked=is_masked)
     _, gradients = gradients_of(step, rows)
     for path, wanted in flatten(expected).items():
