@@ -76,6 +76,7 @@ RUNNING = {
     "mw audit": f"audit {_STEP} --layout data=8 --target cpu",
     "mw generate": "generate --checkpoint {run} def --max-tokens 4",
     "mw bench collectives": "bench collectives --hardware cpu:8 --sizes 4Ki,64Ki",
+    "mw bench train": "bench train --model tiny --hardware cpu:8 --batch-tokens 512 --seq-len 64 --layouts 1",
     "mw reshard --audit --run": "reshard fsdp=8 data=2,tensor=4 --model tiny --hardware cpu:8 --audit --run",
     "mw doctor": "doctor",
 }

@@ -45,6 +45,7 @@ _REFUSED = {
     "calibrate": "--hardware",
     "bench collectives": "--hardware",
     "bench matmul": "--hardware",
+    "bench train": "--hardware",
     "bench serve": "--trace",
     "launch local": "--processes",
 }

@@ -20,7 +20,7 @@ from meshwright.cli.main import COMMANDS, main
 
 GROUPS = {
     "plan": ["rl", "serve", "train"],
-    "bench": ["collectives", "matmul", "plan", "serve"],
+    "bench": ["collectives", "matmul", "plan", "serve", "train"],
     "plot": ["attention", "bandwidth", "decode", "fsdp", "latency", "lookahead", "strategies"],
     "launch": ["k8s", "local", "slurm"],
 }

@@ -3,22 +3,36 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from meshwright.api.inputs import Train
 from meshwright.cli import bench_serve
 from meshwright.cli.command_options import command
-from meshwright.cli.console import HARDWARE_HELP, JSON, LOCAL_HARDWARE, PROCESSES, emit, note, progress, show
-from meshwright.errors import MeshwrightError
+from meshwright.cli.console import (
+    HARDWARE_HELP,
+    JSON,
+    LOCAL_HARDWARE,
+    PROCESSES,
+    emit,
+    note,
+    progress,
+    refuse_with,
+    show,
+)
+from meshwright.errors import MeshwrightError, PlanError
 from meshwright.files import check_writable, write_whole
 from meshwright.hardware import catalog
 from meshwright.nn.start.devices import use_devices_of
 from meshwright.options import option
-from meshwright.units import format_bytes, format_count, format_seconds, parse_count
+from meshwright.plan_file import Plan, load_plan
+from meshwright.units import format_bytes, format_count, format_seconds, parse_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 command(app)(bench_serve.serve)
+# More layouts than a small machine has, so that every choice of axes is among the ranked ones.
+_MOST_RANKED = 10_000
 _Column = tuple[str, Callable[[dict[str, Any]], str]]
 
 # Searches of common sizes: (model, hardware, sequences, sequence length).
@@ -135,6 +149,97 @@ def matmul(hardware: str = LOCAL_HARDWARE, as_json: bool = JSON) -> None:
         ("FLOP/s", lambda r: format_count(r["flops_per_second"])),
     ]
     _print(document, "Matmuls of one device, all at work", columns, as_json)
+
+
+@command(app)
+def train(
+    plans: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[PLAN.toml]...", help="Plans to time; without them, give a model."),
+    ] = None,
+    model: str | None = option(None, help="A preset, config.json, checkpoint folder or TOML.", unset="demo"),
+    hardware: str | None = option(None, help="This machine: cpu:8, h100:8.", unset="cpu:8"),
+    batch_tokens: int | None = option(
+        None, parser=parse_count, help="Tokens of one step: 4096, 64k.", unset="4096"
+    ),
+    seq_len: int | None = option(
+        None, parser=parse_length, help="Tokens of one sequence: 256, 4k.", unset="256"
+    ),
+    layouts: int | None = option(None, least=1, help="Number of layouts to time.", unset="4"),
+    as_json: bool = JSON,
+) -> None:
+    """Time the training steps of plans, or of a model's fastest layouts.
+
+    Of each choice of axes the fastest layout is timed: one of data, one of fsdp, one of both. The steps are
+    those of mw train, with random weights and tokens, and run in turns. mw calibrate measures the rates from
+    which they are predicted.
+
+    \b
+    mw bench train
+    mw bench train --model demo --hardware cpu:8 --batch-tokens 4096 --seq-len 256
+    mw bench train plan.toml other.toml
+    """
+    options = {
+        "--model": model, "--hardware": hardware, "--batch-tokens": batch_tokens, "--seq-len": seq_len,
+        "--layouts": layouts,
+    }  # fmt: skip
+    if plans:
+        refuse_with(options, "a plan already gives these")
+        timed = _of_one_machine([load_plan(path) for path in plans])
+    else:
+        work = Train(batch_tokens or 4096, seq_len or 256)
+        timed = fastest(model or "demo", hardware or "cpu:8", work, layouts or 4)
+    use_devices_of(catalog.load(timed[0].hardware))
+    from meshwright.bench.planned_steps import bench_training
+
+    with progress() as report:
+        document = bench_training(timed, lambda what: report(what, None))
+    columns: list[_Column] = [
+        ("layout", lambda r: r["layout"]),
+        ("tokens/s", lambda r: format_count(r["tokens_per_second"])),
+        ("spread", lambda r: f"{r['spread']:.0%}"),
+    ]
+    _print(document, f"Training steps on {document['hardware']}", columns, as_json)
+
+
+def _of_one_machine(plans: list[Plan]) -> list[Plan]:
+    """The plans, after checking that they train on the same hardware."""
+    for plan in plans:
+        if plan.workload.phase != "train":
+            raise PlanError(f"{plan!r} does not train; mw bench serve --url times a server")
+        if plan.hardware != plans[0].hardware:
+            raise PlanError(
+                f"one plan is for {plans[0].hardware} and one for {plan.hardware}; time them apart"
+            )
+    return plans
+
+
+def fastest(model: str, hardware: str, work: Train, count: int) -> list[Plan]:
+    """The plans of the fastest layout of each choice of axes, fastest first."""
+    from meshwright.models.presets import load_model
+    from meshwright.plan.chosen import plan_of
+    from meshwright.plan.train import search
+
+    config, machine = load_model(model), catalog.load(hardware)
+    dtype = machine.chip.platform.dtype
+    found = search(
+        config,
+        machine,
+        work.workload(config),
+        weights_dtype=dtype,
+        compute_dtypes=(dtype,),
+        runnable=True,
+        num_ranked=_MOST_RANKED,
+        explained=False,
+    )
+    by_axes: dict[tuple[str, ...], Plan] = {}
+    for candidate in found.candidates:
+        axes = tuple(axis for axis, degree in candidate.layout.mesh.sizes.items() if degree > 1)
+        if candidate.fits and axes not in by_axes:
+            by_axes[axes] = plan_of(config, machine, found.workload, candidate)
+    if not by_axes:
+        raise PlanError(f"{config.name} does not fit {hardware}; fits: a smaller --model or --batch-tokens")
+    return list(by_axes.values())[:count]
 
 
 @command(app)

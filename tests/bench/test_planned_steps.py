@@ -1,0 +1,60 @@
+"""mw bench train: real steps of plans beside their prices."""
+
+import json
+
+import pytest
+
+from meshwright.api.inputs import Train
+from meshwright.cli.bench import fastest
+from meshwright.cli.main import main
+
+SMALL = ["--model", "tiny", "--hardware", "cpu:2", "--batch-tokens", "256", "--seq-len", "64"]
+
+
+def test_a_step_is_timed_and_priced(capsys):
+    assert main(["bench", "train", *SMALL, "--layouts", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["hardware"] == "cpu:2"
+    [row] = document["results"]
+    assert row["layout"].startswith("data=2")
+    assert row["seconds"] > 0
+    assert row["ratio"] == pytest.approx(row["seconds"] / row["predicted_seconds"])
+    assert row["tokens_per_second"] == pytest.approx(256 / row["seconds"])
+
+
+def test_the_layouts_differ_in_their_axes():
+    plans = fastest("tiny", "cpu:4", Train(256, 64), 3)
+    axes = [{name for name, degree in plan.layout.mesh.sizes.items() if degree > 1} for plan in plans]
+    assert axes[0] == {"data"}
+    assert axes[1] != axes[2]
+    seconds = [plan.planned_step_seconds for plan in plans]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.slow
+def test_a_plan_with_programs_of_stages_is_timed(tmp_path, capsys):
+    path = str(tmp_path / "plan.toml")
+    pipeline = ["--given", "pipe=2,schedule=zb-v", "-o", path]
+    assert main(["plan", "train", *SMALL, *pipeline]) == 0
+    capsys.readouterr()
+    assert main(["bench", "train", path]) == 0
+    shown = capsys.readouterr().out
+    assert "pipe=2" in shown
+    assert "measured / predicted" in shown
+
+
+def test_options_beside_a_plan_are_refused(tmp_path, capsys):
+    path = str(tmp_path / "plan.toml")
+    assert main(["plan", "train", *SMALL, "-o", path]) == 0
+    capsys.readouterr()
+    assert main(["bench", "train", path, "--seq-len", "32"]) == 2
+    assert "a plan already gives these; leave out --seq-len" in capsys.readouterr().err
+
+
+def test_plans_of_two_machines_are_refused(tmp_path, capsys):
+    paths = [str(tmp_path / f"{name}.toml") for name in ("a", "b")]
+    for path, hardware in zip(paths, ("cpu:2", "cpu:4"), strict=True):
+        assert main(["plan", "train", *SMALL[:2], "--hardware", hardware, *SMALL[4:], "-o", path]) == 0
+    capsys.readouterr()
+    assert main(["bench", "train", *paths]) == 2
+    assert "cpu:2 and one for cpu:4" in capsys.readouterr().err
