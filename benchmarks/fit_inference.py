@@ -1,4 +1,4 @@
-"""What chips reach of their ratings in inference: the catalog's [inference] tables, fitted to published rows.
+"""Shares of ratings in inference: the [inference] tables of hardware/shares/, fitted to published rows.
 
     python -m benchmarks.fit_inference published/inference.csv [--write]
 
@@ -28,6 +28,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from benchmarks.fit_published import replace_tables
 
 from meshwright import engines
 from meshwright.cost.collectives import collective_seconds
@@ -307,11 +308,8 @@ def main() -> None:
         off = error(one, figures_of(one))
         print(f"{row.id} {row.source[:12]} {what} {row.prompt_len}+{row.output_len} {row.metric} {off:+.0%}")
     if arguments.write:
-        for name in catalog.names():
-            kind = catalog.chip(name).kind
-            if kind in fitted:
-                write(name, fitted[kind].figures(None), len(families[kind]), kind)
         for kind, one in fitted.items():
+            write(kind, one.figures(None), len(families[kind]))
             counts = Counter(engine_of(row.row) for row in families[kind])
             for engine, count in counts.items():
                 if engine:
@@ -373,18 +371,14 @@ def _toml_key(name: str) -> str:
     return f'"{name}"' if "." in name else name
 
 
-def write(name: str, figures: dict[str, float], num_rows: int, kind: str) -> None:
-    """The [inference] table of a chip's file, in place of the one that it has."""
-    path = Path(catalog.__file__).parent / "chips" / f"{name}.toml"
-    text = re.sub(r"\[inference(\.\w+)?\]\n.*?\n\n", "", path.read_text(), flags=re.DOTALL)
+def write(kind: str, figures: dict[str, float], num_rows: int) -> None:
+    """The [inference] table of all chips of a kind, in place of the one that shares/KIND.toml has."""
     source = f"benchmarks/fit_inference.py on {num_rows} published rows of all {kind.upper()}s"
     single = {key: value for key, value in figures.items() if "." not in key and key in NAMES[kind]}
     matmul = {key.partition(".")[2]: value for key, value in figures.items() if "." in key}
-    table = ["[inference]", *(f"{key} = {value:.3g}" for key, value in single.items()), ""]
-    table += ["[inference.matmul]", *(f"{key} = {value:.3g}" for key, value in matmul.items()), ""]
-    keys = (*single, "matmul")
-    table += ["[inference.sources]", *(f'{key} = "{source}"' for key in keys), "", ""]
-    path.write_text(text.replace("[sources]\n", "\n".join(table) + "[sources]\n", 1))
+    sources = dict.fromkeys((*single, "matmul"), source)
+    tables = {"inference": single, "inference.matmul": matmul, "inference.sources": sources}
+    replace_tables(Path(catalog.__file__).parent / f"shares/{kind}.toml", "inference", tables)
 
 
 if __name__ == "__main__":

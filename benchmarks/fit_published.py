@@ -3,7 +3,8 @@
     python benchmarks/fit_published.py > benchmarks/results/fit_published.json
     ... --leave-out    besides, every source and every panel predicted with figures fitted on the others
     ... --ablate       besides, the errors of left-out sources without each fitted figure and with each other
-    ... --write        writes the [step] tables of hardware/chips/*.toml and the factors of programs/*.toml
+    ... --write        writes the [step] tables of hardware/shares/*.toml and hardware/chips/*.toml, and the
+                       factors of programs/*.toml
 
 A figure of a family of chips under a program is that of its kind (GPU or TPU), plus deviations of the family,
 of the generic program and of a program with a source of its own, all in logits (seconds: in logarithms). All
@@ -31,6 +32,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -48,7 +50,7 @@ from meshwright.cost.timed_passes import TimedPass, sent_together, timed_passes
 from meshwright.cost.transfer_prices import as_sent, at_step_rates, lost_at_nodes, lost_between_stages
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
-from meshwright.hardware.chip import Switch
+from meshwright.hardware.chip import Chip, Switch
 from meshwright.hardware.network import NETWORKS
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -737,65 +739,88 @@ def ranking_summary(panels: Sequence[Mapping[str, Any]], chips: int) -> dict[str
     return {"panels": len(few), "share_under_5_percent": share, **means}
 
 
-def table_lines(
-    figures: Mapping[str, float], kind: str, flops: Mapping[str, float], note: str, notes: Mapping[str, str]
-) -> list[str]:
-    """The `[step]` table of a chip. notes: for figures with a source of their own."""
-    step = efficiency(figures, kind)
-    matmul = {dtype: share for dtype, share in step.matmul.items() if dtype in flops}
+def step_tables(
+    figures: Mapping[str, float], chip: Chip, note: str, notes: Mapping[str, str]
+) -> dict[str, dict[str, object]]:
+    """The `[step]` tables of a chip by heading. notes: for figures with a source of their own."""
+    step = efficiency(figures, chip.kind)
     others = ("fp8", "fp4", *HOST["megatron"], *OF_NETWORKS.values())
     single = [name for name in figures if "." not in name and name not in others]
+    sources = {key: notes.get(key, note) for key in [*single, "matmul", "links"]}
+    shares = {name: getattr(step, name) for name in single}
+    if chip.step.scatter_passes > 1:  # what a compiler emits is no matter of the fit
+        shares = {"scatter_passes": chip.step.scatter_passes} | shares
+        sources["scatter_passes"] = chip.step.sources["scatter_passes"]
+    if step.attention_half_keys:
+        shares["attention_half_keys"] = step.attention_half_keys
+        sources["attention_half_keys"] = "FlashAttention-2 (Dao, 2023), figure 6: by length, head 128, causal"
+    matmul = {dtype: share for dtype, share in step.matmul.items() if dtype in chip.flops_per_second}
     links = {link: share for link, share in step.links.items() if f"links.{link}" not in others}
-
-    def line(name: str, value: float) -> str:
-        return f"{name} = {float(f'{value:.3g}')}"
-
-    lines = ["[step]", *(line(name, getattr(step, name)) for name in single)]
-    if step.attention_half_keys:
-        lines.append(line("attention_half_keys", step.attention_half_keys))
-    lines += ["", "[step.matmul]", *(line(dtype, share) for dtype, share in matmul.items())]
-    lines += ["", "[step.links]", *(line(link, share) for link, share in links.items())]
-    keys = [*single, "matmul", "links"]
-    lines += ["", "[step.sources]", *(f'{key} = "{notes.get(key, note)}"' for key in keys)]
-    if step.attention_half_keys:
-        lines.append(
-            'attention_half_keys = "FlashAttention-2 (Dao, 2023), figure 6: by length, head 128, causal"'
-        )
-    return lines
+    return {"step": shares, "step.matmul": matmul, "step.links": links, "step.sources": sources}
 
 
 def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
     """Replaces the `[step]` tables of the chips, as XLA has them, and the factors of the other software."""
-    for file in sorted(CATALOG.glob("*.toml")):
-        chip = catalog.chip(file.stem)
-        if chip.kind not in FIGURES:
-            continue
-        family = family_of(chip.name)
-        count = sum(row.kind == chip.kind for row in rows)
-        note = f"benchmarks/fit_published.py on {count} published rows of all {chip.kind.upper()}s"
-        figures = model.figures(x, chip.kind, family, DEFAULT, chip.name)
-        text = file.read_text(encoding="utf-8")
-        if "[step]\n" not in text:  # it takes another chip's
-            continue
-        kept = [line for line in text.splitlines() if line.startswith("scatter_passes")]
-        notes = source_notes(model, chip.kind, family, note)
-        lines = table_lines(figures, chip.kind, chip.flops_per_second, note, notes)
-        if kept:  # what a compiler emits is no matter of the fit
-            lines = ["[step]", kept[0], *lines[1:], kept[1]]
-        table = "\n".join(lines)
-        text = re.sub(
-            r"\[step\]\n.*?(?=^\[(?:inference|sources)\])", "", text, flags=re.DOTALL | re.MULTILINE
-        )
-        head, after, tail = text.partition("[inference]\n" if "[inference]\n" in text else "[sources]\n")
-        file.write_text(f"{head}{table}\n\n{after}{tail}", encoding="utf-8")
-        if isinstance(chip.network, Switch) and chip.network.between:
-            write_network(chip.network.between, figures)
+    for kind in FIGURES:
+        tables = {}
+        for chip in map(catalog.chip, catalog.names()):
+            if chip.kind != kind or "\nshares = " not in (CATALOG / f"{chip.name}.toml").read_text():
+                continue  # it takes another chip's
+            family = family_of(chip.name)
+            count = sum(row.kind == kind for row in rows)
+            note = f"benchmarks/fit_published.py on {count} published rows of all {kind.upper()}s"
+            figures = model.figures(x, kind, family, DEFAULT, chip.name)
+            tables[chip.name] = step_tables(figures, chip, note, source_notes(model, kind, family, note))
+            if isinstance(chip.network, Switch) and chip.network.between:
+                write_network(chip.network.between, figures)
+        write_shares(kind, tables)
     owners = [row.program or row.software for row in rows if row.kind == "gpu"]
     for name in {*owners} - {DEFAULT}:
         count = owners.count(name)
         owner = name if name in OWN_PROGRAMS else stating(PROGRAMS, PROGRAM_FILES, name, "fitted_on")
         file = PROGRAM_FILES / f"{owner}.toml"
         file.write_text(software_text(model, x, name, owner, count, file.read_text()), encoding="utf-8")
+
+
+def write_shares(kind: str, chips: Mapping[str, Mapping[str, Mapping[str, object]]]) -> None:
+    """Writes [step] of shares/KIND.toml, with what most chips state, and what differs to the chips' files."""
+    shared: dict[str, dict[str, object]] = {}
+    for heading, table in next(iter(chips.values())).items():
+        by_key = {key: [tables[heading].get(key) for tables in chips.values()] for key in table}
+        shared[heading] = {key: mode(values) for key, values in by_key.items() if None not in values}
+    replace_tables(CATALOG.parent / f"shares/{kind}.toml", "step", shared)
+    for name, tables in chips.items():
+        differs = {
+            heading: {key: value for key, value in table.items() if shared[heading].get(key) != value}
+            for heading, table in tables.items()
+        }
+        replace_tables(CATALOG / f"{name}.toml", "step", differs)
+
+
+def replace_tables(file: Path, name: str, tables: Mapping[str, Mapping[str, object]]) -> None:
+    """Replaces the tables of this name, and those below it, in a file of a chip or of shares/."""
+    text = re.sub(rf"^\[{name}\b.*\n(?:.+\n)*\n?", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    after = re.search(
+        r"^\[(?:inference|compiler|sources)\]$" if name == "step" else r"^\[sources\]$", text, re.M
+    )
+    at = after.start() if after else len(text)
+    head, tail = (text[:at].rstrip("\n"), text[at:])
+    blocks = [toml_table(heading, table) for heading, table in tables.items() if table]
+    file.write_text("\n\n".join([head, *blocks]) + "\n" + (f"\n{tail}" if tail else ""), encoding="utf-8")
+
+
+def toml_table(heading: str, table: Mapping[str, object]) -> str:
+    """A table of TOML; figures with three digits."""
+    values = (float(f"{value:.3g}") if isinstance(value, float) else value for value in table.values())
+    return "\n".join(
+        [
+            f"[{heading}]",
+            *(
+                f"{key} = {json.dumps(value, ensure_ascii=False)}"
+                for key, value in zip(table, values, strict=True)
+            ),
+        ]
+    )
 
 
 def source_notes(model: Model, kind: str, family: str, note: str) -> dict[str, str]:

@@ -90,7 +90,7 @@ def test_another_network(tmp_path: Path) -> None:
     assert (mine.step.network_falloff, mine.network.nic_bytes_per_second) == (NETWORKS["efa"].falloff, 50e9)
     assert mine.step.sources["network_falloff"] == NETWORKS["efa"].sources["falloff"]
     assert mine.step.links == {"nvlink": chip("h100").step.links["nvlink"], "network": NETWORKS["efa"].share}
-    stated = load(_mine(tmp_path, "[step]\n", "[step]\nnetwork_falloff = 0.25\n")).chip
+    stated = load(_mine(tmp_path, "[step.matmul]\n", "[step]\nnetwork_falloff = 0.25\n[step.matmul]\n")).chip
     assert (stated.step.network_falloff, stated.step.network_latency) == (
         0.25,
         NETWORKS["infiniband"].step_latency,
@@ -116,9 +116,9 @@ def test_tables_name_networks() -> None:
 
 def test_a_file_without_a_step_has_the_shares_of_its_own_network(tmp_path: Path) -> None:
     text = template("h100").replace('"infiniband"', '"efa"').replace('name = "h100"', 'name = "ours"')
-    head, _, tail = text.partition("[step]\n")
+    head, _, tail = text.replace('shares = "gpu"\n', "").partition("[step.matmul]\n")
     path = tmp_path / "mine.toml"
-    path.write_text(head + "[inference]\n" + tail.partition("[inference]\n")[2])
+    path.write_text(head + "[compiler]\n" + tail.partition("[compiler]\n")[2])
     step = load(f"{path}:2x8").chip.step
     assert step.taken_from == "h100" and step.attention == chip("h100").step.attention
     assert step.network_falloff == NETWORKS["efa"].falloff

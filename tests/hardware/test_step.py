@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost.collectives import seconds_by_bytes
 from meshwright.errors import HardwareError
-from meshwright.hardware.catalog import chip, dump_toml, load, names, nearest_chip, step_warning
+from meshwright.hardware.catalog import chip, dump_toml, load, names, nearest_chip, step_warning, template
 from meshwright.hardware.chip import Switch
 from meshwright.notation.mesh import Mesh
 from meshwright.programs.efficiency import StepEfficiency
@@ -69,6 +69,17 @@ def test_a_file_without_a_step_takes_that_of_the_nearest_chip(tmp_path: Path) ->
     again = tmp_path / "again.toml"
     again.write_text(dump_toml(ours))
     assert load(str(again)).chip.step == replace(ours.chip.step, taken_from=None)
+
+
+def test_a_file_states_only_what_differs_from_its_shares(tmp_path: Path) -> None:
+    path, text = tmp_path / "ours.toml", template("h100")
+    assert "attention = " not in text
+    path.write_text(text.replace("[step.matmul]", "[step]\nattention = 0.6\n\n[step.matmul]"))
+    ours, h100 = load(f"{path}:8").chip, load("h100:8").chip
+    assert ours.step == replace(h100.step, attention=0.6) and ours.inference == h100.inference
+    path.write_text(text.replace('shares = "gpu"', 'shares = "gpus"'))
+    with pytest.raises(HardwareError, match="shares = 'gpus' is unknown; did you mean gpu"):
+        load(f"{path}:8")
 
 
 def test_memory_tells_the_generation_of_a_chip() -> None:

@@ -10,21 +10,25 @@ networks/; a figure of a network that the file does not state is its record's. [
 [memory_rates] list measured rates by size for each dtype: f32 = [[flops, flops_per_second], ...]. [step] has
 the shares of the ratings that a training step reaches (StepEfficiency). A missing key of it is ideal. A
 file without a [step] takes the [step] of the catalog's chip named by `step_from`; without this too, a user's
-file takes the nearest chip's (catalog.load). [inference] has the same
-keys, for prefill and generate. [compiler] describes the chip to its compiler (CompilerTarget). [sources]
-and [step.sources] give the source of each figure. `devices = "cpu:8"` in a machine.toml is its topology.
-`per_core = true`: the figures are of one host core. A GPU without [network] is one card.
+file takes the nearest chip's (catalog.load). [inference] has the same keys, for prefill and generate.
+`shares = "gpu"` names a file of shares/ with both tables; the chip's file then states only what differs.
+[compiler] describes the chip to its compiler (CompilerTarget). [sources] and [step.sources] give the source
+of each figure. `devices = "cpu:8"` in a machine.toml is its topology. `per_core = true`: the figures are of
+one host core. A GPU without [network] is one card.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from math import inf
 from typing import Any, NamedTuple
 
 from meshwright.checked_toml import CheckedToml
 from meshwright.dtypes import KNOWN
 from meshwright.errors import nearest
+from meshwright.files import parse_toml
 from meshwright.hardware.chip import (
     COLLECTIVES,
     Chip,
@@ -48,7 +52,7 @@ _OPTIONAL = ("power_watts", "power_limit_watts", "price_per_chip_hour", "compute
 _OPTIONAL_COUNTS = ("hbm_usable_bytes", "matrix_unit", "num_matrix_units", "cores_in_cloud_names")
 _OTHER = (
     "name", "aliases", "kind", "devices", "per_core", "flops_per_second", "matmul_rates", "memory_rates",
-    "machines", "network", "step", "step_from", "inference", "currency", "sources", "compiler",
+    "machines", "network", "shares", "step", "step_from", "inference", "currency", "sources", "compiler",
     "gke_accelerator", "no_price",
 )  # fmt: skip
 _TORUS = ("one_way_bytes_per_second", "hop_seconds", "dcn_bytes_per_second", "dcn_hop_seconds")
@@ -99,6 +103,8 @@ def read_chip(text: str, origin: str) -> Description:
         raise file.error("per_core", f"is {per_core!r}, not true or false")
     if per_core:
         data = {"hbm_bytes": host_memory_bytes(), "host_bytes": host_memory_bytes()} | data
+    if "shares" in data:
+        data = _with_shares(file, data)
     has_links = "network" in data
     data = data if has_links else _one_card(data)
     named = tuple(_named(file, data))
@@ -132,6 +138,28 @@ def read_chip(text: str, origin: str) -> Description:
     if step_from and "step" in data:
         raise file.error("step_from", f"= {step_from!r} next to a [step]; leave one of them out")
     return Description(chip, devices, per_core, "step" in data, step_from, has_links)
+
+
+@cache
+def _shares() -> dict[str, dict[str, Any]]:
+    """The tables of every file of shares/ by its name."""
+    files = (path for path in (resources.files("meshwright.hardware") / "shares").iterdir())
+    return {path.name.removesuffix(".toml"): parse_toml(path.read_text(encoding="utf-8")) for path in files}
+
+
+def _with_shares(file: CheckedToml, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's tables with the figures of its `shares` that it does not state."""
+    name = file.string(data, "shares")
+    if name not in _shares():
+        raise file.error("shares", f"= {name!r} is unknown; {nearest(name, list(_shares()))}")
+    return _filled(_shares()[name], data)
+
+
+def _filled(given: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """`stated` with the entries of `given` that it lacks, also within tables that both have."""
+    both = {key: (given[key], value) for key, value in stated.items() if key in given}
+    tables = {key: pair for key, pair in both.items() if all(isinstance(side, Mapping) for side in pair)}
+    return {**given, **stated, **{key: _filled(*pair) for key, pair in tables.items()}}
 
 
 def _one_card(data: Mapping[str, Any]) -> Mapping[str, Any]:
