@@ -16,14 +16,8 @@ FAMILY = Family(
         "Arcee AI 2025; config.json of arcee-ai/AFM-4.5B",
         {
             "afm-4.5b": published(
+                "L=36, D=2560, F=18_432, N=20, K=4, H=128, V=128_004",
                 "4.6B",
-                hidden_size=2560,
-                intermediate_size=18_432,
-                num_hidden_layers=36,
-                num_attention_heads=20,
-                num_key_value_heads=4,
-                head_dim=128,
-                vocab_size=128_004,
                 max_position_embeddings=65_536,
                 rope_theta=10_000.0,
                 rope_scaling={

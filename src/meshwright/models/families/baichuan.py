@@ -20,20 +20,8 @@ FAMILY = Family(
     releases=release(
         "Baichuan 2023, https://arxiv.org/abs/2309.10305; config.json of baichuan-inc/Baichuan2-*",
         {
-            "baichuan2-7b": published(
-                "7.51B",
-                num_hidden_layers=32,
-                hidden_size=4096,
-                intermediate_size=11_008,
-                num_attention_heads=32,
-            ),
-            "baichuan2-13b": published(
-                "13.90B",
-                num_hidden_layers=40,
-                hidden_size=5120,
-                intermediate_size=13_696,
-                num_attention_heads=40,
-            ),
+            "baichuan2-7b": published("L=32, D=4096, F=11_008, N=32", "7.51B"),
+            "baichuan2-13b": published("L=40, D=5120, F=13_696, N=40", "13.90B"),
         },
         shared={"vocab_size": 125_696},
     ),

@@ -59,15 +59,8 @@ FAMILY = Family(
         "GLM Team 2024, https://arxiv.org/abs/2406.12793; config.json of THUDM/chatglm3-6b",
         {
             "chatglm3-6b": published(
-                6_243_584_000,
-                num_layers=28,
-                hidden_size=4096,
-                ffn_hidden_size=13_696,
-                num_attention_heads=32,
-                multi_query_group_num=2,
-                kv_channels=128,
-                padded_vocab_size=65_024,
-                seq_length=8192,
+                "D=4096, N=32", 6_243_584_000, num_layers=28, ffn_hidden_size=13_696,
+                multi_query_group_num=2, kv_channels=128, padded_vocab_size=65_024, seq_length=8192,
             )
         },
     ),

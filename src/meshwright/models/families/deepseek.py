@@ -31,15 +31,10 @@ FAMILY = Family(
         "Dai et al. 2024, https://arxiv.org/abs/2401.06066; deepseek-ai/deepseek-moe-16b-base",
         {
             "deepseek-moe-16b": published(
+                "L=28, D=2048, F=10_944, N=16, K=16, V=102_400",
                 16_375_728_128,
                 "2.8B",
-                hidden_size=2048,
-                intermediate_size=10_944,
                 moe_intermediate_size=1408,
-                num_hidden_layers=28,
-                num_attention_heads=16,
-                num_key_value_heads=16,
-                vocab_size=102_400,
                 max_position_embeddings=4096,
                 n_routed_experts=64,
                 n_shared_experts=2,

@@ -80,13 +80,7 @@ FAMILY = Family(
         "config.json of baidu/ERNIE-4.5-VL-28B-A3B-PT, without its tower",
         {
             "ernie-4.5-vl-28b-a3b": published(
-                num_hidden_layers=28,
-                hidden_size=2560,
-                intermediate_size=12_288,
-                num_attention_heads=20,
-                num_key_value_heads=4,
-                vocab_size=103_424,
-                max_position_embeddings=131_072,
+                "L=28, D=2560, F=12_288, N=20, K=4, V=103_424", max_position_embeddings=131_072
             )
         },
     ),

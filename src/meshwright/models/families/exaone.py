@@ -25,25 +25,10 @@ FAMILY = Family(
         "LG AI Research 2024, https://arxiv.org/abs/2412.04862; config.json of LGAI-EXAONE/EXAONE-3.5-*",
         {
             "exaone-3.5-2.4b": published(
-                "2.4B",
-                num_layers=30,
-                hidden_size=2560,
-                intermediate_size=7168,
-                num_key_value_heads=8,
-                head_dim=80,
-                tie_word_embeddings=True,
+                "D=2560, F=7168, K=8, H=80", "2.4B", num_layers=30, tie_word_embeddings=True
             ),
-            "exaone-3.5-7.8b": published(
-                "7.8B", num_layers=32, hidden_size=4096, intermediate_size=14_336, num_key_value_heads=8
-            ),
-            "exaone-3.5-32b": published(
-                "32.0B",
-                num_layers=64,
-                hidden_size=5120,
-                intermediate_size=27_392,
-                num_attention_heads=40,
-                num_key_value_heads=8,
-            ),
+            "exaone-3.5-7.8b": published("D=4096, F=14_336, K=8", "7.8B", num_layers=32),
+            "exaone-3.5-32b": published("D=5120, F=27_392, N=40, K=8", "32.0B", num_layers=64),
         },
         shared={"num_attention_heads": 32, "vocab_size": 102_400, "max_position_embeddings": 32_768},
     ),

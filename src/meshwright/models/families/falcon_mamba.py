@@ -29,15 +29,6 @@ FAMILY = Family(
     tensors=BLOCK_TENSORS,
     releases=release(
         "TII 2024, https://arxiv.org/abs/2410.05355; config.json of tiiuae/falcon-mamba-7b",
-        {
-            "falcon-mamba-7b": published(
-                "7.3B",
-                num_hidden_layers=64,
-                hidden_size=4096,
-                intermediate_size=8192,
-                vocab_size=65_024,
-                tie_word_embeddings=False,
-            )
-        },
+        {"falcon-mamba-7b": published("L=64, D=4096, F=8192, V=65_024", "7.3B", tie_word_embeddings=False)},
     ),
 )

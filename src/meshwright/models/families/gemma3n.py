@@ -98,15 +98,7 @@ FAMILY = Family(
     releases=release(
         "config.json of google/gemma-3n-E4B, without towers that see and hear",
         {
-            "gemma-3n-e4b": published(
-                "6.8B",
-                hidden_size=2048,
-                num_hidden_layers=35,
-                num_attention_heads=8,
-                num_key_value_heads=2,
-                vocab_size=262_400,
-                intermediate_size=16_384,
-            )
+            "gemma-3n-e4b": published("L=35, D=2048, F=16_384, N=8, K=2, V=262_400", "6.8B")
         },
     ),
 )  # fmt: skip

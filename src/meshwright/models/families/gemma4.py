@@ -124,11 +124,7 @@ FAMILY = Family(
         "config.json of google/gemma-4-*, without towers that see and hear",
         {
             "gemma-4-e2b": published(
-                hidden_size=1536,
-                intermediate_size=6144,
-                num_hidden_layers=35,
-                num_attention_heads=8,
-                num_key_value_heads=1,
+                "L=35, D=1536, F=6144, N=8, K=1",
                 sliding_window=512,
                 max_position_embeddings=131_072,
                 hidden_size_per_layer_input=256,
@@ -137,13 +133,9 @@ FAMILY = Family(
                 layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7,
             ),
             "gemma-4-26b-a4b": published(
+                "L=30, D=2816, F=2112, N=16, K=8",
                 "25.2B",
                 "3.8B",
-                hidden_size=2816,
-                intermediate_size=2112,
-                num_hidden_layers=30,
-                num_attention_heads=16,
-                num_key_value_heads=8,
                 num_global_key_value_heads=2,
                 enable_moe_block=True,
                 num_experts=128,
@@ -152,14 +144,7 @@ FAMILY = Family(
                 **_LARGE,
             ),
             "gemma-4-31b": published(
-                "30.7B",
-                hidden_size=5376,
-                intermediate_size=21_504,
-                num_hidden_layers=60,
-                num_attention_heads=32,
-                num_key_value_heads=16,
-                num_global_key_value_heads=4,
-                **_LARGE,
+                "L=60, D=5376, F=21_504, N=32, K=16", "30.7B", num_global_key_value_heads=4, **_LARGE
             ),
         },
         shared={"vocab_size": 262_144, "head_dim": 256, "final_logit_softcapping": 30.0},

@@ -81,12 +81,8 @@ FAMILY = Family(
             "config.json of zai-org/GLM-5.2",
             {
                 "glm-5.2": published(
+                    "L=78, D=6144, F=12_288, N=64, V=154_880",
                     "743B",
-                    num_hidden_layers=78,
-                    hidden_size=6144,
-                    intermediate_size=12_288,
-                    num_attention_heads=64,
-                    vocab_size=154_880,
                     max_position_embeddings=1_048_576,
                     rope_parameters={"rope_theta": 8e6, "rope_type": "default"},
                     q_lora_rank=2048,

@@ -135,24 +135,12 @@ FAMILY = Family(
             "config.json of ibm-granite/granite-4.0-micro and granite-4.0-1b, without states",
             {
                 "granite-4.0-micro": published(
-                    "3.4B",
-                    hidden_size=2560,
-                    num_attention_heads=40,
-                    num_key_value_heads=8,
-                    intermediate_size=8192,
-                    shared_intermediate_size=8192,
-                    attention_multiplier=1 / 64,
-                    logits_scaling=10.0,
+                    "D=2560, F=8192, N=40, K=8", "3.4B", shared_intermediate_size=8192,
+                    attention_multiplier=1 / 64, logits_scaling=10.0,
                 ),
                 "granite-4.0-1b": published(
-                    "1.6B",
-                    hidden_size=2048,
-                    num_attention_heads=16,
-                    num_key_value_heads=4,
-                    intermediate_size=4096,
-                    shared_intermediate_size=4096,
-                    attention_multiplier=1 / 128,
-                    logits_scaling=8.0,
+                    "D=2048, F=4096, N=16, K=4", "1.6B", shared_intermediate_size=4096,
+                    attention_multiplier=1 / 128, logits_scaling=8.0,
                 ),
             },
             shared={

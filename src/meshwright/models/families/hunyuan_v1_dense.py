@@ -35,14 +35,8 @@ FAMILY = Family(
         "Tencent 2025, https://github.com/Tencent-Hunyuan/Hunyuan-7B; tencent/Hunyuan-7B-*",
         {
             "hunyuan-7b": published(
+                "L=32, D=4096, F=14_336, N=32, K=8, H=128, V=128_167",
                 "7.5B",
-                hidden_size=4096,
-                intermediate_size=14_336,
-                num_hidden_layers=32,
-                num_attention_heads=32,
-                num_key_value_heads=8,
-                head_dim=128,
-                vocab_size=128_167,
                 max_position_embeddings=262_144,
                 rope_theta=10_000.0,
                 rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0},

@@ -22,25 +22,10 @@ FAMILY = Family(
         "config.json of internlm/internlm2_5-7b and internlm3-8b-instruct",
         {
             "internlm2.5-7b": published(
-                "7.74B",
-                num_hidden_layers=32,
-                hidden_size=4096,
-                intermediate_size=14_336,
-                num_attention_heads=32,
-                num_key_value_heads=8,
-                vocab_size=92_544,
-                max_position_embeddings=32_768,
+                "L=32, D=4096, F=14_336, N=32, K=8, V=92_544", "7.74B", max_position_embeddings=32_768
             ),
             "internlm3-8b": published(
-                "8.80B",
-                num_hidden_layers=48,
-                hidden_size=4096,
-                intermediate_size=10_240,
-                num_attention_heads=32,
-                num_key_value_heads=2,
-                head_dim=128,
-                vocab_size=128_512,
-                max_position_embeddings=32_768,
+                "L=48, D=4096, F=10_240, N=32, K=2, H=128, V=128_512", "8.80B", max_position_embeddings=32_768
             ),
         },
     ),

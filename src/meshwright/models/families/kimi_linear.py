@@ -168,13 +168,8 @@ FAMILY = Family(
             "Kimi Team 2026, https://arxiv.org/abs/2607.24653; text_config of moonshotai/Kimi-K3",
             {
                 "kimi-k3": published(
+                    "L=93, D=7168, F=33_792, N=96, K=96, V=163_840",
                     "2779B",
-                    vocab_size=163_840,
-                    hidden_size=7168,
-                    intermediate_size=33_792,
-                    num_hidden_layers=93,
-                    num_attention_heads=96,
-                    num_key_value_heads=96,
                     rms_norm_eps=1e-5,
                     q_lora_rank=1536,
                     kv_lora_rank=512,

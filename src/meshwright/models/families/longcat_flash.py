@@ -68,11 +68,10 @@ FAMILY = Family(
         "Meituan 2025, https://arxiv.org/abs/2509.01322; config.json of LongCat-Flash-Chat",
         {
             "longcat-flash": published(
+                "D=6144, N=64, V=131_072",
                 "561B",
                 num_layers=28,
-                hidden_size=6144,
                 ffn_hidden_size=12_288,
-                num_attention_heads=64,
                 q_lora_rank=1536,
                 kv_lora_rank=512,
                 qk_nope_head_dim=128,
@@ -82,7 +81,6 @@ FAMILY = Family(
                 zero_expert_num=256,
                 moe_topk=12,
                 expert_ffn_hidden_size=2048,
-                vocab_size=131_072,
                 max_position_embeddings=131_072,
             )
         },

@@ -108,8 +108,8 @@ FAMILY = Family(
     releases=release(
         "Gu and Dao 2023, https://arxiv.org/abs/2312.00752; config.json of state-spaces/mamba-*-hf",
         {
-            "mamba-130m": published("0.1B", num_hidden_layers=24, hidden_size=768),
-            "mamba-2.8b": published("2.8B", num_hidden_layers=64, hidden_size=2560),
+            "mamba-130m": published("L=24, D=768", "0.1B"),
+            "mamba-2.8b": published("L=64, D=2560", "2.8B"),
         },
         shared={"vocab_size": 50_280, "state_size": 16, "conv_kernel": 4},
     ),

@@ -61,16 +61,6 @@ FAMILY = Family(
     tensors=OUTER_TENSORS | mamba_tensors("backbone.layers.{}.mixer"),
     releases=release(
         "Mistral AI 2024; config.json of mistralai/Mamba-Codestral-7B-v0.1",
-        {
-            "codestral-mamba-7b": published(
-                "7.3B",
-                num_hidden_layers=64,
-                hidden_size=4096,
-                vocab_size=32_768,
-                num_heads=128,
-                head_dim=64,
-                n_groups=8,
-            )
-        },
+        {"codestral-mamba-7b": published("L=64, D=4096, H=64, V=32_768", "7.3B", num_heads=128, n_groups=8)},
     ),
 )

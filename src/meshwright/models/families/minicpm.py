@@ -42,12 +42,8 @@ FAMILY = Family(
         "OpenBMB 2024, https://arxiv.org/abs/2404.06395; config.json of openbmb/MiniCPM-2B-*, MiniCPM4-*",
         {
             "minicpm-2b": published(
+                "L=40, D=2304, F=5760, N=36, V=122_753",
                 "2.72B",
-                hidden_size=2304,
-                intermediate_size=5760,
-                num_hidden_layers=40,
-                num_attention_heads=36,
-                vocab_size=122_753,
                 max_position_embeddings=4096,
                 scale_emb=12,
                 dim_model_base=256,
@@ -55,13 +51,8 @@ FAMILY = Family(
             ),
             # Without its factors of positions beyond 32,768.
             "minicpm4-8b": published(
+                "L=32, D=4096, F=16_384, N=32, K=2, V=73_448",
                 "8.2B",
-                hidden_size=4096,
-                intermediate_size=16_384,
-                num_hidden_layers=32,
-                num_attention_heads=32,
-                num_key_value_heads=2,
-                vocab_size=73_448,
                 max_position_embeddings=32_768,
                 scale_emb=12,
                 dim_model_base=256,

@@ -103,20 +103,9 @@ FAMILY = Family(
         "config.json of MiniMaxAI/MiniMax-M3, its language model",
         {
             "minimax-m3": published(
-                "426B",
-                num_hidden_layers=60,
-                hidden_size=6144,
-                dense_intermediate_size=12_288,
-                intermediate_size=3072,
-                shared_intermediate_size=3072,
-                num_attention_heads=64,
-                num_key_value_heads=4,
-                head_dim=128,
-                vocab_size=200_064,
-                max_position_embeddings=1_048_576,
-                num_local_experts=128,
-                num_experts_per_tok=4,
-                moe_layer_freq=[0] * 3 + [1] * 57,
+                "L=60, D=6144, F=3072, N=64, K=4, H=128, V=200_064", "426B", dense_intermediate_size=12_288,
+                shared_intermediate_size=3072, max_position_embeddings=1_048_576, num_local_experts=128,
+                num_experts_per_tok=4, moe_layer_freq=[0] * 3 + [1] * 57,
                 sparse_attention_config={"sparse_attention_freq": [0] * 3 + [1] * 57},
             )
         },

@@ -59,11 +59,10 @@ FAMILY = Family(
         "Mehta et al. 2024, https://arxiv.org/abs/2404.14619; config.json of apple/OpenELM-3B",
         {
             "openelm-3b": published(
+                "H=128, V=32_000",
                 3_036_647_424,
                 num_transformer_layers=36,
                 model_dim=3072,
-                head_dim=128,
-                vocab_size=32_000,
                 normalize_qk_projections=True,
                 ffn_multipliers=[
                     *(0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0),

@@ -46,22 +46,9 @@ FAMILY = Family(
     releases=release(
         "Bai et al. 2023, https://arxiv.org/abs/2309.16609; config.json of Qwen/Qwen-*",
         {
-            "qwen-7b": published(
-                7_721_324_544,
-                num_hidden_layers=32,
-                hidden_size=4096,
-                num_attention_heads=32,
-                vocab_size=151_936,
-                intermediate_size=22_016,
-            ),
+            "qwen-7b": published("L=32, D=4096, F=22_016, N=32, V=151_936", 7_721_324_544),
             "qwen-72b": published(
-                72_287_920_128,
-                num_hidden_layers=80,
-                hidden_size=8192,
-                num_attention_heads=64,
-                vocab_size=152_064,
-                intermediate_size=49_152,
-                seq_length=32_768,
+                "L=80, D=8192, F=49_152, N=64, V=152_064", 72_287_920_128, seq_length=32_768,
             ),
         },
     ),

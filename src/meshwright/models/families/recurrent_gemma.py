@@ -111,22 +111,8 @@ FAMILY = Family(
     releases=release(
         "Botev et al. 2024, https://arxiv.org/abs/2404.07839; config.json of google/recurrentgemma-*",
         {
-            "recurrentgemma-2b": published(
-                "2.7B",
-                num_hidden_layers=26,
-                hidden_size=2560,
-                intermediate_size=15_360,
-                num_attention_heads=10,
-                lru_width=2560,
-            ),
-            "recurrentgemma-9b": published(
-                "8.58B",
-                num_hidden_layers=38,
-                hidden_size=4096,
-                intermediate_size=24_576,
-                num_attention_heads=16,
-                lru_width=4096,
-            ),
+            "recurrentgemma-2b": published("L=26, D=2560, F=15_360, N=10", "2.7B", lru_width=2560),
+            "recurrentgemma-9b": published("L=38, D=4096, F=24_576, N=16", "8.58B", lru_width=4096),
         },
         shared={"vocab_size": 256_000, "num_key_value_heads": 1, "head_dim": 256},
     ),

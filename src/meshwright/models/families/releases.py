@@ -28,25 +28,26 @@ class Release:
     shared: Mapping[str, Any] = field(default_factory=dict)
 
 
+# By letter, the field of ModelConfig and the usual key of config.json.
 _LETTERS = {
-    "L": "num_layers",
-    "D": "d_model",
-    "F": "d_ff",
-    "N": "num_heads",
-    "K": "num_kv_heads",
-    "H": "d_head",
-    "V": "vocab_size",
+    "L": ("num_layers", "num_hidden_layers"),
+    "D": ("d_model", "hidden_size"),
+    "F": ("d_ff", "intermediate_size"),
+    "N": ("num_heads", "num_attention_heads"),
+    "K": ("num_kv_heads", "num_key_value_heads"),
+    "H": ("d_head", "head_dim"),
+    "V": ("vocab_size", "vocab_size"),
 }
 
 
-def by_letter(sizes: str) -> dict[str, Any]:
-    """Fields of ModelConfig from sizes by letter.
+def by_letter(sizes: str, *, in_file: bool = False) -> dict[str, Any]:
+    """Fields of ModelConfig from sizes by letter; `in_file`: keys of config.json.
 
-    >>> by_letter("L=12, D=12_288")
-    {'num_layers': 12, 'd_model': 12288}
+    >>> by_letter("L=12, D=12_288"), by_letter("L=12", in_file=True)
+    ({'num_layers': 12, 'd_model': 12288}, {'num_hidden_layers': 12})
     """
     pairs = (size.split("=") for size in sizes.split(", ") if size)
-    return {_LETTERS[letter]: int(size) for letter, size in pairs}
+    return {_LETTERS[letter][in_file]: int(size) for letter, size in pairs}
 
 
 def preset(
@@ -67,9 +68,11 @@ def release(
     return (Release(source, models, shared or {}),)
 
 
-def published(params: int | str | None = None, active: str | None = None, **keys: Any) -> Preset:
-    """A Preset given by keys of its config.json."""
-    return Preset({}, params, active, keys)
+def published(
+    sizes: str = "", params: int | str | None = None, active: str | None = None, **keys: Any
+) -> Preset:
+    """A Preset given by keys of its config.json, and by letter for the usual keys."""
+    return Preset({}, params, active, by_letter(sizes, in_file=True) | keys)
 
 
 def mixture(num_experts: int, experts_per_token: int, d_ff: int, **more: Any) -> dict[str, Any]:

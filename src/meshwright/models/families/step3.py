@@ -47,13 +47,9 @@ FAMILY = Family(
         "StepFun 2025, https://arxiv.org/abs/2507.19427; stepfun-ai/step3, without its tower",
         {
             "step3": published(
+                "L=61, D=7168, F=18_432, N=64, V=128_815",
                 "316B",
                 "38B",
-                hidden_size=7168,
-                intermediate_size=18_432,
-                num_attention_heads=64,
-                num_hidden_layers=61,
-                vocab_size=128_815,
                 moe_intermediate_size=5120,
                 moe_num_experts=48,
                 moe_top_k=3,
