@@ -741,7 +741,7 @@ def ranking_summary(panels: Sequence[Mapping[str, Any]], chips: int) -> dict[str
 
 def step_tables(
     figures: Mapping[str, float], chip: Chip, note: str, notes: Mapping[str, str]
-) -> dict[str, dict[str, object]]:
+) -> dict[str, Mapping[str, object]]:
     """The `[step]` tables of a chip by heading. notes: for figures with a source of their own."""
     step = efficiency(figures, chip.kind)
     others = ("fp8", "fp4", *HOST["megatron"], *OF_NETWORKS.values())
