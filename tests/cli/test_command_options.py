@@ -10,6 +10,7 @@ from typer.main import get_command
 
 from meshwright.cli.command_options import OptionsOf, command
 from meshwright.cli.main import named_values
+from meshwright.errors import MeshwrightError
 from meshwright.options import REQUIRED, option
 from meshwright.units import parse_count
 
@@ -101,3 +102,18 @@ def test_bad_values_name_the_option(arguments: list[str], message: str):
         run(*arguments)
     text = raised.value.format_message()
     assert arguments[0] in text and message in text
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--size", "1", "--size", "2"], "--size is given twice"),
+        (["-o", "a", "--output=b", "-o", "c"], "--output is given 3 times"),
+        (["--cached", "--no-cached"], "--cached is given twice"),
+        (["--seed", "1", "--seed", "1"], "--seed is given twice"),
+    ],
+)
+def test_a_second_value_of_an_option_is_refused(words: list[str], name: str) -> None:
+    with pytest.raises(MeshwrightError, match=f"^{name} and has one value; leave one out$"):
+        run(*words)
+    assert run("--quiet", "--quiet")["given"] == {"quiet": True}

@@ -147,7 +147,6 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plot roofline --model llama-3-8b --hardware v5e",
          "plot strategies --model llama-3-8b --hardware v5e"),
         ("launch -n 2 -- mw train plan.toml", "launch local -n 2 -- mw train plan.toml"),
-        ("launch --nodes 2 train plan.toml", "launch slurm -- mw train plan.toml"),
         # an option in place of an argument, and the other way round
         ("train --config plan.toml --data my.txt", "train plan.toml --data my.txt"),
         ("train --data my.txt", "train my.txt"),
@@ -155,7 +154,6 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("serve ckpt -p 8000", "serve --checkpoint ckpt --port 8000"),
         ("serve ckpt --host 0.0.0.0:80", "serve --checkpoint ckpt --host 0.0.0.0 --port 80"),
         ("ui 8080", "ui --port 8080"),
-        ("audit train.step --hardware v5e:4x4", "audit train.py:step --hardware v5e:4x4"),
         ("audit train.py step v5e:4x4", "audit train.py:step --hardware v5e:4x4"),
         ("compare plan.toml,b.toml", "compare plan.toml b.toml"),
         ("fit llama-3-8b@rtx4090", "fit llama-3-8b --hardware rtx4090"),
@@ -173,7 +171,15 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan train --model llama-3-8b --hardware H100 x 8 --batch-tokens 1M --seq-len 8k", "plan train $P"),
         ("plan train $P --given tensor=8 pipe=1", "plan train $P --given tensor=8,pipe=1"),
         ("plan train $P --no-tp", "plan train $P --given tensor=1"),
-        ("plan train $P --remat none --remat full", "plan train $P --given remat=full"),
+        # the same option again
+        ("plan train $P --given tensor=4 --given pipe=1", "plan train $P --given tensor=4,pipe=1"),
+        ("plan train $P --remat full --remat full", "plan train $P --given remat=full"),
+        ("model gpt2 --seq-len 2k --seq-len 2k", "model gpt2 --seq-len 2k"),
+        # plans are files of -o, of mw audit a function of a script
+        ("plan train $P --toml a.toml", "plan train $P -o a.toml"),
+        ("plan train $P --emit a.toml", "plan train $P -o a.toml"),
+        ("audit train.py --fn step --hardware v5e:4x4", "audit train.py:step --hardware v5e:4x4"),
+        ("audit train.step --hardware v5e:4x4", "audit train.py:step --hardware v5e:4x4"),
         ("generate -m ckpt hi --temperature 0,7", "generate --checkpoint ckpt hi --temperature 0.7"),
         ("plan train $P --layout dp=2,tp=4,ga=8", "plan train $P --layout data=2,tensor=4,microbatches=8"),
         ("plan train $P --layout 'data=2 x tensor=4'", "plan train $P --layout data=2,tensor=4"),
@@ -260,11 +266,31 @@ def test_no_line_has_another_number_or_chip(
         "model gpt-3",  # one of several sizes
         "plan train --model llama-3-8b --hardware h100:12 --batch-tokens 1M --seq-len 8k",
         "plan train --model llama-3-8b --hardware tpu --batch-tokens 1M --seq-len 8k",
+        "plan train $P --given tensor=4 --given tensor=8",  # two values, of which one would be dropped
+        "plan train $P --remat none --remat full",
+        "model gpt2 --seq-len 2k --seq-len 4k",
     ],
 )
 def test_no_line_is_guessed(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A value that nobody typed, such as the example of a message, is in no line."""
     assert "type mw " not in _answer(typed, capsys).replace("type mw train --from DIR --lora 16", "")
+
+
+def test_a_number_of_hosts_is_the_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(
+            shlex.split(f"plan train {TRAIN} -o plan.toml --layout fsdp=16,remat=full".replace(":8", ":2x8"))
+        )
+        < 2
+    )
+    for typed in ("launch --nodes 2 train plan.toml", "launch slurm --nnodes 2 train plan.toml"):
+        assert _answer(typed, capsys).endswith("type mw launch slurm -- mw train plan.toml")
+    other = _answer("launch --nodes 3 train plan.toml", capsys)
+    assert "--hardware h100:3x8 -o plan.toml plans for 3 hosts" in other
+    assert not other.endswith("mw train plan.toml")
 
 
 @pytest.mark.parametrize(

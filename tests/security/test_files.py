@@ -18,6 +18,7 @@ from tests.serve.replicas.processes import save_checkpoint
 from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError, RequestError
 from meshwright.layout import Layout
+from meshwright.models import chat
 from meshwright.models.chat import ChatTemplate
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.loading import load_model_folder
@@ -219,6 +220,29 @@ def test_constants_of_a_template_are_computed_within_its_limits():
     for constant in ("'a' * 10 ** 12", "'a'|center(10 ** 12)", "[0] * 10 ** 12"):
         ChatTemplate(f"{{{{ {constant} }}}}").check()  # no MemoryError
     assert ChatTemplate("{{ 1 + 1 }}").render([]) == "2"
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "longer than 0.1 s"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "longer than 0.1 s",
+        ),
+        (
+            "{% for a in [1] recursive %}{{ loop([1, 2]) if loop.depth < 40 }}{% endfor %}",
+            "longer than 0.1 s",
+        ),
+        ("{{ 9 ** (9 ** 9) }}", "a value has a size of"),
+        ("{{ 'a' * 10 ** 10 }}", "a value has a size of"),
+        ("{{ lipsum(n=10 ** 9) }}", "'lipsum' is undefined"),
+    ],
+)
+def test_a_template_ends_in_limited_time(template: str, fault: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat, "_MOST_SECONDS", 0.1)
+    with pytest.raises(RequestError, match=f"^the chat template refuses the messages: .*{fault}"):
+        ChatTemplate(template).render([])
 
 
 @pytest.mark.parametrize("template", ESCAPES)

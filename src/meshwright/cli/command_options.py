@@ -7,12 +7,14 @@ The type of a parameter may be a dataclass with options: the function then gets 
 `OptionsOf` a dict of the values. The default of a parameter may be an option.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
 from inspect import Parameter, signature
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from meshwright.cli.completions import OF_OPTIONS
 from meshwright.errors import MeshwrightError
@@ -38,11 +40,34 @@ class OptionsOf:
         return {name: every[name] for name in self.only or every}
 
 
+class _StrictCommand(TyperCommand):
+    """A command that refuses a second value of an option, since the parser would drop the first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, list(args))
+        if not ctx.resilient_parsing:  # of completions
+            _, _, order = self.make_parser(ctx).parse_args(list(args))
+            _refuse_repeated(order)
+        return rest
+
+
+def _refuse_repeated(given: Sequence[Any]) -> None:
+    """Raise MeshwrightError for an option that is given again. given: the parameters, in order.
+
+    Lists take several values, and a flag means the same each time.
+    """
+    for param, count in Counter(given).items():
+        is_single = param.param_type_name == "option" and not param.multiple
+        if count > 1 and is_single and (not param.is_flag or param.secondary_opts):
+            times = "twice" if count == 2 else f"{count} times"
+            raise MeshwrightError(f"{param.opts[-1]} is given {times} and has one value; leave one out")
+
+
 def command(app: typer.Typer, **settings: Any) -> Callable[[Function], Function]:
     """Add a function to `app` as a command, with the options that its parameters declare."""
 
     def add(function: Function) -> Function:
-        app.command(**settings)(_with_options(function))
+        app.command(cls=_StrictCommand, **settings)(_with_options(function))
         return function
 
     return add

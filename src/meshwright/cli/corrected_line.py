@@ -21,15 +21,18 @@ from meshwright.cli.line_options import PLACEHOLDER, joined_words, placed, repla
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import is_no_value, with_a_right_value
 from meshwright.cli.other_notation import array_of_bytes, expression_here, sizes_here
+from meshwright.cli.other_subjects import HOSTS, words_of
 from meshwright.cli.other_values import plain_words
 from meshwright.cli.other_words import ALIKE, command_here, command_of_words, subcommand_here
 from meshwright.cli.pasted_words import unpasted
 from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load as load_hardware
+from meshwright.launch.cluster_job import cluster_job
 
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
 _STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
+_FUNCTIONS = {"--fn", "--function", "--func", "--entry", "--entrypoint"}  # of a script
 # The usual command of a group, for a line that names none.
 _USUAL = {"plan": "train", "bench": "serve"}
 
@@ -275,6 +278,8 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
     pieces: list[Piece] = []
     if command.path == ("collective",):
         rest = _of_bytes(rest, command)
+    if command.path[0] == "launch" and not _is_for_its_hosts(rest, command):
+        return ""
     for piece in _listed(joined_words(pieces_of(rest, command), command), command):
         known = command.takes_value(piece.option) if piece.value else piece.option in command.options
         if command.takes_value(piece.option) and not piece.value:
@@ -289,6 +294,21 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
             return ""
     every = placed(pieces, command)
     return "" if every is None else _finished(every, command, completes=not drops)
+
+
+def _is_for_its_hosts(words: Sequence[str], command: Command) -> bool:
+    """Whether a line of mw launch names no number of hosts, or the number of its plan.
+
+    The plan decides; a line for another number would not do what was asked.
+    """
+    named = [piece.value for piece in pieces_of(words, command) if set(words_of(piece.option)) & HOSTS]
+    if not named or command.path == ("launch", "local"):
+        return not named
+    try:
+        job = cluster_job(words, None, 0)
+    except MeshwrightError:
+        return False
+    return set(named) == {str(job.num_nodes)}
 
 
 def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
@@ -315,41 +335,41 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
 def _listed(pieces: Sequence[Piece], command: Command) -> Iterator[Piece]:
     """The pieces, with other forms of arguments in the command's own form.
 
-    `a.toml,b.toml` is two files; MODEL@HARDWARE of mw fit is an argument and an option; for mw audit,
-    `train.step` and `train.py step` are train.py:step, and a file of HLO is the value of --hlo.
+    `a.toml,b.toml` is two files; MODEL@HARDWARE of mw fit is an argument and an option.
     """
-    for at, piece in enumerate(pieces):
+    for piece in _of_audit(pieces) if command.path == ("audit",) else pieces:
         files = piece.value.split(",")
-        module, dot, function = piece.value.rpartition(".")
-        after = pieces[at + 1] if at + 1 < len(pieces) else Piece("")
-        before = pieces[at - 1] if at else Piece("--")
-        is_script = command.path == ("audit",) and not piece.option
-        model, at_sign, machine = piece.value.partition("@")
-        if not piece.option and at_sign and command.path == ("fit",) and is_machine(machine):
-            yield from (Piece("", model), Piece("--hardware", machine))
-        elif is_script and Path(piece.value).suffix in (".txt", ".hlo") and Path(piece.value).is_file():
-            yield Piece("--hlo", piece.value)
-        elif (
-            not piece.option and len(files) > 1 and all(Path(file).is_file() or "@" in file for file in files)
-        ):
-            yield from (Piece("", file) for file in files)
-        elif (
-            is_script
-            and dot
-            and function != "py"
-            and function.isidentifier()
-            and Path(f"{module}.py").is_file()
-        ):
-            yield Piece("", f"{module}.py:{function}")
-        elif is_script and piece.value.endswith(".py") and not after.option and after.value.isidentifier():
-            yield Piece("", f"{piece.value}:{after.value}")
-        elif not (
-            is_script
-            and before == Piece("", before.value)
-            and before.value.endswith(".py")
-            and piece.value.isidentifier()
-        ):
+        model, _, machine = piece.value.partition("@")
+        if piece.option:
             yield piece
+        elif command.path == ("fit",) and machine and is_machine(machine):
+            yield from (Piece("", model), Piece("--hardware", machine))
+        elif all(Path(file).is_file() or "@" in file for file in files):
+            yield from (Piece("", file) for file in files)
+        else:
+            yield piece
+
+
+def _of_audit(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of mw audit, with `train.py step` and `train.py --function step` as train.py:step."""
+    made: list[Piece] = []
+    for piece in pieces:
+        script = next((at for at, each in enumerate(made) if each.value.endswith(".py")), None)
+        is_function = piece.option in _FUNCTIONS or not piece.option
+        if script is not None and is_function and piece.value.isidentifier():
+            made[script] = Piece("", f"{made[script].value}:{piece.value}")
+        else:
+            made.append(piece if piece.option else _program(piece.value))
+    return made
+
+
+def _program(name: str) -> Piece:
+    """The argument of mw audit for `train.step`, a function of train.py, and for a file of HLO."""
+    module, _, function = name.rpartition(".")
+    if Path(name).suffix in (".txt", ".hlo") and Path(name).is_file():
+        return Piece("--hlo", name)
+    is_script = function != "py" and function.isidentifier() and Path(f"{module}.py").is_file()
+    return Piece("", f"{module}.py:{function}" if is_script else name)
 
 
 def _is_count_of_output(piece: Piece, command: Command) -> bool:

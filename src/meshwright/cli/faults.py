@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.main import get_command as to_command
 
-from meshwright.cli.other_subjects import meaning, subject
+from meshwright.cli.other_subjects import HOSTS, meaning, subject, words_of
 from meshwright.cli.other_values import plain_words, strategy, with_value
 from meshwright.cli.other_words import (
     ALIKE,
@@ -198,7 +198,7 @@ def _unknown_option(given: str, context: Any, args: Sequence[str], commands: Seq
     typo = get_close_matches(given, options, n=2, cutoff=TYPO)
     if typo and not owners:
         return f"{path} has no {given}; did you mean {' or '.join(typo)}?"
-    if answer := subject(given, path) or subject(given, ""):
+    if answer := subject(given, path, value) or subject(given, ""):
         return answer
     if not owners and given.lstrip("-") in commands:
         return f"{given}: this is a command; type mw {given.lstrip('-')}"
@@ -226,6 +226,8 @@ def _too_early(given: str, context: Any, args: Sequence[str], commands: Sequence
     """The answer to an option that is written before its command; empty for others."""
     path = context.command_path
     if names := getattr(context.command, "commands", None):
+        if HOSTS & set(words_of(given)) and (answer := subject(given, path, _value_of(given, args))):
+            return answer
         return f"name a command of {path} before {given}: {', '.join(f'{path} {name}' for name in names)}"
     if path == "mw" and (later := next((word for word in args if word in commands), "")):
         words = [later, *args[args.index(later) + 1 :][:1]]

@@ -11,34 +11,38 @@ from meshwright.errors import MeshwrightError
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with repeated options joined, and with --given as a part of --layout if there is one."""
+    """The pieces with repeated options joined, and with --given as a part of --layout if there is one.
+
+    Options whose values cannot be joined stay, and the command refuses them.
+    """
     has_layout = any(piece.option == "--layout" for piece in pieces)
-    pieces = [
-        replace(piece, option="--layout") if has_layout and piece.option == "--given" else piece
-        for piece in pieces
-    ]
-    merged: dict[str, Piece] = {}
-    for at, piece in enumerate(pieces):
-        if piece.option in LISTS and piece.option in merged:
-            before = merged[piece.option]
-            is_again = piece.option == "--layout" and not (piece.is_other or before.is_other)
-            merged[piece.option] = piece if is_again else replace(before, value=_both(before, piece))
-        elif before := next((key for key, each in merged.items() if each.option == piece.option), ""):
-            if piece.option == "--hardware" and (piece.is_other or merged[before].is_other):
-                merged[before] = replace(piece, value=_machine_of(merged[before].value, piece.value))
-            elif not piece.option or not piece.is_other:
-                merged[str(at)] = piece
+    made: list[Piece] = []
+    for piece in pieces:
+        if has_layout and piece.option == "--given":
+            piece = replace(piece, option="--layout")
+        at = next((at for at, each in enumerate(made) if piece.option and each.option == piece.option), None)
+        joined = None if at is None else _both(made[at], piece)
+        if at is None or joined is None:
+            made.append(piece)
         else:
-            merged[piece.option if piece.option in LISTS else str(at)] = piece
-    return list(dict.fromkeys(merged.values()))
+            made[at] = joined
+    return made
 
 
-def _both(first: Piece, second: Piece) -> str:
-    """The words of two lists; a word that is set twice has its last value."""
-    words = {}
+def _both(first: Piece, second: Piece) -> Piece | None:
+    """One piece for two of an option; None if their values exclude each other."""
+    if first.value == second.value:
+        return first
+    if first.option == "--hardware" and (first.is_other or second.is_other):
+        return replace(second, value=_machine_of(first.value, second.value))
+    if first.option not in LISTS:
+        return None
+    words: dict[str, str] = {}
     for word in (*first.value.split(","), *second.value.split(",")):
-        words[word.partition("=")[0] if re.fullmatch(r"\w+=[^=]*", word) else word] = word
-    return ",".join(words.values())
+        name = word.partition("=")[0] if re.fullmatch(r"\w+=[^=]*", word) else word
+        if words.setdefault(name, word) != word:
+            return None
+    return replace(first, value=",".join(words.values()))
 
 
 def _machine_of(first: str, second: str) -> str:

@@ -120,7 +120,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     pieces = pieces_of(shlex.split(plain), command)
     last = pieces[-1]
     if not last.value and command.takes_value(last.option):
-        pieces[-1] = replace(last, value=value)
+        pieces[-1] = replace(last, value=value or command.example_of(last.option))
     return pieces
 
 

@@ -121,6 +121,8 @@ _MEANINGS: dict[str, str] = {
     "--top": "top rows results; k",
 }
 
+HOSTS = {"nodes", "nnodes", "hosts", "num-nodes"}  # words of options for a number of hosts
+
 _IN_FILE = "the model's config.json, which --model takes, has it; --set num_layers=32 changes a field"
 _OF_DATA = "a plan needs no data; leave it out"
 _OF_RUN = "a plan prices one step and writes no run; it belongs to the program that trains"
@@ -373,10 +375,10 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "each process gets its rank and the coordinator's address; leave it out": (
             "rdzv master node-rank rank endpoint"
         ),
-        "hosts come from the plan: mw "
-        "launch slurm -- mw train "
-        "plan.toml; local starts "
-        "processes on this host": ("n nnodes nodes node standalone ntasks gres gpus gpu hosts hostfile"),
+        "hosts come from the plan: mw plan train --hardware h100:2x8 -o plan.toml plans for 2 hosts, and mw "
+        "launch slurm -- mw train plan.toml starts them; mw launch local starts processes on this host": (
+            "n nnodes nodes node standalone ntasks gres gpus gpu hosts hostfile nproc"
+        ),
     },
     "": {
         "notes go to stderr; add 2>/dev/null": "quiet silent progress q",
@@ -386,10 +388,10 @@ _SUBJECTS: dict[str, dict[str, str]] = {
 }
 
 
-def _words_of(option: str) -> list[str]:
+def words_of(option: str) -> list[str]:
     """The words of an option's name, in order; an axis of parallelism is one word.
 
-    >>> _words_of("--tensor-model-parallel-size"), _words_of("--context_length")
+    >>> words_of("--tensor-model-parallel-size"), words_of("--context_length")
     (['tp', 'size'], ['context', 'length'])
     """
     plain = option.replace("_", "-").lower().replace("-model-parallel", "-parallel")
@@ -406,7 +408,7 @@ def meaning(given: str, options: Collection[str]) -> str:
     >>> meaning("--no-pipeline", ["--given"])
     '--given pipe=1'
     """
-    words = _words_of(given)
+    words = words_of(given)
     if _NEGATIONS & set(words):
         rest = "-".join(word for word in words if word not in _NEGATIONS)
         axis = re.fullmatch(
@@ -421,19 +423,21 @@ def meaning(given: str, options: Collection[str]) -> str:
     return ""
 
 
-def subject(given: str, command: str) -> str:
+def subject(given: str, command: str, value: str = "") -> str:
     """The answer to an option by single words of its name; empty if none is known.
 
-    command: "" for the answers of every command.
+    command: "" for the answers of every command. value: the value given; a number of hosts replaces the
+    example's.
 
     >>> subject("--lr-warmup-iters", "mw plan train")
     '--lr-warmup-iters: a plan prices one step; --tokens 15T adds the time of a run'
     >>> subject("--use-flash-attn", "mw plan train")
     '--use-flash-attn: attention is a fused kernel except with --software eager; leave it out'
     """
-    words = _words_of(given)
+    words = words_of(given)
     names = {*words, *(f"{first}-{second}" for first, second in pairwise(words))}
     answers = _SUBJECTS.get(command) or _SUBJECTS.get(command.rpartition(" ")[0], {})
-    return next(
-        (f"{given}: {answer}" for answer, theirs in answers.items() if names & set(theirs.split())), ""
-    )
+    answer = next((answer for answer, theirs in answers.items() if names & set(theirs.split())), "")
+    if names & HOSTS and value.isdecimal():
+        answer = re.sub(r":\dx8\b", f":{value}x8", re.sub(r"\b\d hosts", f"{value} hosts", answer))
+    return f"{given}: {answer}" if answer else ""

@@ -161,7 +161,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--resume": ("--resume-from-checkpoint", "--load", "--continue", "--resume-from"),
     "--checkpoint-every": ("--save-steps", "--save-interval", "--checkpoint-interval", "--save-every"),
-    "-o": ("--out", "--save", "--out-file", "--outfile", "--file", "--write", "--html", "--export"),
+    "-o": (
+        "--out", "--save", "--out-file", "--outfile", "--file", "--write", "--html", "--export", "--toml",
+        "--emit",
+    ),
     "--json": ("--format", "--output-format", "--jsonl", "--as-json", "--yaml"),
     "--explain": ("--verbose", "-v", "--why", "--details", "--detail", "--breakdown", "--full"),
     "--top": ("--n-best", "--num-results", "--topk", "--limit", "-n", "--max-results", "--num", "-k"),
@@ -293,7 +296,9 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
             "--cheapest", "--cheap", "--min-cost", "--lowest-cost",
         ),
         "slices are part of the machine: --hardware 2*v5p:4x4x4": ("--num-slices", "--slices", "--num-pods"),
-        "repeat --hardware to compare machines": ("--compare", "--vs", "--versus", "--against"),
+        "machines joined by commas are compared: --hardware h100:8,a100:8": (
+            "--compare", "--vs", "--versus", "--against",
+        ),
         "with --smallest and --tokens 15T type --days 30": (
             "--time-limit", "--max-time", "--wall-time", "--hours",
         ),

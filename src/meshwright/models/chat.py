@@ -1,16 +1,33 @@
 """The text of a conversation, in the format that the model was trained on."""
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateError
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
-from jinja2.nodes import Expr, Impossible, Node, Scope, TemplateData
+from jinja2.nodes import (
+    CallBlock,
+    Const,
+    Expr,
+    ExprStmt,
+    Filter,
+    For,
+    Impossible,
+    Macro,
+    Node,
+    Scope,
+    TemplateData,
+)
+from jinja2.nodes import Template as TemplateNode
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -19,6 +36,12 @@ from meshwright.files import parse_json, read_text
 
 # The longest published templates have some 20,000 characters.
 _MOST_CHARS = 1_000_000
+# Time limit of a conversation, in seconds of the processor; the longest ones take some milliseconds.
+_MOST_SECONDS = 5.0
+_deadline: ContextVar[float] = ContextVar("_deadline")
+_CALLS_PER_CHECK = 64  # reading the clock takes as long as a short loop's body
+_CHECK = "check time"  # the name of a filter; templates cannot write one with a blank
+_calls = count()
 
 PLAIN_TEMPLATE = """\
 {% for message in messages %}
@@ -66,8 +89,11 @@ class ChatTemplate:
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
-        environment.code_generator_class = _Unfolded
-        environment.filters["tojson"] = _to_json
+        environment.code_generator_class = _Generator
+        environment.intercepted_binops = frozenset({"*", "**"})
+        environment.binop_table |= {"*": _product, "**": _power}
+        environment.filters |= {"tojson": _to_json, _CHECK: _check_time}
+        del environment.globals["lipsum"]  # any number of words in one call
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
         try:
@@ -91,7 +117,8 @@ class ChatTemplate:
         names |= self._special_tokens | context
         try:
             template = self._tool_template if names["tools"] else self._template
-            return template.render(messages=messages, **names)
+            with _limited(_MOST_SECONDS):
+                return template.render(messages=messages, **names)
         except CheckpointError:
             raise
         except Exception as error:  # a template can raise any: it divides by 0, indexes, recurses
@@ -127,16 +154,63 @@ def _to_json(
     )
 
 
-class _Unfolded(CodeGenerator):
-    """Computes no constants while it compiles a template, even with Jinja's optimizer off.
+class _Generator(CodeGenerator):
+    """Programs of templates that compute no constants while they are compiled, and end in limited time.
 
-    `{{ "a" * 10 ** 10 }}` would be computed before the limits of rendering hold.
+    `{{ "a" * 10 ** 10 }}` would be computed before the limits of rendering hold, even with Jinja's optimizer
+    off.
     """
 
     def _output_child_to_const(self, node: Expr, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, TemplateData):
             raise Impossible
         return super()._output_child_to_const(node, frame, finalize)
+
+    def visit_Template(self, node: TemplateNode, frame: Frame | None = None) -> None:
+        # A template takes long only in loops and in macros that call each other.
+        for repeated in list(node.find_all((For, Macro, CallBlock))):
+            check = Filter(Const(None), _CHECK, [], [], None, None)
+            repeated.body.insert(0, ExprStmt(check).set_lineno(repeated.lineno))
+        super().visit_Template(node, frame)
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Within, `_check_time` raises TemplateError after these seconds of this thread."""
+    token = _deadline.set(time.thread_time() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def _check_time(_: None) -> None:
+    """Raise TemplateError if the template that this thread renders takes too long."""
+    if next(_calls) % _CALLS_PER_CHECK == 0 and time.thread_time() > _deadline.get():
+        raise TemplateError(f"it takes longer than {_MOST_SECONDS:g} s")
+
+
+def _product(first: Any, second: Any) -> Any:
+    """The product of two numbers, or a repeated text or list. Raises TemplateError if it is too long."""
+    for value, times in ((first, second), (second, first)):
+        if isinstance(value, str | list | tuple) and isinstance(times, int):
+            _check_size(len(value) * times)
+    if isinstance(first, int) and isinstance(second, int):
+        _check_size(first.bit_length() + second.bit_length())
+    return first * second
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """A power. Raises TemplateError for a whole number that is too long."""
+    if isinstance(base, int) and isinstance(exponent, int):
+        _check_size(base.bit_length() * exponent)
+    return base**exponent
+
+
+def _check_size(size: int) -> None:
+    """Raise TemplateError for too many characters, elements or bits of a value."""
+    if size > _MOST_CHARS:
+        raise TemplateError(f"a value has a size of {size:,}; at most {_MOST_CHARS:,} fit")
 
 
 class _Generation(Extension):
