@@ -1,12 +1,16 @@
 """The sentences of a plan's verdict, and the published run that is nearest to it."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 import meshwright as mw
+from meshwright.api.inputs import Conditions
 from meshwright.errors import MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.plan.evidence import evidence_of, published_runs
-from meshwright.plan.verdict import NAMES, no_price, verdict_lines
+from meshwright.plan.verdict import DENSE_OVER, EXPERTS_OVER, NAMES, no_price, verdict_lines
 from meshwright.plan_file import load_plan
 
 benchmarks = pytest.importorskip("benchmarks.published_runs")
@@ -19,7 +23,8 @@ def plans():
 
 def test_a_verdict_has_a_sentence_for_each_question(plans):
     verdict = plans.document(None)["verdict"]
-    assert list(verdict) == list(NAMES) and all(line.endswith(".") for line in verdict.values())
+    assert list(verdict) == list(NAMES) and verdict["memory"] is None
+    assert all(line.endswith(".") for line in verdict.values() if line)
     assert "if tensor<=4, with megatron." in verdict["asked"]
     assert verdict["best"].startswith(f"{plans.best.layout}: ")
     assert (
@@ -28,7 +33,9 @@ def test_a_verdict_has_a_sentence_for_each_question(plans):
     )
     assert " to " in verdict["range"] and "8 of 10 new sources" in verdict["range"]
     assert verdict["next"].startswith(f"{plans[1].layout}: ")
-    assert [line.partition(":")[0] for line in verdict_lines(verdict)] == list(NAMES.values())
+    assert [line.partition(":")[0] for line in verdict_lines(verdict)] == [
+        name for key, name in NAMES.items() if key != "memory"
+    ]
 
 
 def test_what_was_asked_is_in_the_plan(plans, tmp_path):
@@ -51,6 +58,26 @@ def test_no_run_is_near_to_long_sequences_over_many_context_ranks():
     evidence = evidence_of(model, plans.best.candidate, 131072)
     assert not evidence.is_near and str(evidence).startswith("No published run is near; the nearest, ")
     assert evidence.factors["context"] >= 4
+
+
+@pytest.mark.parametrize(("headroom", "has_room"), [(0.0, False), (DENSE_OVER, True)])
+def test_a_full_chip_is_warned_of(headroom, has_room):
+    machine = Conditions(headroom=headroom).of(catalog.load("v5p:2x2x2"))
+    plans = mw.plan("llama-3-8b", machine, mw.Train("128Ki", "8k"))
+    sentence = plans.document(None)["verdict"]["memory"]
+    if has_room:
+        assert sentence is None
+    else:
+        assert sentence.startswith(
+            "99.8% of a chip is planned, and compiled steps took up to 3% more; --headroom"
+        )
+
+
+def test_no_compiled_first_choice_took_more_than_is_warned_of():
+    rows = json.loads(Path("benchmarks/results/first_choices.json").read_text())["rows"]
+    for row in rows:
+        over = EXPERTS_OVER if mw.model(row["case"].split()[0]).moe else DENSE_OVER
+        assert row["bytes_ratio"] <= 1 + over, row["case"]
 
 
 def test_memory_of_a_chip_is_bounded():

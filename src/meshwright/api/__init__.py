@@ -154,8 +154,8 @@ def plan(
     config, machine = _config(model), _machine(hardware)
     of_layouts, limit = memory_limit(given)
     if limit is not None:
-        chip = machine.chip
-        machine = replace(machine, chip=replace(chip, hbm_usable_bytes=min(limit, chip.program_bytes)))
+        spared = max(0, machine.chip.program_bytes - limit)
+        machine = replace(machine, chip=machine.chip.leaving(spared))
     conditions = parse_conditions(of_layouts)
     starts = None
     if launcher:

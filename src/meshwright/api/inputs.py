@@ -153,7 +153,7 @@ class Conditions:
         machine = (machine.over(self.network) if self.network else machine).running(program)
         chip = machine.chip.roofline() if self.ideal else machine.chip
         if self.headroom:
-            chip = replace(chip, hbm_usable_bytes=round(chip.program_bytes * (1 - self.headroom)))
+            chip = chip.leaving(self.headroom * chip.program_bytes)
         return replace(machine, chip=chip)
 
 

@@ -146,7 +146,8 @@ class Chip:
 
     kind: tpu, gpu or cpu. flops_per_second: by dtype, dense peak.
     hbm_bytes: memory of the chip. hbm_usable_bytes: the part that its runtime leaves to a program, if known;
-    it may be more, since vendors write GB for GiB. host_bytes: memory of its host, which chips_per_host chips
+    it may be more, since vendors write GB for GiB. spared_bytes: the part of it that a plan leaves free.
+    host_bytes: memory of its host, which chips_per_host chips
     share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
     machines: chips of a machine that a cloud rents or a vendor sells, by its name in lower case.
@@ -182,6 +183,7 @@ class Chip:
     cores_in_cloud_names: int | None = None
     compute_capability: float | None = None
     hbm_usable_bytes: int | None = None
+    spared_bytes: int = 0
     power_watts: float | None = None
     power_limit_watts: float | None = None
     price_per_chip_hour: float | None = None
@@ -229,8 +231,12 @@ class Chip:
 
     @property
     def program_bytes(self) -> int:
-        """HBM that a program can use: `hbm_usable_bytes`, or all but RESERVED_SHARE if that is unknown."""
-        return self.hbm_usable_bytes or round(self.hbm_bytes * (1 - RESERVED_SHARE))
+        """HBM for a plan: `hbm_usable_bytes`, or all but RESERVED_SHARE, less `spared_bytes`."""
+        return (self.hbm_usable_bytes or round(self.hbm_bytes * (1 - RESERVED_SHARE))) - self.spared_bytes
+
+    def leaving(self, num_bytes: float) -> "Chip":
+        """The chip with so many more bytes of its HBM left free."""
+        return replace(self, spared_bytes=self.spared_bytes + round(num_bytes))
 
     @property
     def host_program_bytes(self) -> float:

@@ -488,8 +488,11 @@ def _why_another(pool: Fastest, near: Fastest, hardware: Hardware) -> str:
     """Why the batch asked for is not planned. near: the layouts that take it."""
     if not near:
         return f"do not divide over {hardware.num_chips:,} chips"
-    (least, _), (best, _) = next(iter(pool), (0.0, None)), next(iter(near), (0.0, None))
-    if not best:
+    planned, asked = next(iter(pool), None), next(iter(near), None)
+    if planned is None or asked is None:
         return "divide only over layouts that do not fit"
-    longer = f"{best / least:.1f} times as long" if best >= 2 * least else f"{best / least - 1:.0%} longer"
-    return f"divide only over layouts that take {longer}"
+    # The pool's seconds are for at least the requested sequences.
+    num_asked = asked[1].num_sequences
+    ratio = asked[0] / planned[0] * max(num_asked, planned[1].num_sequences) / num_asked
+    longer = f"{ratio:.1f} times as long" if ratio >= 2 else f"{ratio - 1:.0%} longer"
+    return f"divide only over layouts that take {longer} a token"

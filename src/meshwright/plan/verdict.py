@@ -15,6 +15,10 @@ from meshwright.plan.train import Search
 from meshwright.programs.program import DEFAULT
 from meshwright.units import format_bytes, format_count, format_number_of, format_seconds
 
+# The planner's first choices, compiled, took up to these shares more memory than planned, without and with
+# experts: benchmarks/first_choices.py.
+DENSE_OVER, EXPERTS_OVER = 0.03, 0.08
+
 
 def asked_of(search: Search, hardware: Hardware) -> dict[str, str]:
     """The conditions, the software and the launcher that a search was asked for, if any."""
@@ -38,6 +42,7 @@ def verdict_of(
     return {
         "asked": _asked(config, hardware, batch_tokens, search),
         "best": _best(best, search),
+        "memory": _memory(search),
         "price": _price(best),
         "range": None if is_roofline else _range(best),
         "next": _next(search),
@@ -71,6 +76,22 @@ def _best(best: Candidate, search: Search) -> str:
     which = "the best" if is_fastest else f"the simplest within {TIE:.0%} of the fastest"
     among = f", {which} of {search.considered:,}"
     return f"{best.layout}: {figures}{among}."
+
+
+def _memory(search: Search) -> str | None:
+    """What to do if the compiled step may take more than the chip has; None if there is room, or no fit.
+
+    A host shares its memory, and other software was not compiled.
+    """
+    best, chip = search.best, search.best.hardware.chip
+    share = best.needed_bytes / (chip.program_bytes + chip.spared_bytes)
+    over = EXPERTS_OVER if search.config.moe else DENSE_OVER
+    if search.launcher or chip.platform.virtual or not best.fits or share * (1 + over) <= 1:
+        return None
+    return (
+        f"{share:.1%} of a chip is planned, and compiled steps took up to {over:.0%} more; "
+        f"--headroom {over:.0%} leaves room, mw audit compiles the step."
+    )
 
 
 def price_words(chip: Chip) -> str | None:
@@ -126,6 +147,7 @@ def _next(search: Search) -> str | None:
 NAMES: Mapping[str, str] = {
     "asked": "Asked",
     "best": "Best",
+    "memory": "Memory",
     "price": "Price",
     "range": "Range",
     "next": "Next",

@@ -78,8 +78,8 @@ def generators(
         if machine.num_chips > _LARGER * smallest:
             break
         replicas = pool.num_chips // machine.num_chips
-        usable = max(1, round(machine.chip.program_bytes - held_bytes))
-        free = replace(machine, chip=replace(machine.chip, hbm_usable_bytes=usable))
+        held = min(held_bytes, machine.chip.program_bytes - 1)
+        free = replace(machine, chip=machine.chip.leaving(held))
         share = -(-work.num_rollouts // replicas)
         for layout in serving_layouts(config, free, {"weights_dtype": weights_dtype}, replicas=False):
             at = layout.at("generate")

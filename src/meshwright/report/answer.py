@@ -20,6 +20,7 @@ def answer_of_plan(plan: JsonDocument) -> Sentences:
     names = {
         "asked": ASKED,
         "best": RECOMMENDED,
+        "memory": "Memory",
         "price": PRICE,
         "range": SURE,
         "next": NEXT,
