@@ -34,8 +34,15 @@ def test_a_ring_waits_for_its_devices_and_a_tree_for_their_logarithm():
     gather, reduce = found["AllGather"], found["AllReduce"]
     assert gather[1024] > 10 * gather[64]  # pyright: ignore[reportOperatorIssue, reportOptionalOperand]
     assert reduce[1024] < 2 * reduce[64]  # pyright: ignore[reportOperatorIssue, reportOptionalOperand]
-    lines = values(curves.ring_latency("v5p", 1024))["AllGather"]
-    assert lines[8] == pytest.approx(7e-6) and lines[28] == pytest.approx(27e-6)
+
+
+def test_a_ring_takes_half_of_its_hops():
+    """2 of 4 and 14 of 28 chips of v5p, whose links close; of v5e only those of 16 chips do."""
+    rings = values(curves.ring_latency("v5p", 1024))["AllGather"]
+    assert rings[4] == pytest.approx(2e-6) and rings[28] == pytest.approx(14e-6)
+    lines = values(curves.ring_latency("v5e", 1024))["AllGather"]
+    assert lines[12] == pytest.approx(11e-6) and lines[16] == pytest.approx(8e-6)
+    assert list(values(curves.ring_latency("v5p", 1024, most=8))["AllGather"]) == [2, 4, 8]
 
 
 def test_scores_cost_as_much_as_projections_at_four_widths():

@@ -7,6 +7,7 @@ values of x. Symbols as in `explain/thresholds.py`.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 from meshwright.cost.collectives import Op, collective_seconds
@@ -160,20 +161,32 @@ def _mesh_of(hardware: Hardware) -> tuple[Mesh, str]:
 def ring_latency(chip: str, num_bytes: int, most: int = 1024) -> Plot:
     """Seconds of a small collective by the number of devices.
 
-    Torus: one ring of a dimension. GPUs: whole nodes.
+    Torus: one dimension of a slice, a ring if the links of the slice close. GPUs: whole nodes.
     """
     machines = list(_machines(chip, most))
     if len(machines) < 2:
         raise HardwareError(f"{chip} has links between fewer than two sizes of machine; fits: v5p, h100")
-    sizes = tuple(float(machine.num_chips) for machine in machines)
+    is_torus = isinstance(catalog.chip(chip).network, Torus)
+    over = [_over(machine, along_one=is_torus) for machine in machines]
+    sizes = tuple(float(prod(mesh.sizes[axis] for axis in axes)) for mesh, axes in over)
     curves: Values = {
-        name: [_over_all(op, num_bytes, machine) for machine in machines] for name, op in _OPS.items()
+        name: [
+            collective_seconds(op, num_bytes, axes, machine.place(mesh)).seconds
+            for machine, (mesh, axes) in zip(machines, over, strict=True)
+        ]
+        for name, op in _OPS.items()
     }
+    where = (
+        "over one dimension of a slice. The latency of a ring grows with half of its devices, that of a "
+        "line, whose links do not close, with all."
+        if is_torus
+        else "over all devices of whole nodes. The latency of a ring grows with its devices, that of a tree "
+        "with their logarithm."
+    )
     return Plot(
         "latency",
         f"{chip}: time of collectives by the number of devices",
-        f"V = {num_bytes:,} bytes over all devices of a ring (a torus) or of whole nodes (GPUs). The latency "
-        "of a ring grows with its devices, that of a tree with their logarithm.",
+        f"V = {num_bytes:,} bytes {where}",
         "devices",
         "count",
         sizes,
@@ -182,13 +195,15 @@ def ring_latency(chip: str, num_bytes: int, most: int = 1024) -> Plot:
 
 
 def _machines(chip: str, most: int) -> Iterable[Hardware]:
+    """Slices that are longer in one dimension and as thin as rings allow, or numbers of GPUs."""
     network = catalog.chip(chip).network
     if isinstance(network, SharedMemory):
         return
     if isinstance(network, Torus):
+        others = [network.wraparound_multiple_of or 1] * (len(network.pod) - 1)
         for size in (2, 4, 8, 12, 16, 20, 24, 28):
-            if size <= max(network.pod):
-                yield catalog.load(f"{chip}:{'x'.join(map(str, (size, *(1 for _ in network.pod[1:]))))}")
+            if size <= min(max(network.pod), most):
+                yield catalog.load(f"{chip}:{'x'.join(map(str, (size, *others)))}")
         return
     domain = catalog.load(f"{chip}:8").dims[-1]
     for size in _powers(2, most):
@@ -198,9 +213,10 @@ def _machines(chip: str, most: int) -> Iterable[Hardware]:
         )
 
 
-def _over_all(op: Op, num_bytes: int, machine: Hardware) -> float:
+def _over(machine: Hardware, *, along_one: bool) -> tuple[Mesh, tuple[str, ...]]:
+    """A mesh with an axis for each dimension longer than one, and all its axes or the first."""
     mesh = Mesh(dict(zip(_AXIS_NAMES, (size for size in machine.dims if size > 1), strict=False)))
-    return collective_seconds(op, num_bytes, tuple(mesh.sizes), machine.place(mesh)).seconds
+    return mesh, tuple(mesh.sizes)[: 1 if along_one else None]
 
 
 def attention_share(config: ModelConfig, low: int = 1024, high: int = 2**20) -> Plot:
