@@ -100,6 +100,10 @@ _PIPE = (
     "--layout pipe=8,microbatches={},schedule={},remat=full --ideal"
 )
 _SLICES = "mw hardware 2*v5p:16x16x16"
+_TWO_SLICES = (
+    "mw plan train --model llama-2-13b --hardware 2*v5p:16x16x16 --batch-tokens 6Mi --seq-len 1024 "
+    "--layout data=2,fsdp=1024,tensor=4,remat=matmuls --ideal"
+)
 _STRATEGIES = "mw plot strategies --model llama-2-13b --set d_ff=30000 --hardware v5p:4x4x4"
 _DEGREE = "mw plot fsdp --model llama-2-13b --hardware v5p:16x16x16 --batch-tokens 3M"
 _QUIZ = (
@@ -201,7 +205,7 @@ ITEMS = (
     Item("A20", _A, "several axes V / (n W)", _TWO_XY, "46.6 us", "cost/collectives.py#_geometry"),
     Item("A21", _A, "quiz: v5e 8x4", _LINE, "559 us", says="560 µs as a line, 377 µs with wraparound links"),
     Item("A22", _A, "bandwidth over size", _BANDWIDTH, "90 GB/s", says="--plot"),
-    Item("A23", _A, "AllReduce is twice", _TWO_Z, "11.7 us", "cost/collectives.py#_part"),
+    Item("A23", _A, "AllReduce is twice", _TWO_Z, "11.7 us", "cost/collectives.py#_parts"),
     Item("A24", _A, "ReduceScatter takes the time of AllGather", _BANDWIDTH, "268 MB 90 GB/s 90 GB/s 45 GB/s"),
     Item("A25", _A, "transposes", code="notation/derive.py#derive", says="are each other's", test="notation/test_derive.py#test_devices_together_compute_the_dense_results_and_gradients"),
     Item("A26", _A, "AllToAll is a quarter", _ALL_TO_ALL, "1.49 ms", says="its derivation and its table have an AllGather"),
@@ -274,7 +278,7 @@ ITEMS = (
     Item("C23", _C, "bubble", _PIPE.format(16, "1f1b"), "52.3%", "plan/explain/thresholds.py#pipeline_bubble"),
     Item("C24", _C, "zero bubble, DualPipe", _PIPE.format(16, "dualpipe"), "66.3%", "layout/pipelines/dualpipe.py#", "dualpipe.svg"),
     Item("C25", _C, "tokens per slice", _SLICES, "73,440", "plan/explain/thresholds.py#slice_tokens", "71,360 tokens per slice"),
-    Item("C26", _C, "data over slices", _SLICES, "DCN, between slices 2 6.25 GB/s 6.25 GB/s 73,440", says="puts `data` across them"),
+    Item("C26", _C, "data over slices", _TWO_SLICES, "150 ms 87.5% 6.01 GB yes compute", says="puts `data` across them"),
     Item("C27", _C, "70B on pods", code="plan/explain/thresholds.py#mixed_batch_shards", says="The hint names a degree that runs", test="plan/explain/test_thresholds.py#TestCases.test_the_hint_names_a_degree_that_runs"),
     Item("C28", _C, "table of formulas", code="plan/explain/thresholds.py#mixed_tokens_per_chip", says="(4 B D / X + 4 D F / Y) + (8 B D / X + 8 D F / Y)", test="plan/explain/test_thresholds.py#TestTheDerivedAlgorithmTakesTheSameTime.test_x_opt_is_where_both_take_the_same_time"),
     Item("C29", _C, "exercise 1", _13B, "13,015,864,320"),
@@ -284,7 +288,7 @@ ITEMS = (
     Item("C33", _C, "exercise 3.3", _THREE, "(about fsdp=1024, tensor=4)"),
     Item("C34", _C, "misprint of X_opt", _THREE, "optimum 1,365", says="need B / F"),
     Item("C35", _C, "table of strategies", code="notation/derive.py#derive", says="| data parallel | 12 B D F / X | 8 D F |", test="plan/explain/test_thresholds.py#TestTheDerivedAlgorithmMovesTheSameBytes.test_data_parallelism"),
-    Item("D1", _D, "sampling with a cache", code="serve/device/runner.py#JaxRunner", says="`mw generate`: a prefill, then a token a step", test="serve/device/test_runner.py#test_requests_alone_get_the_tokens_of_transformers"),
+    Item("D1", _D, "sampling with a cache", code="serve/device/runner.py#run", says="`mw generate`: a prefill, then a token a step", test="serve/device/test_runner.py#test_requests_alone_get_the_tokens_of_transformers"),
     Item("D2", _D, "temperature, top-p, top-k", code="serve/device/sampling.py#", test="serve/device/test_sampling.py#test_top_k_and_then_top_p_keep_the_most_likely_tokens"),
     Item("D3", _D, "time to first token", _ENGINES, "batched 1.94 s 3.73 s"),
     Item("D4", _D, "B_crit", _V5E, "243 bf16/bf16, 122 int8/bf16, 243 int8/int8", "cli/hardware.py#critical_batches"),
@@ -324,7 +328,7 @@ ITEMS = (
     Item("D38", _D, "exercise 5", _MOE, "211,663,458,304", says="= 1,920"),
     Item("D39", _D, "exercise 6", _MOE_128, "weights 2.31 GB", says="so 4x4 is the smallest slice"),
     Item("D40", _D, "exercise 7: five steps", _2D, "5. Out[B, D_XYZ] = ReduceScatter_YZ(Out[B, D_X]{U_YZ})"),
-    Item("D41", _D, "exercise 7: 72 chips", _2D, "critical 93.2 us", code="layout/axes/tensor.py#TensorAxis", says="is 72 chips for F = 4 D; the chapter prints 81"),
+    Item("D41", _D, "exercise 7: 72 chips", _2D, "critical 93.2 us", code="layout/axes/tensor.py#Tensor2", says="is 72 chips for F = 4 D; the chapter prints 81"),
     Item("D42", _D, "appendix A", _LAYER.format(480), "local 654 us"),
     Item("D43", _D, "appendix C", 'mw collective "AllGather_X([B_X, D])" --mesh X=8,Y=16 --dims B=16,D=8192 --hardware v5e:8x16', "7 us, bound by latency on ici; V = 262 kB, 7 hops", "cost/collectives.py#collective_seconds"),
     Item("D44", _D, "greedy speculation", code="serve/engine/speculate.py#", says="verifies up to four drafted tokens", test="serve/engine/test_engine.py#test_a_draft_model_changes_no_answer"),
