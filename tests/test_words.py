@@ -31,6 +31,7 @@ def test_docstrings_comments_and_messages_are_read(tmp_path: Path):
         'def fail(n):\n    raise ValueError(f"{n} lies alone")\n'
         'PATTERN = r"whatever (?:is|was) of [a-z]"\n'
         'print(f"{x} is what it is")\n'
+        f'WORDS = "{"said alone " * 20}"\n'
     )
     found = {
         kind: words.hits(text) for _, kind, _, text in words.python_texts("room", path, "room.py") if text

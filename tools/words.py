@@ -27,6 +27,8 @@ KINDS = "docstrings", "comments", "messages", "output", "pages"
 # A string constant of this number of words is a sentence to print, unless it is an address or a pattern.
 _LEAST_OUTPUT = 4
 _NO_SENTENCE = re.compile(r"https?:|[\\\[\]()|*]{2}|\(\?")
+# The least number of words in a list of words: a sentence of this length has a comma or a full stop.
+_LIST_OF_WORDS = 40
 # A shorter text has no index: one word in it would decide.
 LEAST_WORDS = 100
 
@@ -81,7 +83,9 @@ def python_texts(room: str, path: Path, name: str) -> Iterator[Text]:
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
         words = [part.value if isinstance(part, ast.Constant) else "N" for part in parts]
         sentence = " ".join(word for word in words if isinstance(word, str))
-        if len(sentence.split()) >= _LEAST_OUTPUT and not _NO_SENTENCE.search(sentence):
+        num_words = len(sentence.split())
+        is_list = num_words >= _LIST_OF_WORDS and not re.search(r"[.,:;?!]", sentence)
+        if num_words >= _LEAST_OUTPUT and not is_list and not _NO_SENTENCE.search(sentence):
             yield room, "output", f"{name}:{node.lineno}", sentence
     with tokenize.open(path) as file:
         for token in tokenize.generate_tokens(file.readline):

@@ -293,7 +293,7 @@ def test_explain_is_prose_that_fits_a_narrow_terminal(capsys, monkeypatch):
     assert titles == TITLES
     assert max(map(len, printed.splitlines())) <= 80
     assert "fsdp=32,tensor=2," in printed and "…" not in printed
-    assert "Where the step goes" not in printed  # the table that the prose replaces
+    assert "Time of a step" not in printed  # the table that the prose replaces
 
 
 TITLES = [

@@ -329,7 +329,7 @@ def test_the_tree_of_roles_has_a_name_for_every_control(browser: Any, address: s
             "combobox": ["model", "hardware", "data", "fsdp", "tensor", "context", "pipe", "expert"],
             "slider": ["tokens per step, by doubling"],
             "checkbox": ["sequence parallel"],
-            "group": ["Run", "Layout", "Compare with", "Where the step goes", "Memory of a chip"],
+            "group": ["Run", "Layout", "Compare with", "Time of a step", "Memory of a chip"],
             "button": ["use data=8", "Undo", "Copy link"],
             "tab": ["Training", "Serving", "Does it fit?"],
         }

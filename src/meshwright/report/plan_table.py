@@ -39,9 +39,9 @@ def candidates_table(plan: JsonDocument, chosen_mark: str = "", most: int = MAX_
     remarks = [f"the best {len(shown)} of {known:,}"] if known > len(shown) else []
     if sum(bool(one.get("tie")) for one in shown) > 1:
         remarks.append("= within 2% of the best: ties, the simplest first")
-    alike = sum(bool(one.get("as_fast_within_interval")) and one.get("fits", True) for one in shown)
-    if alike > 1:
-        remarks.append(f"{alike} cannot be told apart: published runs err by more than they differ")
+    within_error = sum(bool(one.get("as_fast_within_interval")) and one.get("fits", True) for one in shown)
+    if within_error > 1:
+        remarks.append(f"{within_error} are equally fast within the error of published runs")
     return Table.of(
         "Layouts by planned step time",
         ("#", "layout|layout", "step time|number", "MFU|number", "memory/chip|number", "fits", "bound"),

@@ -71,7 +71,7 @@ _MOST_POINTS = 14  # rows of a frontier
 _DEGREES = tuple(2**n for n in range(14))
 _AXES = (*(axis.name for axis in (DATA, FSDP, TENSOR, CONTEXT, PIPE, EXPERT)), "microbatches")
 _FIGURES = {
-    "step": ("Where the step goes", "The thin bar is communication that overlaps with compute.", step_bars),
+    "step": ("Time of a step", "The thin bar is communication that overlaps with compute.", step_bars),
     "memory": ("Memory of a chip", "Bytes on one chip at the peak of the step.", memory_bars),
 }
 _EXPORTS = ("plan.toml", "plan.json", "step.svg", "memory.svg")

@@ -29,7 +29,7 @@ def plan_figures(priced: PricedPlan) -> list[Figure]:
     step = "The best layouts, each bar one step. The thin bar is communication that overlaps with compute."
     figures = [
         candidates_figure(priced.search.candidates, chosen, priced.usual),
-        Figure.of("step", "Where the step goes", step, step_bars(top, chosen)),
+        Figure.of("step", "Time of a step", step, step_bars(top, chosen)),
         Figure.of(
             "memory",
             "Memory of a chip",
@@ -83,7 +83,7 @@ def document_figures(plan: JsonDocument) -> list[Figure]:
     figures = []
     if order:
         caption = "A bar is one step; its parts are the shares of operations, which may overlap."
-        figures.append(Figure.of("step", "Where the step goes", caption, stacked(rows, "step time")))
+        figures.append(Figure.of("step", "Time of a step", caption, stacked(rows, "step time")))
     causes = best.get("bytes_per_chip")
     if isinstance(causes, dict) and (pieces := memory_pieces(causes)):
         capacity = (plan.get("hardware") or {}).get("hbm_bytes")

@@ -80,7 +80,7 @@ def breakdown_table(candidate: JsonDocument, most: int = MAX_CANDIDATES) -> Rich
     ]
     columns = ("operation", "time|number", "share|number", "bound")
     caption = f"the longest {most} of {len(items)}" if len(items) > most else ""
-    return rich_table(Table.of("Where the step goes", columns, rows, caption))
+    return rich_table(Table.of("Time of a step", columns, rows, caption))
 
 
 def operations_table(operations: Sequence[JsonDocument], most: int = 12) -> RichTable:
