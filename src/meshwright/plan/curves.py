@@ -122,13 +122,13 @@ def _least(holds: Callable[[int], bool], low: float, high: float) -> int:
     return numbers[bisect_left(numbers, True, key=holds)]
 
 
-def bandwidth_plot(hardware: Hardware, low: float = 1024, high: float = 2**30) -> Plot:
+def bandwidth_plot(hardware: Hardware) -> Plot:
     """Bytes a second that each collective reaches over one dimension of a machine, by V.
 
     Source: How to Scale Your Model, "Sharded Matrices", the measured AllGather of a v5e.
     """
     mesh, axis = _mesh_of(hardware)
-    placement, sizes = hardware.place(mesh), _powers(low, high, 4)
+    placement, sizes = hardware.place(mesh), _powers(1024, 2**30, 4)
 
     def rate(size: float, op: Op = "all_gather") -> float:
         return size / collective_seconds(op, size, axis, placement).seconds

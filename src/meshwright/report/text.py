@@ -10,9 +10,9 @@ def seconds_text(value: float | None, absent: str = ABSENT) -> str:
     return absent if value is None else format_seconds(value)
 
 
-def bytes_text(value: float | None, absent: str = ABSENT) -> str:
+def bytes_text(value: float | None) -> str:
     """Bytes with a unit."""
-    return absent if value is None else format_bytes(value)
+    return ABSENT if value is None else format_bytes(value)
 
 
 def percent_text(share: float | None) -> str:

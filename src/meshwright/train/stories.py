@@ -15,11 +15,11 @@ _PARTS = Path(__file__).with_name("stories.toml")
 _PRONOUNS = {"boys": ("he", "his", "him"), "girls": ("she", "her", "her")}
 
 
-def stories(count: int = NUM_STORIES, seed: int = 0) -> Iterator[str]:
-    """`count` texts of some 600 characters, the same at each call."""
+def stories() -> Iterator[str]:
+    """NUM_STORIES texts of some 600 characters, the same at each call."""
     parts = tomllib.loads(_PARTS.read_text(encoding="utf-8"))
-    random = Random(seed)
-    return (_story(random, parts) for _ in range(count))
+    random = Random(0)
+    return (_story(random, parts) for _ in range(NUM_STORIES))
 
 
 def _story(random: Random, parts: dict[str, Any]) -> str:

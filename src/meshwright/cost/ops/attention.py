@@ -27,7 +27,6 @@ from meshwright.notation.einsum import Reshard
 from meshwright.notation.operation import placed_operation
 from meshwright.units import whole
 
-_CAST_BYTES = 4
 _MASK = "int8"  # a byte for each truth value
 # XLA's kernels for a pair of blocks (nn/attention/blockwise.py): products, and operations between them.
 _BLOCK_KERNELS, _BLOCK_KERNELS_BACKWARD = 5, 9

@@ -166,7 +166,7 @@ class Curve:
     band: bool = False
 
 
-def draw_curves(chart: Chart, curves: Sequence[Curve], *, named: bool = True) -> Markup:
+def draw_curves(chart: Chart, curves: Sequence[Curve]) -> Markup:
     """Lines, then marks, then each joined curve's name to the right of the plot.
 
     Between hollow points a line is dotted. Of two marks in one place only the first is drawn.
@@ -185,7 +185,7 @@ def draw_curves(chart: Chart, curves: Sequence[Curve], *, named: bool = True) ->
             at = chart.place(p.x, p.y)
             if p.title and at not in marks:
                 marks[at] = disc(*at, radius, curve.colour, hollow=p.hollow, title=p.title)
-    names = _names(chart, [curve for curve in drawn if curve.joined]) if named else Markup()
+    names = _names(chart, [curve for curve in drawn if curve.joined])
     return Markup().join([*parts, *reversed(marks.values()), names])
 
 

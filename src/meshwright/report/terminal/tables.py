@@ -22,6 +22,7 @@ from meshwright.report.text import percent_text, seconds_text
 
 # Wide enough for the tables if the output is piped and there is no terminal to ask.
 PIPED_WIDTH = 140
+_MOST_ROWS = 12  # operations of a step
 # No yellow, cyan or white, which a light terminal does not show.
 STYLE = {
     "good": "green",
@@ -57,12 +58,12 @@ def plan_table(plan: JsonDocument, most: int = MAX_CANDIDATES) -> RichTable:
     return table
 
 
-def breakdown_line(candidate: JsonDocument, most: int = 4) -> str:
-    """The operations with the largest shares of a candidate's step, in a line.
+def breakdown_line(candidate: JsonDocument) -> str:
+    """The four operations with the largest shares of a candidate's step, in a line.
 
     Operations of one name, such as products of large and of small matrices, are told apart by their bounds.
     """
-    items = sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"])[:most]
+    items = sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"])[:4]
     names = [item["name"] for item in items]
     parts = []
     for item in items:
@@ -71,19 +72,19 @@ def breakdown_line(candidate: JsonDocument, most: int = 4) -> str:
     return f"The step: {', '.join(parts)}." if parts else ""
 
 
-def breakdown_table(candidate: JsonDocument, most: int = MAX_CANDIDATES) -> RichTable:
-    """The longest `most` operations of a candidate's step, the longest first."""
+def breakdown_table(candidate: JsonDocument) -> RichTable:
+    """The longest twelve operations of a candidate's step, the longest first."""
     items = sorted(candidate.get("breakdown") or [], key=lambda item: -item["seconds"])
     rows = [
         (str(item["name"]), seconds_text(item["seconds"]), percent_text(item.get("share")), bound_text(item))
-        for item in items[:most]
+        for item in items[:_MOST_ROWS]
     ]
     columns = ("operation", "time|number", "share|number", "bound")
-    caption = f"the longest {most} of {len(items)}" if len(items) > most else ""
+    caption = f"the longest {_MOST_ROWS} of {len(items)}" if len(items) > _MOST_ROWS else ""
     return rich_table(Table.of("Time of a step", columns, rows, caption))
 
 
-def operations_table(operations: Sequence[JsonDocument], most: int = 12) -> RichTable:
+def operations_table(operations: Sequence[JsonDocument]) -> RichTable:
     """Measured and planned time of traced operations, the largest excess over the plan first."""
     rows = [
         (
@@ -93,7 +94,7 @@ def operations_table(operations: Sequence[JsonDocument], most: int = 12) -> Rich
             seconds_text(item["measured_seconds"]),
             seconds_text(item["planned_seconds"], "not planned"),
         )
-        for item in operations[:most]
+        for item in operations[:_MOST_ROWS]
     ]
     columns = ("operation", "pass", "", "measured|number", "planned|number")
     return rich_table(Table.of("Traced operations, a step on the mean device", columns, rows))
