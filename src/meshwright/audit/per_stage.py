@@ -25,7 +25,8 @@ from meshwright.plan_file import Plan
 from meshwright.platforms import PLATFORMS
 from meshwright.units import format_bytes
 
-# The lists of a stage's audit; the audit of all stages concatenates them, with the stage of each entry.
+# Keys with lists. The audit of all stages concatenates the lists of each stage, and adds the stage to each
+# entry.
 _LISTS = ("findings", "planned", "emitted", "unplanned", "missing", "rows")
 _TOTALS = ("bytes", "sent", "flops")
 _PIPE = (STAGES,)
@@ -42,7 +43,7 @@ def stages_against_plan(plan: Plan, target: Target, text: str, stages: StageProg
     for stage in range(layout.pipe):
         planned = planned_step(plan, hardware, compared_on=PLATFORMS[target.name], stage=stage)
         hops = [one for one in planned.collectives if (one.op, one.axes) == ("permute", _PIPE)]
-        # The loop adds up sums over stages, such as a norm.
+        # A sum over stages, such as a norm, is finished by the loop: a program sums over the other axes.
         without_pipe = [
             replace(priced, axes=tuple(axis for axis in priced.axes if axis != STAGES))
             for priced in planned.collectives
@@ -72,14 +73,15 @@ def _add_transfers(
         planned[hop.what, hop.direction].append(hop)
     emitted: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for transfer, count in sent.items():
-        if transfer.num_bytes > NEGLIGIBLE_BYTES and transfer.what in _MEANS:
-            emitted[_MEANS[transfer.what]][transfer.num_bytes] += count
+        if transfer.num_bytes > NEGLIGIBLE_BYTES and transfer.what in _PLANNED_AS:
+            emitted[_PLANNED_AS[transfer.what]][transfer.num_bytes] += count
     for key in {**planned, **emitted}:
         _add_row(document, key, planned.get(key, ()), emitted.get(key, {}), pipe)
 
 
-# The loop's names of transfers, as plans have them; "sums", a few numbers of each weight, are not planned.
-_MEANS = {
+# The tensor and the direction of a transfer in plans, by its name in the loop. Plans leave out the loop's
+# "sums", which send a few numbers for each weight.
+_PLANNED_AS = {
     "activations": ("activations between stages", "forward"),
     "cotangents": ("activations between stages", "backward"),
     "weights": ("weights between stages", "update"),
@@ -94,7 +96,7 @@ def _add_row(
     sent: Mapping[int, int],
     pipe: int,
 ) -> None:
-    """Adds one row: planned transfers of a kind, and blocks sent, as counts by bytes."""
+    """Adds the row of one kind of transfer. sent: how often a block was sent, by its bytes."""
     what, direction = key
     wanted = round(sum(one.step_bytes for one in planned))
     blocks = sum(size * count for size, count in sent.items())
@@ -102,7 +104,7 @@ def _add_row(
     agrees = abs(gathered - wanted) <= TOLERANCE * max(gathered, wanted)
     status = "match" if agrees else "unplanned" if not wanted else "differs" if gathered else "missing"
     seconds = sum(one.step_seconds for one in planned)
-    extra = seconds * (gathered / wanted - 1) if wanted else None
+    excess = seconds * (gathered / wanted - 1) if wanted else None
     common = {"op": "permute", "axes": list(_PIPE)}
     row = {
         "tensor": what,
@@ -125,7 +127,7 @@ def _add_row(
             | {
                 "bytes": gathered,
                 "count": sum(sent.values()),
-                "seconds": None if extra is None else seconds + extra,
+                "seconds": None if excess is None else seconds + excess,
                 "exposed_seconds": None,
                 "sent": blocks,
             }
@@ -161,7 +163,7 @@ def _add_row(
         sides = f"planned {format_bytes(wanted // pipe)}, sent {format_bytes(blocks)}"
         text = f"{what}: {sides} a step by this stage"
         document["findings"].append(
-            Remark("collective", what, text, "", "", blocks - wanted // pipe, extra, direction).of_plan()
+            Remark("collective", what, text, "", "", blocks - wanted // pipe, excess, direction).of_plan()
         )
 
 
@@ -187,5 +189,5 @@ def _of_all(stages: Sequence[dict]) -> dict:
 
 
 def _mean(sides: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of figures of both sides."""
+    """The mean over stages of the planned and of the compiled figure."""
     return {side: round(sum(one[side] for one in sides) / len(sides)) for side in sides[0]}

@@ -95,7 +95,7 @@ class AxisTable:
 
     @cached_property
     def position_axes(self) -> Axes:
-        """The axes that split positions, T, and nothing of a token, as `context` does."""
+        """The axes that split positions (T) and no dimension of a token; `context` is one."""
         apart = {axis for letter, axes in self.letters if letter not in "BTSC" for axis in axes}
         return tuple(axis for axis in self.axes_of("T") if axis not in apart)
 
@@ -107,7 +107,7 @@ class AxisTable:
 
     @cached_property
     def of_generation(self) -> "AxisTable":
-        """This table for a token of each sequence: without positions to split, B has their axes instead."""
+        """The table for steps with a token of each sequence: axes that split positions split sequences."""
         if not (over := self.position_axes):
             return self
         rows = {letter: tuple(one for one in axes if one not in over) for letter, axes in self.letters}
@@ -152,7 +152,7 @@ def _entry(where: str, letter: str, axes: object) -> tuple[str, Axes]:
     return letter, tuple(axes)
 
 
-# Letters of the arrays whose experts E are split: their matrices, rows, and biases.
+# Letters next to E in arrays that are split over experts: their matrices, rows and biases.
 _SPLIT_WITH = ("M", "C", "ED", "Em")
 
 
@@ -162,12 +162,12 @@ def _split(table: AxisTable, name: str, letters: str) -> ShardedArray:
     taken: dict[str, Axes] = {}
     used: set[str] = set()
     for letter, axes in dims:
-        # A router's scores have an entry for every expert: only an expert's weights and rows are split.
         # An entry for L holds for every stack of layers.
         letter = next((one for one in OF_STACKS if one in letters), letter) if letter == "L" else letter
         # Heads of a state are split as query heads are, and channels of a convolution as the feed-forward.
         if letter in LIKE_LETTERS and letter not in letters:
             letter = next((one for one in LIKE_LETTERS[letter] if one in letters), letter)
+        # A device has a router's scores of all experts; only weights and rows of experts are split over E.
         if letter in letters and (letter != "E" or any(one in letters for one in _SPLIT_WITH)):
             taken[letter] = tuple(axis for axis in axes if axis not in used)
             used |= set(axes)
@@ -215,7 +215,7 @@ class Rules:
         return self.in_phase("prefill").position_axes
 
     def tables(self) -> Iterable[tuple[str, AxisTable]]:
-        """(name, table) of all of them."""
+        """Every table with its name."""
         named = [
             (field.name, getattr(self, field.name)) for field in fields(self) if field.name != "by_phase"
         ]
@@ -255,7 +255,7 @@ class Rules:
 
 
 def check_rules(rules: Rules, mesh: Mesh) -> None:
-    """Raises LayoutError for an axis that the mesh has not, one that splits nothing, or heads that part.
+    """Raises LayoutError for an axis that the mesh lacks or that splits nothing, and for K split unlike N.
 
     Attention reads keys with the queries of their group, so K takes the first of the axes that N takes.
     """

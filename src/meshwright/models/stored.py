@@ -6,12 +6,11 @@ from typing import Any
 from meshwright.dtypes import NUMBER_TYPES, named
 from meshwright.errors import ModelError
 
-# The type by its declaration: a method, and its words for the type of weights if it has several.
+# Our number type by the declaration of config.json: the method, and its words for the type of the weights if
+# the method has several, such as "gptq 4".
 _TYPES = {record.quant_method: record.name for record in NUMBER_TYPES.values() if record.quant_method} | {
     words: record.name for record in NUMBER_TYPES.values() for words in record.declared
 }
-
-
 # Bits of weights if a repository's name has only the method (GPTQ, AWQ).
 _USUAL_BITS = 4
 
@@ -40,7 +39,7 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
     if declared is None:
         return None
     method = str(declared.get("quant_method"))
-    return _TYPES.get(" ".join([method, *_words(method, declared)]))
+    return _TYPES.get(" ".join([method, *_type_words(method, declared)]))
 
 
 def dtype_in_name(name: str) -> str | None:
@@ -57,8 +56,8 @@ def dtype_in_name(name: str) -> str | None:
     return None
 
 
-def _words(method: str, declared: Mapping[str, Any]) -> list[str]:
-    """The words of a method for the type of weights; none if it has one type."""
+def _type_words(method: str, declared: Mapping[str, Any]) -> list[str]:
+    """The declaration's words for the type of the weights; none for a method with a single type."""
     if method in ("gptq", "awq"):
         return [str(declared.get("bits"))]
     if method == "bitsandbytes":

@@ -14,8 +14,10 @@ def shown_candidates(plan: JsonDocument, most: int = MAX_CANDIDATES) -> list[Jso
 
 def candidates_table(plan: JsonDocument, chosen_mark: str = "", most: int = MAX_CANDIDATES) -> Table:
     """The first `most` of the ranked candidates; the chosen layout and ties with the best are marked."""
-    shown, known, best = shown_candidates(plan, most), len(plan.get("candidates") or []), winner(plan)
-    # By its whole entry: two candidates may differ in a dtype that their layout's text leaves out.
+    shown, best = shown_candidates(plan, most), winner(plan)
+    num_candidates = len(plan.get("candidates") or [])
+    # Whole entries are compared, since two candidates may differ in a dtype that their layout's text leaves
+    # out.
     chosen = next((rank for rank, one in enumerate(shown) if best and one.items() <= best.items()), None)
     rows = []
     for rank, candidate in enumerate(shown):
@@ -36,7 +38,7 @@ def candidates_table(plan: JsonDocument, chosen_mark: str = "", most: int = MAX_
             Cell(bound_text(candidate)),
         ]
         rows.append(Row(cells, "chosen" if rank == chosen else "" if fits else "unfit"))
-    remarks = [f"the best {len(shown)} of {known:,}"] if known > len(shown) else []
+    remarks = [f"the best {len(shown)} of {num_candidates:,}"] if num_candidates > len(shown) else []
     if sum(bool(one.get("tie")) for one in shown) > 1:
         remarks.append("= within 2% of the best: ties, the simplest first")
     within_error = sum(bool(one.get("as_fast_within_interval")) and one.get("fits", True) for one in shown)

@@ -19,8 +19,8 @@ LEARNING_RATE = 3e-3
 # A text that is read several times needs more decay than one that is read once: with 420 KB, read nine times,
 # the validation loss ended at 3.17 nats per token, and at 3.60 with the usual 0.1.
 WEIGHT_DECAY = 1.0
-# The most times that a text is read (the validation loss rises after about eight), and the bytes of a token
-# with these small vocabularies, roughly.
+# A text is read at most this number of times: the validation loss rises after about eight. A token of these
+# small vocabularies has about three bytes.
 _MAX_EPOCHS, _BYTES_PER_TOKEN = 8, 3
 # Samples are shorter than these sequences: the model is not trained at later positions.
 _SEQ_LEN, _NUM_SEQUENCES = 128, 8
@@ -109,7 +109,7 @@ _LEAST_PROSE = 40  # characters of a sample before such a line
 
 
 def openings(source: Path, number: int) -> list[str]:
-    """The three-word beginnings of most sentences, at most `number`; ["The"] if there are no sentences.
+    """The most frequent first three words of sentences, at most `number`; ["The"] without sentences.
 
     The model saw these words often in training, so it continues them best.
     """

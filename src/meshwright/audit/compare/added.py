@@ -18,7 +18,8 @@ from meshwright.audit.hlo.trace import TracedValue, called_by, sources, value_ke
 _SUMS = frozenset((
     "add", "bitcast", "convert", "copy", "get-tuple-element", "parameter", "reshape", "transpose",
 ))  # fmt: skip
-# XLA for GPU multiplies few rows elementwise and reduces them; products of XLA for TPU are convolutions.
+# XLA for GPU computes a product of few rows as elementwise products and a reduction; XLA for TPU writes
+# products as convolutions.
 _PRODUCTS = ("dot", "custom-call", "reduce", "convolution")
 
 
@@ -32,7 +33,7 @@ def join_added(rows: Iterable[TensorRow], program: Program) -> list[TensorRow]:
         if row.status != "missing" or any(p.op != "all_reduce" for p in row.planned):
             continue
         axes, sizes = {frozenset(p.axes) for p in row.planned}, {p.gathered_bytes for p in row.planned}
-        wanted = sum(p.count for p in row.planned)
+        num_planned = sum(p.count for p in row.planned)
         for other in rows:
             if other.direction != row.direction or other.status not in ("match", "equivalent"):
                 continue
@@ -41,7 +42,7 @@ def join_added(rows: Iterable[TensorRow], program: Program) -> list[TensorRow]:
                 for e in other.emitted
                 if e.op == "all_reduce" and {frozenset(e.axes)} == axes and {e.gathered_bytes} == sizes
             ]
-            if wanted and sum(e.runs for e in sums if _has_term(program, e, row.tensor)) == wanted:
+            if num_planned and sum(e.runs for e in sums if _has_term(program, e, row.tensor)) == num_planned:
                 note = f"added to {other.tensor} before one sum of both"
                 rows[index] = replace(row, status="equivalent", note=note)
                 break

@@ -23,32 +23,31 @@ from meshwright.notation.mesh import Mesh
 from meshwright.units import format_bytes
 
 RUN_DTYPES = tuple(name for name in types_for("operands") if number_type(name).scales is None)
-# Limits for some seconds on a laptop, over all virtual devices together.
+# A run within these limits takes some seconds on a laptop; bytes and FLOPs are of all virtual devices
+# together.
 MAX_DEVICES = 64
 MAX_FLOPS = 2e12
 MAX_BYTES = 2e9
 RUN_TIMEOUT_SECONDS = 300
 
 
-def run_strategy(strategy: Strategy, seed: int = 0, *, gradients: bool = False) -> dict[str, Any]:
-    """The run of a priced strategy, with its window and its steps; see `run_job`.
+def run_strategy(strategy: Strategy, *, gradients: bool = False) -> dict[str, Any]:
+    """The run of a priced strategy (`run_job`), which overlaps a transfer with the product as planned.
 
     With `gradients` also gradient_max_abs_errors (by operand, against the dense gradients of a random
     cotangent) and gradient_emitted[], the collectives of both gradients.
     """
     q = strategy.question
-    return run_job(
-        ShardJob(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, seed, gradients)
-    )
+    return run_job(ShardJob(strategy.contraction, (), strategy.window, q.mesh, q.sizes, q.dtype, gradients))
 
 
 def run_reshard(
-    steps: Sequence[Collective], mesh: Mesh, sizes: Mapping[str, int], dtype: str, seed: int = 0
+    steps: Sequence[Collective], mesh: Mesh, sizes: Mapping[str, int], dtype: str
 ) -> dict[str, Any]:
     """The run of a reshard's steps; empty without steps."""
     if not steps:
         return {"max_abs_error": 0.0, "emitted": [], "derived": [], "pairs": []}
-    return run_job(ShardJob(None, tuple(steps), None, mesh, sizes, dtype, seed))
+    return run_job(ShardJob(None, tuple(steps), None, mesh, sizes, dtype))
 
 
 def run_job(job: ShardJob) -> dict[str, Any]:

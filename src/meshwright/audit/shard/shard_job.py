@@ -23,7 +23,6 @@ class ShardJob:
     mesh: Mesh
     sizes: Mapping[str, int]
     dtype: str
-    seed: int
     gradients: bool = False
 
     @property

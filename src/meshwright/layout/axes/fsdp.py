@@ -15,11 +15,12 @@ from meshwright.models.config import ModelConfig
 from meshwright.notation.mesh import Mesh
 from meshwright.units import divisors
 
-# D, or the rank of latents, which their up-projections have in its place.
+# D, or the rank of latents: a weight that projects latents up has no D.
 _SHARED_LETTERS = "DQR"
 # D may be padded to a multiple of the shards by at most this share.
 MOST_PADDING = 0.1
-# Degrees that pad D which a search tries: the largest, since smaller ones are near some that divide.
+# A search tries this number of degrees that pad D, the largest: near a smaller one is a degree that divides
+# D.
 _NUM_PADDED = 2
 _ZERO_TABLES = {0: "", 1: "updated", 2: "updated gradients", 3: "updated gradients stored"}
 
@@ -27,9 +28,9 @@ _ZERO_TABLES = {0: "", 1: "updated", 2: "updated gradients", 3: "updated gradien
 class Fsdp(Axis):
     """Data ranks shard arrays of the stage `zero` along D or the rank of latents.
 
-    zero_context: ranks of `context` shard them too. inner=fsdp: the ranks are neighbours in the mesh, and
-    devices of `tensor`, `context` or `expert` are farther apart. Each host of GPUs then receives a share of
-    the weights, and otherwise all of them.
+    zero_context: ranks of `context` shard them too. inner=fsdp: data ranks are neighbours in the mesh, in
+    place of the devices of `tensor`, `context` or `expert`. Each host of GPUs then gathers only a share of
+    the weights; otherwise it gathers all of them.
     """
 
     def check(self, form: ShortForm) -> None:

@@ -19,12 +19,12 @@ def zb_v(p: int, m: int, v: int) -> list[list[TablePass]]:
     """Two chunks a stage in a V: no stage idles between its first pass and its last; 2p chunks alive.
 
     Depth goes down the stages and up again, so that the first stage has the embedding and the head,
-    and its backward passes begin when the last stage's only would. F and B come in the order of a
-    building block that repeats every 6 passes; W goes where the next of them cannot start yet. The table
-    is made for F = B = W; other times give the same order with some bubble.
+    and begins its backward passes as early as the last stage of 1F1B. F and B follow a building block that
+    repeats every 6 passes; W fills slots in which the next F or B cannot start. The table assumes that F, B
+    and W take the same time; with other times the order stays, and stages idle.
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory" (2024), the V and the building block.
     """
-    # By depth and microbatch: the slot of each pass, and the slot that delivers its input.
+    # By depth and microbatch: the slot in which each pass runs, and the slot that makes its input.
     forward, backward = ([[_NOT_YET] * m for _ in range(2 * p)] for _ in range(2))
     needed = {"F": [[0] * m, *forward], "B": [*backward[1:], forward[-1]]}
     ran = {"F": forward, "B": backward}
@@ -70,10 +70,11 @@ def _forwards_and_backwards(s: int, p: int, m: int) -> list[TablePass]:
 
 @dataclass(slots=True)
 class _Filling:
-    """The partial row of a stage, with its remaining F and B, live chunks and W due.
+    """The row of a stage as it is filled.
 
-    order: each pass, with the slots that make the inputs of its kind and chunk, and the slots of its kind and
-    chunk, both by microbatch.
+    order: the remaining F and B; each with the slots that make the inputs of its kind and chunk, and the
+    slots in which they run, both by microbatch. limit: the most chunks whose activations fit in memory.
+    num_alive: chunks with activations. due: the W that may run.
     """
 
     order: deque[tuple[TablePass, list[float], list[float]]]

@@ -11,7 +11,7 @@ from meshwright.layout.server_programs import server_programs
 from meshwright.models.config import ModelConfig
 from meshwright.plan.serve.point import Point
 
-# Tokens of the prompts in the largest step.
+# Tokens of each prompt in the largest step.
 _PROMPT = 256
 
 
@@ -19,11 +19,12 @@ _PROMPT = 256
 class Boot:
     """Bytes of a chip after start-up, and seconds of start-up.
 
-    activations: of the largest step, which engines run before they size their caches. caches: the rest of the
-    engine's share of the memory. outside: programs, graphs and libraries, which engines do not count to their
-    share. positions: that the caches hold, of each group of devices. boots: whether they hold one request and
-    everything fits. load_seconds: to read the weights of all chips of a host from its disk. compile_seconds:
-    to compile and to capture graphs, without a cache of earlier starts.
+    activations: arrays of the largest step, which engines run before they size their caches. caches: the rest
+    of the engine's share of the memory. outside: programs, graphs and libraries, which are not part of that
+    share. device: memory of the chip. positions: tokens that fit into the caches of one group of devices.
+    boots: whether one request fits into the caches, and everything into the memory. load_seconds: time to
+    read the weights of all chips of a host from its disk. compile_seconds: time to compile programs and to
+    capture graphs, if no earlier start has left them in a cache.
     """
 
     weights: int
@@ -70,8 +71,8 @@ def boot_of(
     at, device = layout.at("generate"), int(hardware.chip.hbm_bytes)
     weights, activations = int(memory.weights), int(memory.buffers)
     caches = max(0, int(engine.memory_share * device) - weights - activations)
-    each = float(cache_bytes(config, at, at.num_batch_shards, context)) / context
-    positions, outside = int(caches / max(each, 1e-9)), int(engine.outside_bytes)
+    position_bytes = float(cache_bytes(config, at, at.num_batch_shards, context)) / context
+    positions, outside = int(caches / max(position_bytes, 1e-9)), int(engine.outside_bytes)
     on_host = min(hardware.num_chips, hardware.chip.chips_per_host) * weights
     return Boot(
         weights,

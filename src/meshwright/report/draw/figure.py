@@ -32,13 +32,13 @@ class Panel:
 
     def svg(self, words: str) -> Markup:
         """The drawing as elements of a page, one for each screen. words: a description for screen readers."""
-        kinds = {1: ("",), 2: ("large", "small"), 3: ("large", "medium", "small")}[1 + len(self.narrower)]
+        screens = [("",), ("large", "small"), ("large", "medium", "small")][len(self.narrower)]
         return Markup("\n").join(
             Markup(
-                '<svg class="{kind}" viewBox="0 0 {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}" '
+                '<svg class="{screen}" viewBox="0 0 {w:.0f} {h:.0f}" width="{w:.0f}" height="{h:.0f}" '
                 'role="img" aria-label="{words}" font-family="{font}">{body}</svg>'
-            ).format(kind=kind, w=panel.width, h=panel.height, words=words, font=FONT, body=panel.body)
-            for kind, panel in zip(kinds, (self, *self.narrower), strict=True)
+            ).format(screen=screen, w=panel.width, h=panel.height, words=words, font=FONT, body=panel.body)
+            for screen, panel in zip(screens, (self, *self.narrower), strict=True)
         )
 
 

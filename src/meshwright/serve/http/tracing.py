@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: one a request, in it each answer's time in the queue, prefill and generation."""
+"""OpenTelemetry's spans of requests; within them each answer's time in the queue, prefill, generation."""
 
 import time
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ from meshwright.serve.http.admission import OPEN
 
 
 class Tracing:
-    """Sends spans to a collector, until the block ends. model: the name that it is served by.
+    """A context in which spans are sent to a collector.
 
-    endpoint: of OTLP over HTTP, such as http://collector:4318/v1/traces. exporter: takes the spans instead.
+    endpoint: the collector's address, which takes OTLP over HTTP: http://collector:4318/v1/traces. model: the
+    name in requests of the served model. exporter: an exporter in place of the collector's.
     """
 
     def __init__(self, endpoint: str, model: str, exporter: Any = None) -> None:
@@ -37,7 +38,7 @@ class Tracing:
         self._provider.shutdown()
 
     def request(self, scope: Scope) -> Any:
-        """The span of a request while its block runs; a child of the `traceparent` that it came with."""
+        """A context in which the request's span is open; the header `traceparent` names its parent."""
         return self._tracer.start_as_current_span(
             f"{scope['method']} {scope['path']}",
             context=propagate.extract(dict(Headers(scope=scope))),
@@ -50,7 +51,7 @@ class Tracing:
         )
 
     def answers(self, lifetimes: Sequence[Lifetime]) -> None:
-        """The spans of a request's answers, which have all finished."""
+        """Sends the spans of a request's answers, after all of them have finished."""
         offset = time.time_ns() - int(time.perf_counter() * 1e9)
         for number, lifetime in enumerate(lifetimes):
             attributes = {
