@@ -10,7 +10,7 @@ from tests.cost.recorded import SMALL, moves, record
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.memory import saved_bytes
 from meshwright.cost.priced import PricedCollective
-from meshwright.cost.record import record_loss
+from meshwright.cost.record import record_loss, record_training
 from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_cost import StepCost, StepPricer
 from meshwright.cost.transfer_prices import at_step_rates
@@ -89,14 +89,35 @@ def test_activations_wait_and_weights_may_hide(layout: Layout) -> None:
 
 @given(LAYOUTS)
 def test_a_roofline_takes_the_longer_of_products_and_links(layout: Layout) -> None:
-    """And no time for the work between products."""
+    """Forward, and in all that follows; and no time for the work between products."""
     layout = layout.replace(remat="none")
     pricer = StepPricer(record(layout), layout, replace(EIGHT, chip=EIGHT.chip.roofline()))
-    for passes in pricer._timed:
-        for timed in passes:
-            assert {name.split()[0] for name, _, _ in timed.work.terms} <= {"matmul", "attention"}
-            sent = sum(seconds for _, seconds in timed.each)
-            assert timed.seconds == pytest.approx(max(timed.work.seconds, sent))
+    for forward, *backward in pricer._timed:
+        assert forward.work.direction == "forward"
+        for passes in ([forward], backward):
+            terms = [name.split()[0] for timed in passes for name, _, _ in timed.work.terms]
+            assert {*terms} <= {"matmul", "attention"}
+            sent = sum(seconds for timed in passes for _, seconds in timed.each)
+            work = sum(timed.work.seconds for timed in passes)
+            assert sum(timed.seconds for timed in passes) == pytest.approx(max(work, sent))
+            exposed = sum(seconds * timed.exposed(each) for timed in passes for each, seconds in timed.each)
+            assert exposed == pytest.approx(max(0.0, sent - work))
+
+
+@pytest.mark.parametrize(("tokens_per_chip", "is_bound"), [(1024, False), (896, False), (768, True)])
+def test_fsdp_is_compute_bound_from_the_chapters_tokens_per_chip(
+    tokens_per_chip: int, is_bound: bool
+) -> None:
+    """850 on the three axes of v5p, though weights are gathered again for the backward pass."""
+    config, machine, layout = load_model("llama-2-13b"), load("v5p:4x4x4"), Layout.of(fsdp=64)
+    machine = replace(machine, chip=machine.chip.roofline())
+    graph = record_training(config, machine, layout, PassShape(64, tokens_per_chip, tokens_per_chip))
+    [layers] = [
+        [timed.exposed(each) for timed in passes for each, _ in timed.each if each.what == "weights"]
+        for segment, passes in zip(graph.segments, StepPricer(graph, layout, machine)._timed, strict=True)
+        if segment.name == "layer"
+    ]
+    assert layers and any(share > 0.01 for share in layers) == is_bound
 
 
 def test_microbatches_repeat_the_passes_and_not_the_update() -> None:

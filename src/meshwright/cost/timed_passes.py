@@ -71,6 +71,14 @@ class TimedPass:
             return self._share(transfer)
         return 1 - self._hidden / self._behind if self._behind else 0.0
 
+    def hiding_under(self, other: "TimedPass") -> "TimedPass":
+        """This pass with its exposed transfers under the work of `other`, and those of `other` under its."""
+        extended = copy(self)
+        moved = smaller(self._behind - self._hidden, other.room)
+        extended._hidden, extended.seconds = self._hidden + moved, self.seconds - moved
+        extended.room = self.room - smaller(other._behind - other._hidden, self.room)
+        return extended
+
     def beside(self, transfer_seconds: Numeric) -> "TimedPass":
         """This pass during a transfer between chip and host; it is not shorter than the transfer."""
         extended = copy(self)
@@ -115,11 +123,13 @@ def timed_passes(
     """The passes of each segment, in each of the graph's directions under the layout's remat policy.
 
     If activations are offloaded, a layer's are sent during the next layer's forward pass, and return
-    before its backward pass: neither of the two passes is shorter than the transfer.
+    before its backward pass: neither of the two passes is shorter than the transfer. A roofline gathers ahead
+    of time for the backward pass: recomputation and the backward pass hide each other's transfers.
     """
     by_segment = []
     for segment in graph.segments:
         of_segment = list(map(timed, passes(segment, graph.directions, layout.schedule.remat, dtypes, chip)))
+        of_segment = _as_one_pass(of_segment) if chip.step.is_roofline else of_segment
         if layout.schedule.offload and segment.source:
             sent = host_seconds(saved_bytes(segment, layout.schedule.remat), chip)
             of_segment = [
@@ -127,6 +137,14 @@ def timed_passes(
             ]
         by_segment.append(of_segment)
     return by_segment
+
+
+def _as_one_pass(of_segment: Sequence[TimedPass]) -> list[TimedPass]:
+    """The passes; recomputation and the backward pass together take the longer of products and links."""
+    others = {"recompute": "backward", "backward": "recompute"}
+    by_direction = {each.work.direction: each for each in of_segment}
+    pairs = ((each, by_direction.get(others.get(each.work.direction, ""))) for each in of_segment)
+    return [each.hiding_under(other) if other else each for each, other in pairs]
 
 
 def host_seconds(num_bytes: Numeric, chip: Chip) -> Any:
