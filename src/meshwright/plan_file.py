@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 from tomlkit.items import Table
@@ -203,9 +204,13 @@ def _resolved(hardware: str, path: Path) -> str:
 
 
 def _without_none(values: Mapping) -> dict:
-    """`values` and the tables in it without None, which TOML does not have."""
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in values.items()
-        if value is not None
-    }
+    """`values`, and the tables and lists in it, without None, which TOML does not have."""
+    return {key: _plain(value) for key, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _without_none(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value if one is not None]
+    return value

@@ -20,6 +20,7 @@ from tests.nn.test_layouts import (
     SHARED,
     SHARED_BY_FOUR,
     SPARSE,
+    SPARSE_BLOCKS,
 )
 
 from meshwright.audit.plan_audit import audit_plan
@@ -86,6 +87,8 @@ def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> No
         (SPARSE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (SPARSE, "fsdp=2,tensor=2,context=2,sequence_parallel=true,remat=full"),
         (SPARSE, "context=4,fsdp=2,context_method=ring,remat=matmuls"),
+        (SPARSE_BLOCKS, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        (SPARSE_BLOCKS, "fsdp=2,tensor=2,context=2,sequence_parallel=true,remat=full"),
         # With room for an even share alone what is multiplied and sent is what is planned.
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,capacity=1"),
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true"),
@@ -118,7 +121,7 @@ def test_latents_and_experts(config: ModelConfig, text: str) -> None:
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize("config", [LATENT, SPARSE], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [LATENT, SPARSE, SPARSE_BLOCKS], ids=lambda config: config.name)
 @pytest.mark.parametrize("phase", ["prefill", "generate"])
 def test_latents_over_pages(config: ModelConfig, phase: Literal["prefill", "generate"]) -> None:
     """Queries absorb wk_up and spell out no keys; an indexer scores all positions, and few are read."""
@@ -149,7 +152,9 @@ def test_states_of_pieces(config: ModelConfig, text: str, seq_len: int) -> None:
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize("config", [DELTA, CONVOLUTION, SPARSE], ids=lambda config: config.name)
+@pytest.mark.parametrize(
+    "config", [DELTA, CONVOLUTION, SPARSE, SPARSE_BLOCKS], ids=lambda config: config.name
+)
 def test_states_after_split_prompts(config: ModelConfig) -> None:
     """States of pieces, the last inputs of convolutions and keys of an indexer are sent to all devices."""
     layout = Layout.parse("context=2,data=2,tensor=2").replace(weights_dtype="f32", compute_dtype="f32")

@@ -111,6 +111,7 @@ def test_a_tiny_plan_keeps_the_layouts_options() -> None:
         ("kimi-k2", "data=2,fsdp=8,tensor=4"),
         ("deepseek-v3.2", "fsdp=8,tensor=4,context=2,sequence_parallel=true"),
         ("glm-5.2", "fsdp=8,tensor=4,context=2,sequence_parallel=true"),
+        ("minimax-m3", "fsdp=8,tensor=4,context=2,sequence_parallel=true"),
         ("mixtral-8x7b", "fsdp=32,expert=8,expert_nodes=4,dispatch=once"),
         ("gpt-oss-20b", "fsdp=8,expert=8,tensor=2,sequence_parallel=true"),
         ("llama-4-scout", "fsdp=8,context=4,expert=8"),
@@ -182,6 +183,7 @@ def test_optimizers_agree_with_the_formulas(optimizer: str) -> None:
         ("deepseek-v3", "data=2,tensor=4"),
         ("deepseek-v3.2", "data=2,tensor=4"),
         ("glm-5.2", "data=2,tensor=4"),
+        ("minimax-m3", "data=2,tensor=4"),
         ("llama-3-8b", "tensor=4,weights_dtype=int8,kv_dtype=int8"),
     ],
 )

@@ -83,8 +83,8 @@ WITHOUT_GRADIENT = {("gpt", "layers/wk_bias")} | {
 WITHOUT_GRADIENT |= {("parallel", "layers/k_norm_bias")}  # added after rotations
 WITHOUT_GRADIENT |= {
     (model, f"{stack}/index_{name}")
-    for model, stack in (("sparse", "layers"), ("shared_choice", "layers.1"))
-    for name in ("q", "k", "norm", "norm_bias", "weights")
+    for model, stack in (("sparse", "layers"), ("shared_choice", "layers.1"), ("sparse_blocks", "layers"))
+    for name in ("q", "k", "norm", "norm_bias", "weights", "q_norm")
 }
 # The gated delta rule and attention with a gate, in turns; and Mamba-2 blocks whose heads share B and C.
 DELTA = replace(
@@ -179,6 +179,17 @@ SHARED_CHOICE = replace(
     num_layers=5,
     indexer=replace(SPARSE.indexer, shared=True),
     variants=(Variant((0, 3), (("indexer", _CHOOSER),)),),
+)
+# For each KV head the query's own block of two positions and another one; the first layer reads all keys.
+SPARSE_BLOCKS = replace(
+    TINY,
+    name="sparse_blocks",
+    num_layers=3,
+    norm_offset=True,
+    qk_norm=True,
+    rotary_dim=4,
+    indexer=Indexer(4, 8, top_k=4, weighted=False, normed="both", block=2, local_blocks=1),
+    variants=(Variant((0,), (("indexer", None),)),),
 )
 # Experts that read a latent of a token.
 NARROW_EXPERTS = replace(
@@ -425,6 +436,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
         pytest.param(OSS, "data=4,expert=2,tensor=2,remat=full", marks=pytest.mark.slow),
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (SPARSE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        (SPARSE_BLOCKS, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (WIDE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         pytest.param(PARALLEL, "fsdp=4,tensor=2,expert=2,sequence_parallel=true", marks=pytest.mark.slow),
         *(
@@ -465,6 +477,11 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
                 (SPARSE, "context=2,fsdp=2,tensor=2,sequence_parallel=true,remat=full"),
                 (SPARSE, "context=4,tensor=2,context_method=ring,remat=matmuls"),
                 (SPARSE, "data=4,fsdp=2,microbatches=2,zero=2"),
+                (SPARSE_BLOCKS, "fsdp=4,tensor=2,remat=matmuls"),
+                (SPARSE_BLOCKS, "tensor=4,kv_replicas=2,sequence_parallel=true,remat=full"),
+                (SPARSE_BLOCKS, "context=2,fsdp=2,tensor=2,sequence_parallel=true,remat=full"),
+                (SPARSE_BLOCKS, "context=4,tensor=2,context_method=ring,remat=matmuls"),
+                (SPARSE_BLOCKS, "data=4,fsdp=2,microbatches=2,zero=2"),
                 (ALIBI, "context=2,fsdp=2,tensor=2"),
                 (ALIBI, "context=2,fsdp=2,tensor=2,context_method=ring"),
                 (OSS, "context=2,fsdp=2,tensor=2,context_method=ring,remat=full"),

@@ -20,6 +20,7 @@ from tests.nn.test_layouts import (
     MAMBA,
     SELECTIVE,
     SPARSE,
+    SPARSE_BLOCKS,
     TINY,
 )
 from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
@@ -169,14 +170,15 @@ def test_prompts_whose_positions_are_split(config: ModelConfig, split: Layout) -
 
 
 @pytest.mark.slow
-def test_indexers_of_prompts_whose_positions_are_split() -> None:
+@pytest.mark.parametrize("config", [SPARSE, SPARSE_BLOCKS], ids=lambda config: config.name)
+def test_indexers_of_prompts_whose_positions_are_split(config: ModelConfig) -> None:
     """Queries on several devices choose among the keys of all of them, which one device keeps."""
     split = layout(2).replace(context=2)
-    params = init_params(SPARSE, split, device_mesh(split), seed=0)
+    params = init_params(config, split, device_mesh(split), seed=0)
     options = {"num_slots": 4, "chunk": None, "block": CONTEXT // 2}
-    runner = runner_of(SPARSE, params, split, **options)
+    runner = runner_of(config, params, split, **options)
     answers = [generate(runner, greedy(prompt))[0] for prompt in PROMPTS]
-    assert_greedy(SPARSE, answers, PROMPTS)
+    assert_greedy(config, answers, PROMPTS)
     assert generate(runner, *map(greedy, PROMPTS)) == answers
 
 

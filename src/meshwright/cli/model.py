@@ -161,7 +161,11 @@ def _stored(config: ModelConfig) -> dict | None:
 def _without_gqa(config: ModelConfig) -> ModelConfig:
     """The model with keys and values for each query head, without latents."""
     d_head = config.d_head
-    return replace(config, mla=None, num_kv_heads=config.num_heads, d_head=d_head + d_head % 2)
+    indexer = config.indexer
+    if indexer and indexer.block:  # with a head for each KV head
+        indexer = replace(indexer, num_heads=config.num_heads)
+    heads = {"num_kv_heads": config.num_heads, "indexer": indexer}
+    return replace(config, mla=None, d_head=d_head + d_head % 2, **heads)
 
 
 def _intensities(config: ModelConfig, num_tokens: int, scores: float) -> dict[str, float]:
@@ -188,8 +192,9 @@ def _shape(config: ModelConfig) -> str:
         rank = f"Q = {mla.q_rank:,}, " if mla.q_rank else ""
         lines.append(f"latent attention: {rank}R = {mla.kv_rank}, heads of {mla.nope_dim} + {mla.rope_dim}")
     if indexer := config.indexer:
+        how = f"in blocks of {indexer.block}, chosen for each KV head" if indexer.block else "chosen"
         lines.append(
-            f"sparse attention: a query reads {indexer.top_k:,} keys, chosen by {indexer.num_heads} heads of "
+            f"sparse attention: a query reads {indexer.top_k:,} keys, {how} by {indexer.num_heads} heads of "
             f"{indexer.head_dim}"
         )
     if part := model_lacks(config):

@@ -297,14 +297,23 @@ class _CachedOps(SymbolicOps):
         )
 
     def index(
-        self, name: str, q: Value, k: Value, weights: Value, places: Places, cache: object, kind: LayerKind
+        self,
+        name: str,
+        q: Value,
+        k: Value,
+        weights: Value | None,
+        places: Places,
+        cache: object,
+        kind: LayerKind,
     ) -> tuple[Value, object]:
         """The choice, with the gathered keys and their products with each head if no kernel reads pages."""
         made = super().index(name, q, k, weights, places, cache, kind)
         if self._lanes:
             every = (kind.window.compressed if kind.window else 0) or 1
-            keys = self._index_keys(k, every)
-            of_key = dtype_bytes(q.dtype) + dtype_bytes("f32") * self.sizes["x"] / self.sizes["y"]
+            keys, indexer = self._index_keys(k, every), self.config.indexer
+            assert indexer is not None, "only an indexer has an index"
+            of_scores = dtype_bytes("f32") * self._heads_scored(q, indexer) / self.sizes["y"]
+            of_key = dtype_bytes(q.dtype) + of_scores
             held = _numbers(keys) * of_key * self._share_at_once(keys)
             self._copied_first(held, 2 * _numbers(keys) * dtype_bytes(q.dtype))
         return made

@@ -67,6 +67,7 @@ def why_no_paged(platform: Platform, config: ModelConfig, layout: Layout, querie
             compute_dtype=layout.precision.compute_dtype,
             kv_dtype=layout.precision.cache_dtype,
             num_kv_heads=config.num_kv_heads // layout.mesh.size(kept.axes_of("K")),
+            indexed=config.indexer is not None,
             alibi=config.positions == "alibi",
             sinks=config.attention_sinks,
             latents=config.mla is not None,

@@ -51,10 +51,16 @@ def _indexer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | Non
         return None
     if layout.table.attending is not None:
         return "an indexer with heads exchanged for positions (context_method=ulysses)"
-    if config.variants and layout.pipe > 1:
+    if layout.pipe > 1 and any(config.at(layer.kind.variant).shares_choice for layer in config.layers):
         return "layers that read the choice of an earlier layer's indexer, in a pipeline"
-    if phase != "train" and (split := layout.at("generate").table.axes_of("S")):
+    if phase == "train":
+        return None
+    generating = layout.at("generate")
+    if split := generating.table.axes_of("S"):
         return f"an indexer with the cache's positions split over {'·'.join(split)}"
+    of_heads = generating.activation("q", "BTNH").axes_of("N")
+    if config.indexer.block and set(generating.activation("k", "BKSH").axes_of("B")) & set(of_heads):
+        return "an indexer that chooses blocks, with the cache split by sequences (cache=batch)"
     return None
 
 

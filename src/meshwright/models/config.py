@@ -200,7 +200,10 @@ class Indexer:
     of both. weighted: heads have weights. normed: keys have a layer norm; or keys, or both keys and
     queries, an RMS norm. norm_eps: of that norm. shared: the layer reads the keys that an earlier layer's
     indexer chose, and has none of its own (GLM-5.2). handed_on: later layers read its choice.
-    Source: DeepSeek-AI, "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556.
+    block: each head chooses top_k / block blocks of this number of positions, for the query heads of one KV
+    head (MiniMax-M3). A block scores as its best key, by q . k. None: keys are chosen one by one, for all
+    heads. local_blocks: of these blocks, the query's own and the ones before it that are always chosen.
+    Sources: DeepSeek-AI, "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556; MiniMax-M3 in transformers 5.
     """
 
     num_heads: int
@@ -211,9 +214,26 @@ class Indexer:
     norm_eps: float = 1e-6
     shared: bool = False
     handed_on: bool = False
+    block: int | None = None
+    local_blocks: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self, "indexer")
+        if self.block and (self.weighted or self.top_k % self.block):
+            raise ModelError(
+                f"indexer: blocks of {self.block} keys are chosen without weights, and top_k = {self.top_k} "
+                f"must be a multiple of {self.block}"
+            )
+
+    @property
+    def block_size(self) -> int:
+        """Positions that are chosen together: 1 if keys are chosen one by one."""
+        return self.block or 1
+
+    @property
+    def head_letter(self) -> str:
+        """The letter of its heads: K if each chooses for one KV head."""
+        return "K" if self.block else "x"
 
 
 @dataclass(frozen=True)
@@ -532,6 +552,8 @@ class ModelConfig:
         _check_heads(self)
         if self.mla is not None:
             _check_mla(self, self.mla)
+        if self.indexer is not None and self.indexer.block:
+            _check_blocks(self, self.indexer)
         if self.rope_scaling is not None:
             _check_factors(self, self.rope_scaling)
         _check_cache_groups(self)
@@ -833,7 +855,8 @@ def _as_records(config: ModelConfig) -> None:
 
 
 def _with_tuples(variant: Variant) -> Variant:
-    values = ((name, _record(name, value)) for name, value in variant.values)
+    """The variant with records; a pair without a value, as TOML has it, is None."""
+    values = ((name, _record(name, value[0] if value else None)) for name, *value in variant.values)
     return Variant(tuple(variant.layers), tuple(values))
 
 
@@ -847,7 +870,10 @@ def _record(name: str, value: Any) -> Any:
 
 
 def _check_variants(config: ModelConfig) -> None:
-    """ModelError if variants or extras contradict the model, which is then only planned."""
+    """ModelError if variants or extras contradict the model.
+
+    Only variants that differ in their indexer run.
+    """
     parts = ("variants", "extras", "value_dim", "values_are_keys", "num_kv_shared")
     parts += ("compressed", "q_rank", "out_rank")
     used = {name for name in parts if getattr(config, name)}
@@ -855,7 +881,8 @@ def _check_variants(config: ModelConfig) -> None:
         used -= {"variants"}
     if used and not config.planned_only:
         raise ModelError(
-            f"{config.name}: variants, extras and shared keys need planned_only, since none runs"
+            f"{config.name}: {', '.join(sorted(used))} can be planned, not yet run; set planned_only to the "
+            "part's name. Variants that differ only in their indexer run without it"
         )
     letters = Counter(letter for letter, _ in {pair for extra in config.extras for pair in extra.sizes})
     if letters and max(letters.values()) > 1:
@@ -993,6 +1020,20 @@ def _check_mla(config: ModelConfig, mla: MLA) -> None:
         raise ModelError(
             f"{config.name}: lora_rank = {config.lora_rank} with latent attention (MLA), "
             "whose weights take no adapters; leave it out"
+        )
+
+
+def _check_blocks(config: ModelConfig, indexer: Indexer) -> None:
+    """ModelError if an indexer cannot choose blocks of keys for each KV head."""
+    if config.mla is not None or indexer.num_heads != config.num_kv_heads:
+        raise ModelError(
+            f"{config.name}: an indexer that chooses blocks has a head for each KV head; fits: "
+            f"indexer.num_heads = {config.num_kv_heads}, without latent attention (MLA)"
+        )
+    if (config.rotary_dim or config.d_head) > indexer.head_dim:
+        raise ModelError(
+            f"{config.name}: positions turn {config.rotary_dim or config.d_head} elements of a head, more "
+            f"than indexer.head_dim = {indexer.head_dim}"
         )
 
 

@@ -15,6 +15,7 @@ _MAY_BE_ZERO = (
     "mtp_layers",
     "num_shared_experts",
     "rope_dim",
+    "local_blocks",
     "num_dense_layers",
     "num_kv_shared",
     "tower_params",

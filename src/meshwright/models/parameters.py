@@ -336,13 +336,14 @@ def _indexer(config: ModelConfig) -> dict[str, Param]:
     """The weights of the indexer; the cross-entropy has no gradient to them."""
     if (indexer := config.own_indexer) is None:
         return {}
-    from_latent = config.q_rank or (config.mla and config.mla.q_rank)
-    params = {"index_q": Param("Qxy", fan_in="Q") if from_latent else Param("Dxy"), "index_k": Param("Dy")}
-    params["index_norm"] = Param("y", "ones")
+    into = "Q" if config.q_rank or (config.mla and config.mla.q_rank) else "D"
+    params = {"index_q": Param(f"{into}{indexer.head_letter}y", fan_in=into), "index_k": Param("Dy")}
+    ones = "zeros" if config.norm_offset else "ones"
+    params["index_norm"] = Param("y", ones)
     if indexer.normed == "layer":
         params["index_norm_bias"] = Param("y", "zeros")
     if indexer.normed == "both":
-        params["index_q_norm"] = Param("y", "ones")
+        params["index_q_norm"] = Param("y", ones)
     if indexer.weighted:
         params["index_weights"] = Param("Dx")
     return {name: replace(param, trained=False) for name, param in params.items()}

@@ -15,7 +15,7 @@ that experts read if it is not D.
 Latent attention: Q rank of queries, R of keys and values, J a head's part without positions, A its
 rotary part (H = J + A), O head dimension of values.
 Mixers with a state: small letters, as models/mixers/mixer.py says; and small letters for their stacks.
-Sparse attention: x heads of y elements that score keys.
+Sparse attention: x heads of y elements that score keys, or one for each of the K heads.
 Draft head: h elements of an embedding and a hidden state together.
 """
 
@@ -229,11 +229,12 @@ class LatentOps(Ops[V], Protocol[V]):
 
     join_rope: k[B,T,N,J] and rope[B,T,A], the same in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O]
     of q[B,T,N,H] over the cached latent[B,S,R] and rope[B,S,A]; w has wk_up and wv_up. index: the keys that
-    each query reads, chosen by the scores of q[B,T,x,y] over k[B,S,y], weighed by [B,T,x], and the cache.
+    each query reads, chosen by the scores of q[B,T,x,y] over k[B,S,y], weighed by [B,T,x], and the cache; or
+    the blocks of keys that the queries of each KV head read, by q[B,T,K,y] without weights.
     """
 
     def index(
-        self, name: str, q: V, k: V, weights: V, places: Places, cache: Cache, kind: Kind
+        self, name: str, q: V, k: V, weights: V | None, places: Places, cache: Cache, kind: Kind
     ) -> tuple[V, Cache]: ...
 
     def join_rope(self, name: str, k: V, rope: V) -> V: ...
@@ -550,18 +551,18 @@ def _chosen_keys(
     norm = "layer" if indexer.normed == "layer" else "rms"
 
     def choose(w: Mapping[str, V], h: V, down: V | None) -> tuple[V, Cache]:
-        if down is None:
-            (q,) = ops.einsums(h, w, index_q="BTD,Dxy->BTxy")
-        else:
-            (q,) = ops.einsums(down, w, index_q="BTQ,Qxy->BTxy")
+        x, heads = "D" if down is None else "Q", indexer.head_letter
+        (q,) = ops.einsums(h if down is None else down, w, index_q=f"BT{x},{x}{heads}y->BT{heads}y")
+        if "index_q_norm" in w:
+            q = ops.norm("index_q_norm", q, w["index_q_norm"], kind=norm, eps=indexer.norm_eps)
         specs = {"index_k": "BTD,Dy->BTy", "index_weights": "BTD,Dx->BTx"}
         k, *weights = ops.einsums(h, w, **{name: spec for name, spec in specs.items() if name in w})
         scale, bias = w["index_norm"], w.get("index_norm_bias")
         k = ops.norm("index_norm", k, scale, bias, kind=norm, eps=indexer.norm_eps)
-        if config.mla:
+        if config.mla or indexer.block:
             q = ops.rope("rope_index_q", q, places, kind, leading=True)
             k = ops.rope("rope_index_k", k, places, kind, leading=True)
-        return ops.index("index", q, k, weights[0] if weights else q, places, cache, kind)
+        return ops.index("index", q, k, weights[0] if weights else None, places, cache, kind)
 
     of_index = {name: weight for name, weight in w.items() if name.startswith("index_")}
     return ops.undifferentiated(choose, of_index, h, down)

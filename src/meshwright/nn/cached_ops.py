@@ -281,7 +281,7 @@ class InferenceOps(_ProductsOfStored):
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         pages, number, _ = cache
         if self.layout.table.position_axes:
-            how = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
             with jax.named_scope(name):
                 whole = {letter: self._gather_positions(letter, x) for letter, x in (("k", k), ("v", v))}
                 if not kind.shares_kv:
@@ -295,12 +295,13 @@ class InferenceOps(_ProductsOfStored):
                 pages = pages.written(number, {"k": k[:, 0], "v": v[:, 0]})
         if pages.is_fresh:
             q, k, v = (pages.by_row(x[:, 0]) for x in (q, k, v))
-            how = {"softcap": softcap, "scale": scale, "sinks": sinks}
+            how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
             out, _ = super().attention(name, q, k, v, _from_the_start(q), None, kind, **how)
             return _by_token(out), cache._replace(cache=pages)
         with jax.named_scope(name):
-            how = ScoreForm(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes)
-            out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks)
+            block = self.config.indexer.block if self.config.indexer else None
+            how = ScoreForm(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes, block)
+            out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks, chosen)
             return out.astype(self.dtype)[:, None], cache._replace(cache=pages)
 
     def latent_attention(
@@ -357,7 +358,7 @@ class InferenceOps(_ProductsOfStored):
         name: str,
         q: Array,
         k: Array,
-        weights: Array,
+        weights: Array | None,
         places: Places,
         cache: CacheOfLayer | None,
         kind: KindInLoop,
@@ -378,10 +379,11 @@ class InferenceOps(_ProductsOfStored):
             pages = pages.written(number, {INDEX: k[:, 0]})
         cache = cache._replace(cache=pages)
         if pages.is_fresh:
-            q, k, weights = (pages.by_row(x[:, 0]) for x in (q, k, weights))
+            q, k, weights = jax.tree.map(lambda x: pages.by_row(x[:, 0]), (q, k, weights))
             return super().index(name, q, k, weights, _from_the_start(q), None, kind)[0], cache
         with jax.named_scope(name):
-            return pages.choose(number, q[:, 0], weights[:, 0], indexer.top_k), cache
+            weights = None if weights is None else weights[:, 0]
+            return pages.choose(number, q[:, 0], weights, indexer), cache
 
     def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
         """The einsum of tokens x[B, N, ...] with weights of each head."""

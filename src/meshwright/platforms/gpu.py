@@ -35,6 +35,7 @@ def _paged(attention: Attention) -> Mapping[str, bool]:
         "the model has attention sinks": attention.sinks,
         f"positions are split over {', '.join(attention.split)}": bool(attention.split),
         f"it takes rows of one query, not of {attention.queries}": attention.queries > 1,
+        "an indexer chooses keys": attention.indexed,
         "layers have windows": attention.windows,
         f"heads of {attention.head_dim} are no power of two": attention.head_dim.bit_count() != 1,
     }

@@ -27,6 +27,7 @@ def _ragged(attention: Attention) -> Mapping[str, bool]:
     tiles = 2 * heads * dtype_bytes(dtype) / 4
     return {
         "the model has latents": attention.latents,
+        "an indexer chooses keys": attention.indexed,
         "the model has ALiBi": attention.alibi,
         "the model has attention sinks": attention.sinks,
         f"positions are split over {', '.join(attention.split)}": bool(attention.split),

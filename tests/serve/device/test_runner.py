@@ -125,6 +125,7 @@ def runner(reference, request: pytest.FixtureRequest) -> JaxRunner:
         pytest.param("deepseek_v32", marks=pytest.mark.slow),
         pytest.param("glm_moe_dsa", marks=pytest.mark.slow),
         pytest.param("glm_moe_dsa_shared", marks=pytest.mark.slow),
+        pytest.param("minimax_m3", marks=pytest.mark.slow),
         pytest.param("llama4", marks=pytest.mark.slow),
         *(
             pytest.param(kind, marks=pytest.mark.slow)

@@ -337,7 +337,8 @@ def _attention(config: ModelConfig, w: Weights, h: Array, layer: Layer, earlier:
         v = jnp.clip(made[1], -config.clip_qkv, config.clip_qkv) if config.clip_qkv else made[1]
         made = [placed("k_norm", made[0]), v]
     k, v = made or earlier
-    a = _attend(config, q, k, v, layer.kind.window, w.get("sinks"))
+    chosen = _chosen_blocks(config, w, h, layer) if "index_q" in w else None
+    a = _attend(config, q, k, v, layer.kind.window, w.get("sinks"), chosen)
     if config.attention_gate:
         a *= jax.nn.sigmoid(_product(config, w, "wg", h))
     if config.inner_norms:
@@ -385,6 +386,25 @@ def _chosen(config: ModelConfig, w: Weights, h: Array, down: Any, layer: Layer) 
     return (jnp.argsort(order, -1) < indexer.top_k) & seen
 
 
+def _chosen_blocks(config: ModelConfig, w: Weights, h: Array, layer: Layer) -> Array:
+    """bool[B, N, T, S]: the keys of the blocks that each query head reads, by sorting blocks."""
+    indexer = config.indexer
+    assert indexer is not None, "only an indexer has such weights"
+    q, k = (
+        rope(config, _norm(config, w, norm, _product(config, w, name, h), eps=indexer.norm_eps), layer)
+        for name, norm in (("index_q", "index_q_norm"), ("index_k", "index_norm"))
+    )
+    t = np.arange(h.shape[1])
+    scores = jnp.where(jnp.asarray(t <= t[:, None]), jnp.einsum("BTKy,BSy->BKTS", q, k), -jnp.inf)
+    block = t // indexer.block_size
+    of_blocks = jnp.stack([jnp.max(scores[..., block == n], -1) for n in range(block[-1] + 1)], -1)
+    behind = block[:, None] - np.arange(block[-1] + 1)
+    of_blocks = jnp.where(jnp.asarray((behind >= 0) & (behind < indexer.local_blocks)), jnp.inf, of_blocks)
+    places = jnp.argsort(jnp.argsort(-of_blocks, -1, stable=True), -1)
+    chosen = (places < indexer.top_k // indexer.block_size)[..., block] & jnp.asarray(t <= t[:, None])
+    return jnp.repeat(chosen, config.num_heads // config.num_kv_heads, 1)
+
+
 def _attend(
     config: ModelConfig,
     q: Array,
@@ -406,7 +426,9 @@ def _attend(
     seen = s <= t
     if window is not None:
         seen &= (s // window.size == t // window.size) if window.chunked else (s > t - window.size)
-    scores = jnp.where(jnp.asarray(seen) if chosen is None else chosen[:, None], scores, -jnp.inf)
+    if chosen is not None:
+        seen = chosen if chosen.ndim == 4 else chosen[:, None]
+    scores = jnp.where(jnp.asarray(seen), scores, -jnp.inf)
     if sinks is not None:  # one more logit, which takes weight and gives no value
         column = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
         scores = jnp.concatenate([scores, column], -1)

@@ -172,21 +172,26 @@ def tiny_model(config: ModelConfig, d_head: int = _D_HEAD) -> ModelConfig:
         temperature_floor=config.temperature_floor and _LOCAL,
         moe=config.moe and _tiny_experts(config.moe),
         mla=mla,
-        indexer=config.indexer and _tiny_indexer(config.indexer),
-        variants=tuple(map(_tiny_variant, config.variants)),
+        indexer=config.indexer and _tiny_indexer(config.indexer, num_kv_heads, d_head),
+        variants=tuple(_tiny_variant(variant, num_kv_heads, d_head) for variant in config.variants),
         **_tiny_mixer(config),
         rope_scaling=config.rope_scaling
         and _first_factors(config.rope_scaling, (rotary_dim or (_ROPE_DIM if mla else d_head)) // 2),
     )
 
 
-def _tiny_indexer(indexer: Indexer) -> Indexer:
-    return replace(indexer, num_heads=8, head_dim=8, top_k=_LOCAL)
+def _tiny_indexer(indexer: Indexer, num_kv_heads: int, d_head: int) -> Indexer:
+    if not indexer.block:
+        return replace(indexer, num_heads=8, head_dim=8, top_k=_LOCAL)
+    return replace(indexer, num_heads=num_kv_heads, head_dim=d_head, top_k=_LOCAL - 1, block=2)
 
 
-def _tiny_variant(variant: Variant) -> Variant:
+def _tiny_variant(variant: Variant, num_kv_heads: int, d_head: int) -> Variant:
     """Layers that differ from the others in their indexer, the only variants that run."""
-    values = ((name, _tiny_indexer(value) if name == "indexer" else value) for name, value in variant.values)
+    values = (
+        (name, value and _tiny_indexer(value, num_kv_heads, d_head) if name == "indexer" else value)
+        for name, value in variant.values
+    )
     return replace(variant, values=tuple(values))
 
 

@@ -19,7 +19,7 @@ from meshwright.layout.moves.attention import (
     to_heads,
     uses_ring,
 )
-from meshwright.models.config import LayerKind, Window
+from meshwright.models.config import Indexer, LayerKind, Window
 from meshwright.models.count import read_positions, seen_keys
 from meshwright.models.transformer import LatentOps, Places, spelt_out
 from meshwright.notation.array import ShardedArray
@@ -110,7 +110,7 @@ class AttentionOps(ProductOps):
         name: str,
         q: Value,
         k: Value,
-        weights: Value,
+        weights: Value | None,
         places: Places,
         cache: object,
         kind: LayerKind,
@@ -120,30 +120,41 @@ class AttentionOps(ProductOps):
         By blocks the product of each head with each key crosses memory twice. The score, the sum of a query's
         products, crosses it about eight times: written, read for the choice, compared twice, and counted. The
         result is a mask, which is kept for the backward pass. Otherwise it is the chosen keys' positions.
+        If blocks of keys are chosen, only the best score of each crosses it eight times, for each KV head.
         """
         indexer, every = self.config.indexer, (kind.window.compressed if kind.window else 0) or 1
         assert indexer is not None, "only an indexer has an index"
         held = self._index_keys(k, every)
         keys = self._keys_scored(held) / every
-        of_queries = self.elements(q.array) / self.sizes["x"] / self.sizes["y"]
-        flops, moved = 2 * keys * self.elements(q.array), sum(x.bytes_per_device for x in (q, held, weights))
+        heads = self._heads_scored(q, indexer)
+        of_queries = self.elements(q.array) / heads / self.sizes["y"]
+        choices, together = heads if indexer.block else 1, indexer.block_size
+        inputs = (q, held, *(() if weights is None else (weights,)))
+        flops, moved = 2 * keys * self.elements(q.array), sum(x.bytes_per_device for x in inputs)
         shape = self.sizes["T"], float(self.sizes["y"]), keys
         if not self.lowering.by_blocks:
-            array = self.layout.activation(name, "BT")
-            num_bytes = of_queries * min(indexer.top_k, self.sizes["S"]) * dtype_bytes("i32")
-            chosen = Value(array, "i32", whole(num_bytes))
+            array = self.layout.activation(name, "BTK" if indexer.block else "BT")
+            chosen_keys_of = min(indexer.top_k, self.sizes["S"]) / together
+            chosen = Value(array, "i32", whole(of_queries * choices * chosen_keys_of * dtype_bytes("i32")))
             work = (Work(flops, moved, shape=shape),)
-            return self.add(Node(name, "attention", (q, held, weights), (chosen,), (), work)), cache
-        move, f32 = chosen_keys(self.layout), dtype_bytes("f32")
-        chosen, block = self.value(move.used, _MASK), mapped(_block, self._positions(q))
-        in_block = of_queries * block / self._positions(q)
-        temporary = in_block * f32 * (self.sizes["x"] * _block(self.sizes["S"]) + 3 * self.sizes["S"])
+            return self.add(Node(name, "attention", inputs, (chosen,), (), work)), cache
+        move, f32 = chosen_keys(self.layout, indexer), dtype_bytes("f32")
+        chosen = self.value(move.used, _MASK)
+        chosen = replace(chosen, bytes_per_device=whole(chosen.bytes_per_device / together))
+        in_block = of_queries * mapped(_block, self._positions(q)) / self._positions(q)
+        kept = 3 * choices * self.sizes["S"] / together
+        temporary = in_block * f32 * (heads * _block(self.sizes["S"]) + kept)
         scores = Value(move.given.replace(name="scores"), "f32", whole(temporary))
-        traffic = of_queries * keys * f32 * (2 * self.sizes["x"] + 8)
+        traffic = of_queries * keys * f32 * (2 * heads + 8 * choices / together)
         work = (Work(flops, moved + traffic + chosen.bytes_per_device, shape=shape),)
         sent = self.transfers("activations", move.forward, "chosen", _MASK, critical=True)
-        node = Node(name, "attention", (q, held, weights), (chosen, scores), (), work, forward_transfers=sent)
+        node = Node(name, "attention", inputs, (chosen, scores), (), work, forward_transfers=sent)
         return self.add(node), cache
+
+    def _heads_scored(self, q: Value, indexer: Indexer) -> float:
+        """The heads of the index whose scores a device computes."""
+        letter = indexer.head_letter
+        return self.sizes[letter] / self.mesh.size(q.array.axes_of(letter))
 
     def _index_keys(self, k: Value, every: int) -> Value:
         """The keys of the index that queries are scored with, one for `every` positions."""

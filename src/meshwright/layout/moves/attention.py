@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from meshwright.layout.layout import Layout
 from meshwright.layout.rules import AxisTable, Rules
+from meshwright.models.config import Indexer
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard, cotangent, mirrored
 
@@ -66,13 +67,17 @@ def gathered_index(layout: Layout) -> Reshard:
     return mirrored(projected, projected.replace(axes={"T": ()}))
 
 
-def chosen_keys(layout: Layout) -> Reshard:
+def chosen_keys(layout: Layout, indexer: Indexer) -> Reshard:
     """The reshard of chosen[B, T, S] from the devices of an indexer's queries to attention's.
 
-    >>> print(*chosen_keys(Layout.of(tensor=4, sequence_parallel=True)).forward)
+    Of an indexer that chooses blocks, chosen[B, T, K, S] with a number of blocks for S.
+
+    >>> layout, indexer = Layout.of(tensor=4, sequence_parallel=True), Indexer(64, 128, 2048)
+    >>> print(*chosen_keys(layout, indexer).forward)
     AllGather_{tensor} chosen[B, T_tensor, S] -> chosen[B, T, S]
     """
-    made = layout.activation("chosen", "BTS").replace(axes={"S": ()})
+    letters = "BTKS" if indexer.block else "BTS"
+    made = layout.activation("chosen", letters).replace(axes={"S": ()})
     return mirrored(made, made.replace(axes={"T": token_sharding(layout, "chosen").axes_of("T")}))
 
 

@@ -39,7 +39,8 @@ class _Seen(NamedTuple):
     """The inputs of the mask and of ALiBi: arrays, or their shardings.
 
     queries, keys: the places of a device's own queries, and of all keys. first: the first position that each
-    query sees. slopes: of ALiBi, one a head. chosen: bool[B, T, S], the keys that an indexer chose, or None.
+    query sees. slopes: of ALiBi, one a head. chosen: bool[B, T, S], the keys that an indexer chose, or
+    bool[B, T, K, blocks], the blocks of positions that it chose for each KV head, or None.
     """
 
     queries: Places
@@ -82,7 +83,7 @@ def blockwise(
     cotangents stay partial sums. queries: split as q over T; keys: of all positions. first: i32[B, T], split
     as the queries, the first position that each sees; None if that is position 0 for all. windows: of the
     layers that share this program; an audit counts blocks by them. chosen: bool[B, T, S], split as the
-    queries: of the visible keys only these count.
+    queries: of the visible keys only these count; or, by blocks of positions, bool[B, T, K, blocks].
     """
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
     ring = heads.axes_of("T") if uses_ring(layout) else ()
@@ -93,6 +94,7 @@ def blockwise(
     grouped = partition_spec(layout.activation("q", "BTKGH"))
     of_q = partition_spec(heads)
     of_k = partition_spec(held if ring else held.replace(axes={"T": ()}), tuple(reduced))
+    of_kv_heads = partition_spec(held)[2:3]
     of_log_sum = PartitionSpec(grouped[0], grouped[2], grouped[3], grouped[1])
     of_sinks = None if sinks is None else PartitionSpec(*of_q[:3])
     slopes = None
@@ -104,7 +106,7 @@ def blockwise(
         jax.tree.map(lambda _: PartitionSpec(spec[0], None), keys),
         None if first is None else spec,
         None if slopes is None else PartitionSpec(of_q[2]),
-        None if chosen is None else PartitionSpec(*spec, None),
+        None if chosen is None else PartitionSpec(*spec, *(of_kv_heads if how.block else ()), None),
     )
     inputs = (of_q, of_k, of_k, of_sinks, of_seen)
 
@@ -160,7 +162,7 @@ def _forward(
         def of_keys(number: Array, state: Any) -> Any:
             kv, running = state
             of_k, of_v = block_of(kv, number)
-            here = _of_block(seen, k.shape[1], step, number, ring)
+            here = _of_block(seen, k.shape[1], step, number, ring, how)
             running = _meet(q, of_k, of_v, running, here, how, scope)
             return _sent_on(kv, number, ring) if sends else kv, running
 
@@ -199,7 +201,7 @@ def _backward(
         def of_keys(number: Array, state: Any) -> Any:
             kv, d_q, d_kv = state
             (of_k, of_v), d_block = block_of(kv, number), block_of(d_kv, number)
-            here = _of_block(seen, k.shape[1], step, number, ring)
+            here = _of_block(seen, k.shape[1], step, number, ring, how)
             d_q, more = _gradients(q, d_out, of_k, of_v, log_sum, delta, d_q, here, how, scope)
             if adds:
                 more = tuple(map(jnp.add, _from_the_one_before(d_block, ring), more))
@@ -314,7 +316,7 @@ def _sent_on(kv: tuple[Array, ...], number: Array, ring: Axes) -> tuple[Array, .
     return put(kv, _from_the_one_before(block_of(kv, number), ring), number)
 
 
-def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) -> _Seen:
+def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes, how: ScoreForm) -> _Seen:
     """The mask's inputs for one block of the visiting keys after `step` transfers.
 
     length: of all visiting keys.
@@ -323,7 +325,9 @@ def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes) ->
     block = attention_block(length)
     start = holder * length + number * block
     keys = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, block, 1), seen.keys)
-    chosen = None if seen.chosen is None else lax.dynamic_slice_in_dim(seen.chosen, start, block, 2)
+    chosen = seen.chosen
+    if chosen is not None and not how.block:
+        chosen = lax.dynamic_slice_in_dim(chosen, start, block, 2)
     return seen._replace(keys=keys, chosen=chosen)
 
 
@@ -355,7 +359,7 @@ def _meet(
 
         with jax.named_scope(scope):
             attended = lax.cond(
-                _sees_any(here), more, lambda running: running, block_of(running, number, _RUNNING)
+                _sees_any(here, how), more, lambda running: running, block_of(running, number, _RUNNING)
             )
         return put(running, attended, number, _RUNNING)
 
@@ -398,7 +402,7 @@ def _gradients(
 
         before = block_of(d_q, number), *d_kv
         with jax.named_scope(scope):
-            of_block, *d_kv = lax.cond(_sees_any(here), more, lambda *cotangents: cotangents, *before)
+            of_block, *d_kv = lax.cond(_sees_any(here, how), more, lambda *cotangents: cotangents, *before)
         return put(d_q, of_block, number), tuple(d_kv)
 
     zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
@@ -417,22 +421,29 @@ def _scored(q: Array, k: Array, seen: _Seen, how: ScoreForm) -> tuple[Array, Arr
     if seen.slopes is not None:
         steep = jnp.reshape(seen.slopes, (1, *q.shape[2:4], 1, 1))
         scores += steep * seen.keys.positions.astype(jnp.float32)[:, None, None, None, :]
-    mask = _mask(seen)[:, None, None]
+    mask = _mask(seen, how)[:, :, None]
     return mask, jnp.where(mask, scores, HIDDEN), slope
 
 
-def _mask(seen: _Seen) -> Array:
+def _mask(seen: _Seen, how: ScoreForm) -> Array:
+    """bool[B, 1 or K, T, S]: whether the queries of each KV head see each key."""
     key, query = seen.keys.positions[:, None, :], seen.queries.positions[:, :, None]
     mask = key <= query
     if seen.first is not None:
         mask &= key >= seen.first[:, :, None]
     if seen.queries.segments is not None and seen.keys.segments is not None:
         mask &= seen.keys.segments[:, None, :] == seen.queries.segments[:, :, None]
-    return mask if seen.chosen is None else mask & seen.chosen
+    mask = mask[:, None]
+    if seen.chosen is None:
+        return mask
+    if not how.block:
+        return mask & seen.chosen[:, None]
+    of_keys = (seen.keys.positions // how.block)[:, None, None, :]
+    return mask & jnp.moveaxis(jnp.take_along_axis(seen.chosen, of_keys, axis=3, mode="clip"), 2, 1)
 
 
-def _sees_any(seen: _Seen) -> Array:
-    return jnp.any(_mask(seen))
+def _sees_any(seen: _Seen, how: ScoreForm) -> Array:
+    return jnp.any(_mask(seen, how))
 
 
 def _of_queries(seen: _Seen, number: Array) -> _Seen:

@@ -19,12 +19,14 @@ HIDDEN = -1e30
 class ScoreForm(NamedTuple):
     """How a model scores keys.
 
-    softcap: c in c tanh(x / c). scale: of q . k, H ** -0.5 if None. slopes: of ALiBi, one a head.
+    softcap: c in c tanh(x / c). scale: of q . k, H ** -0.5 if None. slopes: of ALiBi, one a head. block:
+    positions of the blocks that an indexer chooses; None if it chooses keys.
     """
 
     softcap: float | None = None
     scale: float | None = None
     slopes: tuple[float, ...] | None = None
+    block: int | None = None
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:

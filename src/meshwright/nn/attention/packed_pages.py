@@ -39,10 +39,11 @@ class Packed:
         rows = self.rows[pages]
         return rows.reshape(*rows.shape[:-2], self.page_size, self.width)
 
-    def position(self, pages: Array, places: Array) -> Array:
-        """Latents [N, R] at the places in pages."""
+    def position(self, pages: Array, *at: Array) -> Array:
+        """Latents [N, R] at the places in pages, or keys [K, S, H] at KV heads and places."""
+        *heads, places = at
         part = (places % self.num_together)[..., None]
-        first, *others = self._cut(self.rows[pages, places // self.num_together])
+        first, *others = self._cut(self.rows[(pages, *heads, places // self.num_together)])
         for number, columns in enumerate(others, 1):
             first = jnp.where(part == number, columns, first)
         return first

@@ -43,7 +43,7 @@ from meshwright.dtypes import number_type
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import why_no_paged
 from meshwright.layout.page_sizes import KEYS_AT_ONCE, SIDE_BY_SIDE, TOGETHER, pages_read
-from meshwright.models.config import ModelConfig, Window
+from meshwright.models.config import Indexer, ModelConfig, Window
 from meshwright.models.count import cache_arrays, cache_windows, caches
 from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import at_most
@@ -52,7 +52,12 @@ from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention import paged_kernel
 from meshwright.nn.attention.by_formula import HIDDEN, ScoreForm
 from meshwright.nn.attention.packed_pages import Packed, positions_together
-from meshwright.nn.attention.paged_selection import attend_to_chosen, best_of_tables, best_positions
+from meshwright.nn.attention.paged_selection import (
+    attend_to_blocks,
+    attend_to_chosen,
+    best_of_tables,
+    best_positions,
+)
 from meshwright.nn.norms import softcap
 from meshwright.nn.products.quantised import Quantised, quantise, type_name
 from meshwright.nn.products.row_products import in_tiles
@@ -173,16 +178,17 @@ class PagedCache:
         starts = [sum(before.num_rows for before in self.rows[:i]) for i in range(len(self.rows))]
         return list(zip(self.rows, starts, strict=True))
 
-    def choose(self, number: int, q: Array, weights: Array, top_k: int) -> Array:
+    def choose(self, number: int, q: Array, weights: Array | None, indexer: Indexer) -> Array:
         """i32[N, k]: the positions that an indexer chooses for each token, none later than its own.
 
-        q[N, x, y], weights[N, x]: the queries and weights of the indexer's heads. top_k: the most positions.
+        q[N, x, y], weights[N, x]: the queries and weights of the indexer's heads. If it chooses blocks,
+        i32[N, K, k]: the numbers of blocks, by q[N, K, y].
         """
         pool = self.pools[INDEX][number]
         of_pool = partition_spec(self.layout.activation(INDEX, _letters(INDEX, 3)))
-        by_replica = of_pool[0]
+        by_replica, heads = of_pool[0], _kv_heads(self.layout) if indexer.block else None
 
-        def local(q: Array, weights: Array, positions: Array, tables: Array, pool: Pool) -> Array:
+        def local(q: Array, weights: Array | None, positions: Array, tables: Array, pool: Pool) -> Array:
             parts, token, size = [], 0, _page_size(pool)
 
             def read(pages: Array) -> Array:
@@ -193,24 +199,27 @@ class PagedCache:
                 mine = slice(token, token + rows.num_tokens)
                 token = mine.stop
                 of_q, of_weights, at = (
-                    jnp.reshape(x[mine], (rows.num_rows, rows.length, *x.shape[1:]))
+                    None if x is None else jnp.reshape(x[mine], (rows.num_rows, rows.length, *x.shape[1:]))
                     for x in (q, weights, positions)
                 )
+                assert of_q is not None and at is not None, "queries have positions"
                 of_rows = tables[first : first + rows.num_rows]
                 if rows.length == 1 and not platform().page_by_page:
-                    best = best_of_tables(of_q[:, 0], of_weights[:, 0], at[:, 0], of_rows, read, top_k)
+                    of_weights = None if of_weights is None else of_weights[:, 0]
+                    best = best_of_tables(of_q[:, 0], of_weights, at[:, 0], of_rows, read, indexer)
                 else:
-                    best = best_positions(of_q, of_weights, at, of_rows, read, size, top_k)
-                parts.append(jnp.reshape(best, (rows.num_tokens, -1)))
+                    best = best_positions(of_q, of_weights, at, of_rows, read, size, indexer)
+                parts.append(jnp.reshape(best, (rows.num_tokens, *best.shape[-1 - bool(indexer.block) :])))
             return jnp.concatenate(parts)
 
-        given = tuple(PartitionSpec(by_replica, *(None,) * (x.ndim - 1)) for x in (q, weights))
+        of_q = PartitionSpec(by_replica, heads, None)
+        of_weights = None if weights is None else PartitionSpec(by_replica, None)
         places = PartitionSpec(by_replica), PartitionSpec(by_replica, None)
-        in_specs = *given, *places, _spec_of(pool, of_pool)
-        run = jax.shard_map(
-            local, in_specs=in_specs, out_specs=PartitionSpec(by_replica, None), check_vma=False
-        )
-        q, weights = (reshard(x, spec) for x, spec in zip((q, weights), given, strict=True))
+        in_specs = of_q, of_weights, *places, _spec_of(pool, of_pool)
+        of_out = PartitionSpec(by_replica, *((heads,) if indexer.block else ()), None)
+        run = jax.shard_map(local, in_specs=in_specs, out_specs=of_out, check_vma=False)
+        q = reshard(q, of_q)
+        weights = None if weights is None else reshard(weights, of_weights)
         return run(q, weights, self.positions, self.tables[:, self.groups[number]], pool)
 
     def attend(
@@ -252,7 +261,7 @@ class PagedCache:
         ) -> Array:
             outs, token = [], 0
             if chosen is not None:
-                return self._sparse(q, tables, chosen, pools, how)
+                return self._sparse(q, positions, tables, chosen, pools, how)
             for rows, first in self._numbered():
                 mine = slice(token, token + rows.num_tokens)
                 token = mine.stop
@@ -277,7 +286,8 @@ class PagedCache:
 
         specs = (of_q, PartitionSpec(by_replica), PartitionSpec(by_replica, None))
         optional = tuple(None if x is None else of_heads for x in (sinks, slopes))
-        of_chosen = None if chosen is None else PartitionSpec(by_replica, None)
+        of_kv = (_kv_heads(self.layout),) if how.block else ()
+        of_chosen = None if chosen is None else PartitionSpec(by_replica, *of_kv, None)
         in_specs = (*specs, *optional, of_chosen, *of_pools)
         of_out = PartitionSpec(by_replica, over if sequences else heads[2], None)
         attend = jax.shard_map(local, in_specs=in_specs, out_specs=of_out, check_vma=False)
@@ -307,18 +317,32 @@ class PagedCache:
             return form, several
         return _ragged if names == [_SIDE_BY_SIDE] else partial(_decoded, self.batch_invariant), several
 
-    def _sparse(self, q: Array, tables: Array, chosen: Array, pools: Sequence[Pool], how: ScoreForm) -> Array:
-        """A device's tokens over the latents at their chosen positions."""
+    def _sparse(
+        self,
+        q: Array,
+        positions: Array,
+        tables: Array,
+        chosen: Array,
+        pools: Sequence[Pool],
+        how: ScoreForm,
+    ) -> Array:
+        """A device's tokens over the latents at their chosen positions, or over their chosen blocks."""
         row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
         of_token = tables[jnp.asarray(row_of_token, jnp.int32)]
         size = _page_size(pools[0])
 
         def read(at: Any) -> tuple[Array, Array]:
-            latent, rope = (_read(at, pool) for pool in pools)
-            return latent, rope
+            first, second = (_read(at, pool) for pool in pools)
+            return first, second
 
         scale = 1.0 if how.scale is None else how.scale
         at_once = _CPU_KEYS_AT_ONCE if platform().page_by_page else KEYS_AT_ONCE
+        if how.block:
+            by_group = jnp.reshape(q, (len(q), chosen.shape[1], -1, q.shape[-1]))
+            out = attend_to_blocks(
+                by_group, chosen, positions, of_token, read, size, how.block, scale, at_once
+            )
+            return jnp.reshape(out, (*q.shape[:2], -1))
         return attend_to_chosen(q, chosen, of_token, read, size, scale, at_once)
 
 
@@ -327,6 +351,11 @@ def _letters(name: str, ndim: int) -> str:
     if name == _SIDE_BY_SIDE:
         return "BSKH"
     return "BKSH" if ndim == 4 else "BSR"
+
+
+def _kv_heads(layout: Layout) -> Any:
+    """The axes that split the KV heads of pools."""
+    return partition_spec(layout.activation("k", "BKSH"))[1]
 
 
 def _exchanged(x: Array, spec: PartitionSpec, axes: Axes) -> Array:

@@ -1,7 +1,8 @@
 """Sparse attention over pages: the positions that an indexer chooses, and attention to these alone.
 
-All positions of a row are scored, some pages at a time. The chosen latents are then gathered for each query,
-so that attention reads `top_k` positions however long the sequence is (DeepSeek-V3.2, 2025).
+All positions of a row are scored, some pages at a time. The chosen latents, or keys and values of the chosen
+blocks, are then gathered for each query, so that attention reads `top_k` positions however long the sequence
+is (DeepSeek-V3.2, 2025).
 """
 
 from collections.abc import Callable
@@ -12,55 +13,84 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.layout.page_sizes import KEYS_AT_ONCE, TOGETHER
+from meshwright.models.config import Indexer
 from meshwright.models.transformer import at_most
 from meshwright.nn.attention.by_formula import HIDDEN
-from meshwright.nn.attention.selection import index_scores
+from meshwright.nn.attention.selection import head_scores, index_scores, local_blocks
 
-NOT_CHOSEN = -1  # fills the positions of a query that sees fewer than top_k keys
+NOT_CHOSEN = -1  # fills the choices of a query that sees fewer than top_k keys
 
 
 def best_positions(
     q: Array,
-    weights: Array,
+    weights: Array | None,
     positions: Array,
     tables: Array,
     read: Callable[[Array], Array],
     page_size: int,
-    top_k: int,
+    indexer: Indexer,
 ) -> Array:
     """i32[R, Q, k]: the k = min(top_k, P * page_size) positions that each query reads, or NOT_CHOSEN.
 
     q[R, Q, x, y], weights[R, Q, x]: the indexer's queries and weights. positions i32[R, Q]: of the queries.
     tables i32[R, P]: the pages of each row. read: returns the index's keys [pages * page_size, y] of pages.
+    If the indexer chooses blocks, i32[R, Q, K, k] of q[R, Q, K, y]: the numbers of the blocks.
     """
     count = min(TOGETHER, tables.shape[1])
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % count)))
     num_blocks, size = tables.shape[1] // count, count * page_size
-    k = min(top_k, num_blocks * size)
 
-    def of_row(row: tuple[Array, ...]) -> Array:
+    def of_row(row: tuple[Any, ...]) -> Array:
         q, weights, positions, table = row
 
         def of_pages(number: Array, scores: Array) -> Array:
             keys = read(lax.dynamic_slice_in_dim(table, number * count, count))
-            some = index_scores(q[None], keys[None].astype(q.dtype), weights[None])[0]
             at = number * size + jnp.arange(size, dtype=jnp.int32)
-            # Later positions may be of a sequence that failed, and hold any number.
-            some = jnp.where(at[None, :] <= positions[:, None], some, -jnp.inf)
-            return lax.dynamic_update_slice_in_dim(scores, some, number * size, 1)
+            some = _seen_scores(
+                q[None], keys[None], weights if weights is None else weights[None], at[None], positions[None]
+            )[0]
+            return lax.dynamic_update_slice_in_dim(scores, some, number * size, scores.ndim - 1)
 
-        scores = jnp.full((q.shape[0], num_blocks * size), -jnp.inf)
+        heads = q.shape[1:2] if indexer.block else ()
+        scores = jnp.full((q.shape[0], *heads, num_blocks * size), -jnp.inf)
         used = (jnp.max(positions) + size) // size
         with jax.named_scope(at_most(num_blocks)):
             scores = lax.fori_loop(0, used, of_pages, scores)
-        best, at = lax.top_k(scores, k)
-        return jnp.where(best > -jnp.inf, at.astype(jnp.int32), NOT_CHOSEN)
+        return _best(scores, positions, indexer)
 
     return lax.map(of_row, (q, weights, positions, tables))
 
 
+def _seen_scores(q: Array, keys: Array, weights: Array | None, at: Array, positions: Array) -> Array:
+    """Scores of keys [B, S, y] at positions `at` by queries at `positions`; -inf for later keys.
+
+    Later positions may be of a sequence that failed, and hold any number.
+    """
+    keys = keys.astype(q.dtype)
+    if weights is None:
+        return jnp.where((at[:, None] <= positions[..., None])[:, :, None], head_scores(q, keys), -jnp.inf)
+    return jnp.where(at[:, None] <= positions[..., None], index_scores(q, keys, weights), -jnp.inf)
+
+
+def _best(scores: Array, positions: Array, indexer: Indexer) -> Array:
+    """The choice by scores[..., S], or [..., K, S] if blocks are chosen, of queries at `positions`."""
+    count, block = indexer.top_k // indexer.block_size, indexer.block_size
+    if indexer.block:
+        padded = [(0, 0)] * (scores.ndim - 1) + [(0, -scores.shape[-1] % block)]
+        scores = jnp.pad(scores, padded, constant_values=-jnp.inf)
+        scores = jnp.max(jnp.reshape(scores, (*scores.shape[:-1], -1, block)), axis=-1)
+        scores = jnp.where(local_blocks(scores, positions, indexer), jnp.inf, scores)
+    best, at = lax.top_k(scores, min(count, scores.shape[-1]))
+    return jnp.where(best > -jnp.inf, at.astype(jnp.int32), NOT_CHOSEN)
+
+
 def best_of_tables(
-    q: Array, weights: Array, positions: Array, tables: Array, read: Callable[[Array], Array], top_k: int
+    q: Array,
+    weights: Array | None,
+    positions: Array,
+    tables: Array,
+    read: Callable[[Array], Array],
+    indexer: Indexer,
 ) -> Array:
     """`best_positions` of rows of one query, many at a time, over all pages of their tables.
 
@@ -69,21 +99,17 @@ def best_of_tables(
     index's keys [R, P * page_size, y].
     """
 
-    def of_rows(row: tuple[Array, ...]) -> Array:
-        q, weights, position, table = (each[None] for each in row)
-        keys = read(table)
-        scores = index_scores(q[:, None], keys.astype(q.dtype), weights[:, None])[:, 0]
-        at = jnp.arange(keys.shape[1], dtype=jnp.int32)
-        # Later positions may be of a sequence that failed, and hold any number.
-        best, chosen = lax.top_k(jnp.where(at[None] <= position[:, None], scores, -jnp.inf), k)
-        return jnp.where(best > -jnp.inf, chosen.astype(jnp.int32), NOT_CHOSEN)[0]
+    def of_rows(row: tuple[Any, ...]) -> Array:
+        q, weights, position, table = jax.tree.map(lambda x: x[None, None], row)
+        keys = read(table[0])
+        at = jnp.arange(keys.shape[1], dtype=jnp.int32)[None]
+        return _best(_seen_scores(q, keys, weights, at, position), position, indexer)[0, 0]
 
     num_keys = jax.eval_shape(read, tables).shape[1]
-    k = min(top_k, num_keys)
     return _some_at_a_time(of_rows, (q, weights, positions, tables), max(1, KEYS_AT_ONCE // num_keys))
 
 
-def _some_at_a_time(of_one: Callable[[Any], Array], rows: tuple[Array, ...], count: int) -> Array:
+def _some_at_a_time(of_one: Callable[[Any], Array], rows: tuple[Any, ...], count: int) -> Array:
     """`of_one` of each row, `count` rows side by side."""
     if count >= len(rows[0]):
         return jax.vmap(of_one)(rows)
@@ -119,3 +145,38 @@ def attend_to_chosen(
         return jnp.where(jnp.any(chosen >= 0), out, 0.0)
 
     return _some_at_a_time(of_query, (q, chosen, tables), max(1, at_once // chosen.shape[1]))
+
+
+def attend_to_blocks(
+    q: Array,
+    chosen: Array,
+    positions: Array,
+    tables: Array,
+    read: Callable[[Any], tuple[Array, Array]],
+    size: int,
+    block: int,
+    scale: float,
+    at_once: int = KEYS_AT_ONCE,
+) -> Array:
+    """f32[N, K, G, O] of q[N, K, G, H] over the positions of the blocks chosen i32[N, K, k].
+
+    positions i32[N]: of the queries. tables i32[N, P]: the pages of each query. size: positions of a page.
+    read: returns keys and values at (pages, KV heads, places). at_once: as in `attend_to_chosen`.
+    """
+
+    def of_query(query: tuple[Array, ...]) -> Array:
+        q, chosen, position, table = query
+        at = chosen[..., None] * block + jnp.arange(block, dtype=jnp.int32)[None, None]
+        at = jnp.reshape(at, (chosen.shape[0], -1))
+        is_seen = jnp.repeat(chosen >= 0, block, axis=-1) & (at <= position)
+        # For missing positions the sequence's first is read, with weight 0.
+        at = jnp.where(is_seen, at, 0)
+        heads = jnp.arange(len(at), dtype=jnp.int32)[:, None]
+        k, v = (x.astype(q.dtype) for x in read((table[at // size], heads, at % size)))
+        scores = scale * jnp.einsum("KGH,KSH->KGS", q, k, preferred_element_type=jnp.float32)
+        shares = jax.nn.softmax(jnp.where(is_seen[:, None], scores, HIDDEN), axis=-1)
+        out = jnp.einsum("KGS,KSO->KGO", shares.astype(q.dtype), v, preferred_element_type=jnp.float32)
+        return jnp.where(position >= 0, out, 0.0)
+
+    rows = q, chosen, positions, tables
+    return _some_at_a_time(of_query, rows, max(1, at_once // (chosen.shape[1] * chosen.shape[2] * block)))

@@ -1,4 +1,4 @@
-"""The keys that an indexer chooses for each query of whole sequences (DeepSeek-V3.2).
+"""The keys that an indexer chooses for each query of whole sequences (DeepSeek-V3.2, MiniMax-M3).
 
     score[T, S] = sum over x of weight[T, x] relu(q[T, x, y] . k[S, y])
 
@@ -6,9 +6,13 @@ A query attends to the `top_k` visible keys with the highest scores, or to all i
 Scores are computed for a block of queries and a block of keys at a time, and kept for one block of queries.
 The result is a mask, since attention skips pairs of blocks and not single keys. Source: DeepSeek-AI,
 "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556, which masks short prompts in the same way.
+
+An indexer that chooses blocks of keys (`Indexer.block`) has a score q[T, K, y] . k[S, y] for each KV head. A
+block of positions scores as its best visible key, so only these are kept, and the mask is of blocks.
 """
 
 from functools import partial
+from math import gcd
 
 import jax
 import jax.numpy as jnp
@@ -16,41 +20,54 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.layout.moves.attention import chosen_keys
+from meshwright.layout.attention_kernels import attention_block
+from meshwright.layout.moves.attention import chosen_keys, token_sharding
+from meshwright.models.config import Indexer
 from meshwright.models.transformer import Places
 from meshwright.nn.attention.blocks import block_of, num_blocks, put, visible_scope
+from meshwright.nn.attention.blockwise import dealt_pieces
 from meshwright.nn.attention.by_formula import visible
 from meshwright.nn.each_device import each_device
 from meshwright.nn.start.device_mesh import partition_spec
 
 
 def choose(
-    q: Array, k: Array, weights: Array, queries: Places, keys: Places, top_k: int, layout: Layout
+    q: Array,
+    k: Array,
+    weights: Array | None,
+    queries: Places,
+    keys: Places,
+    indexer: Indexer,
+    layout: Layout,
 ) -> Array:
     """bool[B, T, S]: whether each query of q[B, T, x, y] reads each key of k[B, S, y].
 
     weights[B, T, x]: of the heads. queries, keys: the places of the positions in q and in k, which has all.
+    If the indexer chooses blocks, bool[B, T, K, blocks] of q[B, T, K, y].
     """
+    letter = indexer.head_letter
     of_q, of_k, of_weights = (
         partition_spec(layout.activation(name, letters))
-        for name, letters in (("index_q", "BTxy"), ("index_k", "BTy"), ("index_weights", "BTx"))
+        for name, letters in (("index_q", f"BT{letter}y"), ("index_k", "BTy"), ("index_weights", "BTx"))
     )
-    made = chosen_keys(layout).given
+    made = chosen_keys(layout, indexer).given
     of_queries = PartitionSpec(*partition_spec(made)[:2])
     inputs = (
         of_q,
         PartitionSpec(of_k[0], None, None),
-        of_weights,
+        None if weights is None else of_weights,
         jax.tree.map(lambda _: of_queries, queries),
         jax.tree.map(lambda _: PartitionSpec(of_queries[0], None), keys),
     )
     queries = jax.tree.map(lambda x: reshard(x, of_queries), queries)
-    return each_device(partial(_chosen, top_k=top_k), inputs, partition_spec(made))(
-        q, k, weights, queries, keys
-    )
+    local = partial(_chosen, indexer=indexer)
+    if indexer.block:
+        together = 1 if keys.segments is not None else _together(k.shape[1], layout, indexer.block_size)
+        local = partial(_chosen_blocks, indexer=indexer, together=together)
+    return each_device(local, inputs, partition_spec(made))(q, k, weights, queries, keys)
 
 
-def _chosen(q: Array, k: Array, weights: Array, queries: Places, keys: Places, top_k: int) -> Array:
+def _chosen(q: Array, k: Array, weights: Array, queries: Places, keys: Places, indexer: Indexer) -> Array:
     batch, num_queries, num_keys = *q.shape[:2], k.shape[1]
     scope = visible_scope(q, k)
 
@@ -71,9 +88,61 @@ def _chosen(q: Array, k: Array, weights: Array, queries: Places, keys: Places, t
 
         scores = jnp.full((batch, block.shape[1], num_keys), -jnp.inf)
         scores = lax.fori_loop(0, num_blocks(k), of_keys, scores)
-        return put(chosen, highest(scores, top_k), number)
+        return put(chosen, highest(scores, indexer.top_k), number)
 
     return lax.fori_loop(0, num_blocks(q), of_queries, jnp.zeros((batch, num_queries, num_keys), bool))
+
+
+def _chosen_blocks(
+    q: Array, k: Array, weights: None, queries: Places, keys: Places, indexer: Indexer, together: int
+) -> Array:
+    """together: consecutive keys that are always of one block of positions."""
+    batch, num_queries, heads = q.shape[:3]
+    scope = visible_scope(q, k)
+    count = -(-k.shape[1] // indexer.block_size)
+
+    def of_queries(number: Array, chosen: Array) -> Array:
+        block, here = block_of(q, number), block_of(queries, number)
+
+        def of_keys(column: Array, best: Array) -> Array:
+            some = block_of(keys, column)
+            mask = visible(here, some, None).mask
+
+            def scored(best: Array) -> Array:
+                scores = head_scores(block, block_of(k, column))
+                scores = jnp.where(mask[:, :, None], scores, -jnp.inf)
+                scores = jnp.max(jnp.reshape(scores, (*scores.shape[:-1], -1, together)), axis=-1)
+                of_block = some.positions[:, ::together] // indexer.block_size
+                return jax.vmap(lambda best, at, more: best.at[..., at].max(more))(best, of_block, scores)
+
+            with jax.named_scope(scope):
+                return lax.cond(jnp.any(mask), scored, lambda best: best, best)
+
+        best = jnp.full((batch, block.shape[1], heads, count), -jnp.inf)
+        best = lax.fori_loop(0, num_blocks(k), of_keys, best)
+        best = jnp.where(local_blocks(best, here.positions, indexer), jnp.inf, best)
+        return put(chosen, highest(best, indexer.top_k // indexer.block_size), number)
+
+    return lax.fori_loop(0, num_blocks(q), of_queries, jnp.zeros((batch, num_queries, heads, count), bool))
+
+
+def _together(length: int, layout: Layout, block: int) -> int:
+    """Consecutive keys of one block of positions, within a piece of a zigzag and a block of keys."""
+    num_shards = layout.mesh.size(token_sharding(layout, "tokens").axes_of("T"))
+    piece = length // len(dealt_pieces(length, num_shards))
+    return gcd(piece, attention_block(length), block)
+
+
+def local_blocks(scores: Array, positions: Array, indexer: Indexer) -> Array:
+    """Whether the query at positions[...] always reads each block of scores[..., K, blocks]."""
+    own = (positions // indexer.block_size)[..., None, None]
+    number = lax.broadcasted_iota(jnp.int32, (*[1] * (own.ndim - 1), scores.shape[-1]), own.ndim - 1)
+    return (number <= own) & (number > own - indexer.local_blocks)
+
+
+def head_scores(q: Array, k: Array) -> Array:
+    """f32[B, T, K, S] of q[B, T, K, y] and k[B, S, y]."""
+    return jnp.einsum("BTKy,BSy->BTKS", q, k, preferred_element_type=jnp.float32)
 
 
 def index_scores(q: Array, k: Array, weights: Array) -> Array:
@@ -86,7 +155,7 @@ def index_scores(q: Array, k: Array, weights: Array) -> Array:
 
 
 def highest(scores: Array, top_k: int) -> Array:
-    """Whether each of scores[B, T, S] is among the top_k of its query; of equal scores, the first are."""
+    """Whether each of scores[..., S] is among the top_k of its query; of equal scores, the first are."""
     if scores.shape[-1] <= top_k:
         return scores > -jnp.inf
     least = lax.top_k(scores, top_k)[0][..., -1:]

@@ -33,7 +33,14 @@ _COMPUTED = (
 # Prefix of the language model's tensors in files of vision models; other tensors are not read.
 _WRAPPED, _SEES = (
     "language_model.",
-    ("vision_model.", "vision_tower.", "multi_modal_projector.", "visual.", "mm_projector."),
+    (
+        "vision_model.",
+        "vision_tower.",
+        "multi_modal_projector.",
+        "visual.",
+        "mm_projector.",
+        "patch_merge_mlp.",
+    ),
 )
 
 

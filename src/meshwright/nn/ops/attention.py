@@ -84,7 +84,8 @@ class AttentionOps(ProductOps):
             options = {"softcap": softcap, "scale": scale, "sinks": sinks}
             return self._by_heads(name, (q, k, v), places, kind, options), None
         alibi = self.config.positions == "alibi"
-        how = ScoreForm(softcap, scale, alibi_slopes(self.config.num_heads) if alibi else None)
+        slopes = alibi_slopes(self.config.num_heads) if alibi else None
+        how = ScoreForm(softcap, scale, slopes, self.config.indexer.block if self.config.indexer else None)
         with jax.named_scope(name):
             if not uses_ring(self.layout):
                 k, v = self._gather_positions("k", k), self._gather_positions("v", v)
@@ -115,21 +116,19 @@ class AttentionOps(ProductOps):
         name: str,
         q: Array,
         k: Array,
-        weights: Array,
+        weights: Array | None,
         places: Places,
         cache: Any,
         kind: KindInLoop,
     ) -> tuple[Array, Any]:
-        """bool[B, T, S]: the keys that each query reads."""
+        """bool[B, T, S]: the keys that each query reads; of blocks of keys bool[B, T, K, blocks]."""
         indexer = self.config.indexer
         assert indexer is not None, "only an indexer has an index"
         with jax.named_scope(name):
             with jax.named_scope("index_k"):
                 k = apply_reshard(gathered_index(self.layout), k)
-            chosen = choose(
-                q, k, weights, places, self._places_of_sequences(places), indexer.top_k, self.layout
-            )
-            move = chosen_keys(self.layout)
+            chosen = choose(q, k, weights, places, self._places_of_sequences(places), indexer, self.layout)
+            move = chosen_keys(self.layout, indexer)
             if move.forward:
                 with jax.named_scope("chosen"):
                     chosen = apply_reshard(move, chosen.astype(jnp.int8)) > 0
