@@ -183,9 +183,7 @@ class Serve:
     """
 
     prompt_tokens: int = option(
-        _UNSET,
-        parser=parse_length,
-        help="Tokens per prompt: 8192, 8k (8192); with --lengths the mean.",
+        _UNSET, parser=parse_length, help="Tokens per prompt: 8192, 8k (8192); with --lengths the mean."
     )
     output_tokens: int = option(_UNSET, parser=parse_length, help="Tokens per answer.")
     ttft: float | None = option(

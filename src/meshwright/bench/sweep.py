@@ -25,11 +25,7 @@ _GROWTH = 4
 
 
 def sweep(
-    spec: str,
-    mesh: Mesh,
-    progress: Listener = None,
-    sizes: Sequence[int] = SWEEP,
-    max_seconds: float = 120.0,
+    spec: str, mesh: Mesh, progress: Listener = None, sizes: Sequence[int] = SWEEP, max_seconds: float = 120.0
 ) -> dict[str, Any]:
     """Measured times and the model fitted to them: `{"hardware", "mesh", "fits", "results", "left_out"}`.
 

@@ -37,15 +37,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from meshwright.cost.arrays import is_zero, larger, largest, smaller
-from meshwright.cost.graph import (
-    Graph,
-    Node,
-    Segment,
-    Value,
-    kept_with,
-    recomputed_nodes,
-    saved_values,
-)
+from meshwright.cost.graph import Graph, Node, Segment, Value, kept_with, recomputed_nodes, saved_values
 from meshwright.cost.pipeline.stages import SegmentRuns
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive

@@ -114,11 +114,7 @@ def sent_together(
 
 
 def timed_passes(
-    graph: Graph,
-    layout: Layout,
-    dtypes: Dtypes,
-    chip: Chip,
-    timed: Callable[[SegmentPass], TimedPass],
+    graph: Graph, layout: Layout, dtypes: Dtypes, chip: Chip, timed: Callable[[SegmentPass], TimedPass]
 ) -> list[list[TimedPass]]:
     """The passes of each segment, in each of the graph's directions under the layout's remat policy.
 

@@ -31,11 +31,7 @@ def ray_service(
             f"fits: a plan for up to {job.chips_per_node} chips"
         )
     selector, resource = node(job)
-    worker = {
-        "name": "meshwright",
-        "image": image,
-        "resources": {"limits": {resource: job.chips_per_node}},
-    }
+    worker = {"name": "meshwright", "image": image, "resources": {"limits": {resource: job.chips_per_node}}}
     ports = _HEAD_PORTS | {"serve": port}
     opened = [{"name": name, "containerPort": number} for name, number in ports.items()]
     head = {"name": "head", "image": image, "ports": opened}

@@ -24,11 +24,7 @@ from typing import Any
 from meshwright.errors import LayoutError, nearest
 from meshwright.layout.axes import CONTEXT, DATA, FSDP, PIPE, TENSOR
 from meshwright.layout.precision import Precision
-from meshwright.layout.rules import (
-    AxisTable,
-    Rules,
-    check_rules,
-)
+from meshwright.layout.rules import AxisTable, Rules, check_rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.short import (
     DEFAULTS,

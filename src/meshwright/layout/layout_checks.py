@@ -294,12 +294,7 @@ _LETTER_NAMES = {
 
 
 def _does_not_divide(
-    array: ShardedArray,
-    dim: str,
-    axes: tuple[str, ...],
-    size: int,
-    mesh: Mesh,
-    others: Mapping[str, int],
+    array: ShardedArray, dim: str, axes: tuple[str, ...], size: int, mesh: Mesh, others: Mapping[str, int]
 ) -> str:
     """The message for a dimension that does not divide.
 

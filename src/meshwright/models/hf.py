@@ -146,10 +146,7 @@ def _write(config: ModelConfig, family: Family) -> dict[str, Any] | None:
             return None
     if any(family.groups_name(mixer) and getattr(config, mixer) is None for mixer in MIXERS):
         return None
-    written: dict[str, Any] = {
-        "architectures": [family.class_names[0]],
-        "model_type": family.model_types[0],
-    }
+    written: dict[str, Any] = {"architectures": [family.class_names[0]], "model_type": family.model_types[0]}
     for key, rule in family.keys.items():
         if isinstance(rule, Fixed):
             written[key] = rule.values[0]

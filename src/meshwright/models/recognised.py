@@ -56,7 +56,7 @@ _OTHER_MATHEMATICS = ("bert-generation", "git")
 # Classes whose files describe a model of another family if a key has a value.
 _OTHERWISE: Mapping[str, tuple[tuple[str, Any, str], ...]] = {
     # DeepSeek-OCR and DeepSeek-VL2 say DeepSeek-V2.
-    "deepseek_v2": (("use_mla", False, "deepseek"), ("topk_method", "noaux_tc", "deepseek_v3")),
+    "deepseek_v2": (("use_mla", False, "deepseek"), ("topk_method", "noaux_tc", "deepseek_v3"))
 }
 # Ends of classes that have the layers of a language model and another head.
 _OTHER_HEADS = re.compile(r"(Model|For(Sequence|Token)Classification|ForQuestionAnswering)$")

@@ -312,16 +312,8 @@ TOWERS: tuple[Tower, ...] = (
         _siglip,
         _sizes(1152, 3072, 12, 32, image_size=224, vision_use_head=False),
     ),
-    Tower(
-        ("clip_vision_model",),
-        _clip,
-        _sizes(768, 3072, 12, 32, image_size=224),
-    ),
-    Tower(
-        ("pixtral",),
-        _pixtral,
-        _sizes(1024, 4096, 24, 16, image_size=1024),
-    ),
+    Tower(("clip_vision_model",), _clip, _sizes(768, 3072, 12, 32, image_size=224)),
+    Tower(("pixtral",), _pixtral, _sizes(1024, 4096, 24, 16, image_size=1024)),
     Tower(
         ("qwen2_vl_vision", "qwen2_vl"),
         _qwen2,
@@ -363,12 +355,7 @@ TOWERS: tuple[Tower, ...] = (
         _GLM_DEFAULTS | {"out_hidden_size": 4096, "intermediate_size": 13_696},
         merges=True,
     ),
-    Tower(
-        ("glm_ocr_vision", "glm_ocr"),
-        lambda table: _glm(table, ocr=True),
-        _GLM_OCR_DEFAULTS,
-        merges=True,
-    ),
+    Tower(("glm_ocr_vision", "glm_ocr"), lambda table: _glm(table, ocr=True), _GLM_OCR_DEFAULTS, merges=True),
     Tower(
         ("glm5_next_vision", "glm5_next"),
         lambda table: _glm(table, ocr=True),
@@ -440,16 +427,7 @@ TOWERS: tuple[Tower, ...] = (
             "subsampling_conv_channels": [128, 32],
         },
     ),
-    Tower(
-        ("minimax_m3_vl_vision", "minimax_m3_vl"),
-        _minimax,
-        _sizes(
-            1280,
-            5120,
-            32,
-            14,
-        ),
-    ),
+    Tower(("minimax_m3_vl_vision", "minimax_m3_vl"), _minimax, _sizes(1280, 5120, 32, 14)),
     Tower(
         ("ernie4_5_vl_moe_vision", "DFNRope_vision_transformer"),
         _ernie,

@@ -72,11 +72,7 @@ class Fastest:
     """
 
     def __init__(
-        self,
-        groups: Iterable[StageGroup],
-        *,
-        asked: int | None = None,
-        wanted: _Wanted = None,
+        self, groups: Iterable[StageGroup], *, asked: int | None = None, wanted: _Wanted = None
     ) -> None:
         self._asked, self._wanted = asked, wanted
         self._serial = count()

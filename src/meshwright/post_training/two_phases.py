@@ -147,10 +147,7 @@ def _in_turn(
         if seconds:
             phases.append(PoolPhase(pool, what, now, seconds))
             now += seconds
-    needed = {
-        "train": float(trainer.needed_bytes),
-        "roll out": held + rollouts.needed_bytes,
-    }
+    needed = {"train": float(trainer.needed_bytes), "roll out": held + rollouts.needed_bytes}
     idle = rollouts.idle_share * rollouts.seconds / now
     form = "together, offloaded" if offloaded else "together, kept"
     resident = held + rollouts.weights_bytes

@@ -35,12 +35,7 @@ class WeightsMover:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        before: Layout,
-        after: Layout,
-        mesh: jax.sharding.Mesh,
-        hardware: Hardware,
+        self, config: ModelConfig, before: Layout, after: Layout, mesh: jax.sharding.Mesh, hardware: Hardware
     ) -> None:
         self.config, self.before, self.after = config, before, after
         self.plan: WeightsMove = weights_move(config, before, after, hardware)

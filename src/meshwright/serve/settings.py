@@ -37,9 +37,7 @@ class EngineSettings:
     )
     tensor: int = option(1, least=1, help="Devices to split the model over.")
     dtype: Literal["f32", "bf16"] | None = option(
-        None,
-        help="Dtype of weights and matmuls.",
-        unset="the plan's; bf16, matmuls f32 on CPUs without it",
+        None, help="Dtype of weights and matmuls.", unset="the plan's; bf16, matmuls f32 on CPUs without it"
     )
     weights_dtype: Literal["f32", "bf16", "int8", "fp8", "int4"] | None = option(
         None, help="Dtype of stored weights, quantised as they are read.", unset="as computed"
@@ -145,10 +143,7 @@ class Replicas:
 
     num_servers: int = option(1, flag="--replicas", least=1, help="Servers at one address, on Ray Serve.")
     autoscaling: tuple[str, ...] = option(
-        (),
-        metavar="K=V",
-        help="A Ray Serve autoscaling setting: max_replicas=8; repeatable.",
-        unset="none",
+        (), metavar="K=V", help="A Ray Serve autoscaling setting: max_replicas=8; repeatable.", unset="none"
     )
     num_prefills: int = option(
         0,

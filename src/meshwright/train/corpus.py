@@ -273,12 +273,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        corpus: Corpus,
-        *,
-        batch_sequences: int,
-        seed: int,
-        rows: Sequence[int] | None = None,
+        self, corpus: Corpus, *, batch_sequences: int, seed: int, rows: Sequence[int] | None = None
     ) -> None:
         parts = [_endless(corpus.rows(part), seed + number) for number, part in enumerate(corpus.parts)]
         mixed = len(parts) > 1

@@ -38,17 +38,7 @@ __all__ = [
 ]
 
 # From the outermost axis of a mesh to the innermost.
-AXES: tuple[Axis, ...] = (
-    PIPE,
-    DATA,
-    FSDP,
-    EXPERT_NODES,
-    EXPERT,
-    CONTEXT,
-    TENSOR2,
-    TENSOR,
-    KV_REPLICAS,
-)
+AXES: tuple[Axis, ...] = (PIPE, DATA, FSDP, EXPERT_NODES, EXPERT, CONTEXT, TENSOR2, TENSOR, KV_REPLICAS)
 _SEARCHED = tuple(sorted(AXES, key=lambda axis: axis.turn))
 DEGREES = tuple(axis.name for axis in AXES)
 # Degrees that multiply to the chips: axes cut out of others do not count.

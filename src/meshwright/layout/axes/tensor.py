@@ -7,15 +7,7 @@ Source: Shoeybi et al., "Megatron-LM" (2019); Korthikanti et al. (2022) for sequ
 from collections.abc import Iterator
 from typing import Any
 
-from meshwright.layout.axes.axis import (
-    EVERYWHERE,
-    WIDE_LETTERS,
-    Ask,
-    Axis,
-    Composition,
-    FormWord,
-    ShortForm,
-)
+from meshwright.layout.axes.axis import EVERYWHERE, WIDE_LETTERS, Ask, Axis, Composition, FormWord, ShortForm
 from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import Schedule
 from meshwright.layout.workload import Workload

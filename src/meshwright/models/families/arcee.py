@@ -20,11 +20,7 @@ FAMILY = Family(
                 "4.6B",
                 max_position_embeddings=65_536,
                 rope_theta=10_000.0,
-                rope_scaling={
-                    "rope_type": "yarn",
-                    "factor": 20.0,
-                    "original_max_position_embeddings": 4096,
-                },
+                rope_scaling={"rope_type": "yarn", "factor": 20.0, "original_max_position_embeddings": 4096},
             )
         },
     ),

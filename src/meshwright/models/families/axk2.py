@@ -15,10 +15,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
         return (matrix(f"{part}_scale_in", "Dk", "D", k=rank), matrix(f"{part}_scale_out", "kD", "k", k=rank))
 
     # Queries and the gate of attention's result come from the latent, before and after its norm.
-    of_latent = (
-        matrix("wq_up_more", "QNH", "Q"),
-        *(matrix(f"wg_up_{n}", "QNO", "Q") for n in ("a", "b")),
-    )
+    of_latent = (matrix("wq_up_more", "QNH", "Q"), *(matrix(f"wg_up_{n}", "QNO", "Q") for n in ("a", "b")))
     in_all, of_experts = of_latent + of_norm("attention"), of_norm("mlp")
     numbers = range(fields["num_layers"])
     return by_layer([{"extras": in_all if n < num_dense else in_all + of_experts} for n in numbers])
@@ -32,10 +29,7 @@ FAMILY = Family(
     ("AXK2ForCausalLM",),
     keys={key: rule for key, rule in V32.keys.items() if key not in _NOT_READ}
     | PLANNED_POSITIONS
-    | {
-        "n_group": Key("moe.num_groups", 1),
-        "n_shared_experts": Key("moe.num_shared_experts", 1),
-    },
+    | {"n_group": Key("moe.num_groups", 1), "n_shared_experts": Key("moe.num_shared_experts", 1)},
     sets={**V32.sets, "planned_only": "gated norms (A.X K2)"},
     groups=(ExpertLayers(dense=1), ByLayer(_read, {"gated_norm_rank": ("extras",)})),
     tensors={},

@@ -26,10 +26,7 @@ FAMILY = Family(
     keys=SIZES
     | LATENT
     | DEEPSEEK_EXPERTS
-    | {
-        "norm_topk_prob": Key("moe.normalized", True),
-        "routed_scaling_factor": Key("moe.scaling", 2.5),
-    }
+    | {"norm_topk_prob": Key("moe.normalized", True), "routed_scaling_factor": Key("moe.scaling", 2.5)}
     | fixed(attention_bias=False, scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
     | ignored("its class has no such biases", "mlp_bias")
     | ignored("of DeepSeek-VL2's class", "lm_head", "rm_head", "use_mla")

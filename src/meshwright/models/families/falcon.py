@@ -89,11 +89,6 @@ FAMILY = Family(
             ),
             "falcon-40b": preset("L=60, D=8192, F=32_768, N=128, K=8, V=65_024", 41_303_293_952),
         },
-        shared={
-            "max_seq_len": 2048,
-            "parallel": True,
-            "tied_embeddings": True,
-            "activation": "gelu_erf",
-        },
+        shared={"max_seq_len": 2048, "parallel": True, "tied_embeddings": True, "activation": "gelu_erf"},
     ),
 )

@@ -2,13 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.families.by_layer import (
-    ByLayer,
-    by_layer,
-    hyper_connections,
-    matrix,
-    vector,
-)
+from meshwright.models.families.by_layer import ByLayer, by_layer, hyper_connections, matrix, vector
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
 from meshwright.models.families.family import Family, Key, ignored
 from meshwright.models.families.keys import EPS_1E_5, PLANNED_POSITIONS

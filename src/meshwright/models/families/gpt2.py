@@ -80,12 +80,7 @@ FAMILY = Family(
                 "gpt2-large": preset("L=36, D=1280, F=5120, N=20", 774_030_080),
                 "gpt2-xl": preset("L=48, D=1600, F=6400, N=25", 1_557_611_200),
             },
-            shared={
-                "vocab_size": 50_257,
-                "max_seq_len": 1024,
-                "tied_embeddings": True,
-                "activation": "gelu",
-            },
+            shared={"vocab_size": 50_257, "max_seq_len": 1024, "tied_embeddings": True, "activation": "gelu"},
         ),
         Release(
             # In the paper every other layer's attention is banded, of unknown width; here all are dense.
@@ -101,12 +96,7 @@ FAMILY = Family(
                 "gpt-3-13b": preset("L=40, D=5120, F=20_480, N=40", "13B"),
                 "gpt-3-175b": preset("L=96, D=12_288, F=49_152, N=96", "175B"),
             },
-            shared={
-                "vocab_size": 50_257,
-                "max_seq_len": 2048,
-                "tied_embeddings": True,
-                "activation": "gelu",
-            },
+            shared={"vocab_size": 50_257, "max_seq_len": 2048, "tied_embeddings": True, "activation": "gelu"},
         ),
         Release(
             "Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, table 1",
@@ -122,12 +112,7 @@ FAMILY = Family(
                 "megatron-gpt-530b": preset("L=105, D=20_480, F=81_920, N=128", "529.6B"),
                 "megatron-gpt-1t": preset("L=128, D=25_600, F=102_400, N=160", "1008.0B"),
             },
-            shared={
-                "vocab_size": 51_200,
-                "max_seq_len": 2048,
-                "tied_embeddings": True,
-                "activation": "gelu",
-            },
+            shared={"vocab_size": 51_200, "max_seq_len": 2048, "tied_embeddings": True, "activation": "gelu"},
         ),
     ),
 )

@@ -39,12 +39,7 @@ FAMILY = Family(
             "stored_dtype": "mxfp4",
             "max_seq_len": 131_072,
             "rope_theta": 150_000.0,
-            "rope_scaling": {
-                "kind": "yarn",
-                "factor": 32.0,
-                "original_max_seq_len": 4096,
-                "truncate": False,
-            },
+            "rope_scaling": {"kind": "yarn", "factor": 32.0, "original_max_seq_len": 4096, "truncate": False},
             "qkv_bias": True,
             "attention_out_bias": True,
             "sliding_window": 128,

@@ -55,9 +55,7 @@ class _FeedForwards:
 class _Experts:
     """The experts of a token and their width, which files without experts have too."""
 
-    parts: Mapping[str, Part] = {
-        "num_experts_per_tok": Part(("moe.experts_per_token",), (int,)),
-    }
+    parts: Mapping[str, Part] = {"num_experts_per_tok": Part(("moe.experts_per_token",), (int,))}
 
     def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
         from meshwright.models.config import MoE

@@ -9,10 +9,7 @@ FAMILY = Family(
     model_types=("internlm2", "internlm3", "internlm"),
     keys=LLAMA_KEYS
     | PLANNED_POSITIONS
-    | {
-        "bias": Key(("attention_out_bias", "mlp_bias"), False),
-        "qkv_bias": Key("qkv_bias", False),
-    }
+    | {"bias": Key(("attention_out_bias", "mlp_bias"), False), "qkv_bias": Key("qkv_bias", False)}
     | ignored("how transformers runs it", "attn_implementation"),
     sets={"planned_only": "a file's weights in one array by KV head (InternLM 2)"},
     tensors={},

@@ -11,10 +11,7 @@ FAMILY = Family(
     | ATTENTION_BIAS
     | LAYER_NORM_EPS
     | activation("relu2")
-    | {
-        "attention_bias": Key(("qkv_bias", "attention_out_bias"), True),
-        "mlp_bias": Key("mlp_bias", True),
-    },
+    | {"attention_bias": Key(("qkv_bias", "attention_out_bias"), True), "mlp_bias": Key("mlp_bias", True)},
     sets={"norm": "layer", "norm_bias": True, "gated": False},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,

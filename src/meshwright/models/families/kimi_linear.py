@@ -111,11 +111,7 @@ FAMILY = Family(
     | ignored("training only", "output_router_logits")
     | ignored("how it chooses experts", "use_grouped_topk")
     | ignored("its attention has no positions", "rope_theta", "rope_scaling", "rope_parameters"),
-    sets={
-        "positions": "none",
-        "moe.score": "sigmoid",
-        "moe.choice_bias": True,
-    },
+    sets={"positions": "none", "moe.score": "sigmoid", "moe.choice_bias": True},
     optional=("delta",),
     groups=(StateLayers(), _LinearAttention()),
     tensors=LLAMA_TENSORS

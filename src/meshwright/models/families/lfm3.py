@@ -20,9 +20,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
         }
         for kind in kinds
     ]
-    return by_layer(layers) | {
-        "mixers": tuple("state" if kind == "conv" else "attention" for kind in kinds),
-    }
+    return by_layer(layers) | {"mixers": tuple("state" if kind == "conv" else "attention" for kind in kinds)}
 
 
 FAMILY = Family(

@@ -107,10 +107,7 @@ FAMILY = Family(
     tensors=BLOCK_TENSORS,
     releases=release(
         "Gu and Dao 2023, https://arxiv.org/abs/2312.00752; config.json of state-spaces/mamba-*-hf",
-        {
-            "mamba-130m": published("L=24, D=768", "0.1B"),
-            "mamba-2.8b": published("L=64, D=2560", "2.8B"),
-        },
+        {"mamba-130m": published("L=24, D=768", "0.1B"), "mamba-2.8b": published("L=64, D=2560", "2.8B")},
         shared={"vocab_size": 50_280, "state_size": 16, "conv_kernel": 4},
     ),
 )

@@ -22,10 +22,7 @@ FAMILY = Family(
     | {"attn_type_list": Fixed((1,), of_each=True)}
     | fixed(scoring_func="sigmoid", qk_norm_type="per_layer", shared_intermediate_size=0)
     | ignored(
-        "of modules that predict further tokens",
-        "use_mtp",
-        "num_mtp_modules",
-        "mtp_transformer_layers",
+        "of modules that predict further tokens", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"
     ),
     sets={"qk_norm_over": "width", "moe.score": "sigmoid"},
     groups=(Rope(theta=5e6, share=1.0),),
@@ -36,10 +33,7 @@ FAMILY = Family(
     more_layers=True,
     releases=release(
         "config.json of MiniMaxAI/MiniMax-M2, M2.5",
-        {
-            "minimax-m2": preset(params="229B"),
-            "minimax-m2.5": preset(params="229B"),
-        },
+        {"minimax-m2": preset(params="229B"), "minimax-m2.5": preset(params="229B")},
         shared=by_letter("L=62, D=3072, F=1536, N=48, K=8, H=128, V=200_064")
         | {
             "stored_dtype": "fp8",

@@ -9,10 +9,7 @@ OLMOE_KEYS: dict[str, Rule] = (
     | EPS_1E_5
     | ATTENTION_BIAS
     | EXPERTS
-    | {
-        "intermediate_size": needed(("d_ff", "moe.d_ff")),
-        "norm_topk_prob": Key("moe.normalized", False),
-    }
+    | {"intermediate_size": needed(("d_ff", "moe.d_ff")), "norm_topk_prob": Key("moe.normalized", False)}
 )
 
 FAMILY = Family(

@@ -78,10 +78,7 @@ class Rope:
             # A constant stretches the base, at every length (Hunyuan).
             theta *= settings["alpha"] ** (fields["d_head"] / (fields["d_head"] - 2))
             settings = {}
-        read: dict[str, Any] = {
-            "rope_theta": theta,
-            "rope_scaling": _scaling(settings, given, fields, name),
-        }
+        read: dict[str, Any] = {"rope_theta": theta, "rope_scaling": _scaling(settings, given, fields, name)}
         if beta := settings.get("llama_4_scaling_beta"):
             if not self.temperature:
                 raise ModelError(f"{name}: llama_4_scaling_beta = {beta!r} is not supported; leave it out")

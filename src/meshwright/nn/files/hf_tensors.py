@@ -72,11 +72,7 @@ def _draft_tensors(config: ModelConfig, family: Family, tables: Mapping[str, Ten
     if names is None:
         raise ModelError(f"{config.name}: files of {family.title} have no draft head that is read here")
     before, first = names.of_head or names.layer, 0 if names.counted_apart else config.num_layers
-    named = {
-        DRAFT_EMBED_NORM: names.embed_norm,
-        DRAFT_HIDDEN_NORM: names.hidden_norm,
-        DRAFT_NORM: names.norm,
-    }
+    named = {DRAFT_EMBED_NORM: names.embed_norm, DRAFT_HIDDEN_NORM: names.hidden_norm, DRAFT_NORM: names.norm}
     tensors = {path: Tensor(f"{before}.{name}.weight", ("D",), first=first) for path, name in named.items()}
     swapped = "h" if names.hidden_first else ""
     tensors[DRAFT_IN] = Tensor(f"{before}.{names.proj}.weight", ("D", "h"), swapped=swapped, first=first)

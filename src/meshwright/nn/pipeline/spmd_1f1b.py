@@ -262,9 +262,7 @@ class SpmdPipeline:
                 d_read = jax.tree.map(jnp.add, d_head, d_read)
         (d_ends,) = read(d_read)
         return before._replace(
-            d_x=d_x,
-            d_layers=added(before.d_layers, d_layers),
-            d_ends=added(before.d_ends, d_ends),
+            d_x=d_x, d_layers=added(before.d_layers, d_layers), d_ends=added(before.d_ends, d_ends)
         )
 
     def _stage_backward(

@@ -88,12 +88,7 @@ class BatchInvariantOps(InferenceOps):
             )
 
     def activation(
-        self,
-        name: str,
-        gate: Array,
-        up: Array | None,
-        kind: str,
-        slopes: tuple[Array, Array] | None = None,
+        self, name: str, gate: Array, up: Array | None, kind: str, slopes: tuple[Array, Array] | None = None
     ) -> Array:
         with jax.named_scope(name):
             return _by_token(

@@ -16,13 +16,7 @@ LATER = "later"
 
 
 def local_product(
-    plan: Contraction,
-    dtype: Any,
-    x: Array,
-    w: Array,
-    token: Array | None = None,
-    *,
-    sums_last: bool = False,
+    plan: Contraction, dtype: Any, x: Array, w: Array, token: Array | None = None, *, sums_last: bool = False
 ) -> Array:
     """The product of the operands as computed on, `plan.product`: partial sums stay partial.
 

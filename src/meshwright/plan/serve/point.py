@@ -93,12 +93,7 @@ class Point:
     def draft_step_ratio(self) -> float:
         """Seconds of a step whose drafts are made and verified, over a step without drafts."""
         plain, _ = pass_cost(
-            self.config,
-            self.layout.at("generate"),
-            self.hardware,
-            self.batch,
-            1,
-            self.requests.mean_context,
+            self.config, self.layout.at("generate"), self.hardware, self.batch, 1, self.requests.mean_context
         )
         return self.tpot_seconds * self.requests.tokens_a_step / plain.seconds
 

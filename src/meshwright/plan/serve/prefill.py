@@ -51,12 +51,7 @@ class PromptPasses:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        layout: Layout,
-        requests: Requests,
-        chunk: int | None,
-        hardware: Hardware,
+        self, config: ModelConfig, layout: Layout, requests: Requests, chunk: int | None, hardware: Hardware
     ) -> None:
         self.batches = layout.num_batch_shards * _PROMPTS
         at = layout.at("prefill")

@@ -140,8 +140,7 @@ def serving_plan_html(document: JsonDocument, plan_text: str | None = None) -> s
     best, points = document["best"], document["frontier"]
     step = -(-len(points) // _MOST_POINTS) or 1
     shown = sorted(
-        [best, *(point for point in points[::step] if point != best)],
-        key=lambda point: point["tpot_seconds"],
+        [best, *(point for point in points[::step] if point != best)], key=lambda point: point["tpot_seconds"]
     )
     rows = [Row(point_cells(one, "chosen" * (one == best)), "chosen" if one == best else "") for one in shown]
     return render(

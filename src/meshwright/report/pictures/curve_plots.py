@@ -79,10 +79,7 @@ def curves_tables(plot: Plot) -> Iterator[Table]:
     frame = plot.frames[plot.first]
     for panel in frame.panels:
         rows = [
-            (
-                TEXT[plot.x_unit](at),
-                *("" if value is None else TEXT[panel.unit](value) for value in values),
-            )
+            (TEXT[plot.x_unit](at), *("" if value is None else TEXT[panel.unit](value) for value in values))
             for at, *values in zip(plot.x, *panel.curves.values(), strict=True)
         ]
         title = ", ".join(filter(None, (panel.title, frame.label)))

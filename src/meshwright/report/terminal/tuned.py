@@ -8,13 +8,7 @@ from meshwright.report.table import Cell, Table
 from meshwright.report.terminal.tables import rich_table
 from meshwright.report.text import bytes_text, percent_text, seconds_text
 
-_TONE = {
-    "faster": "good",
-    "fits": "good",
-    "as planned": "chosen",
-    "slower": "faint",
-    "refused": "bad",
-}
+_TONE = {"faster": "good", "fits": "good", "as planned": "chosen", "slower": "faint", "refused": "bad"}
 
 
 def tune_table(tuned: JsonDocument) -> Group:

@@ -7,14 +7,7 @@ import numpy as np
 from meshwright.nn.attention.paged import PADDING, Rows
 from meshwright.serve.device.programs import StepShape
 from meshwright.serve.device.readout import Read
-from meshwright.serve.device.sampling import (
-    Edits,
-    Guesses,
-    SampledRows,
-    batch_edits,
-    batch_rows,
-    no_guesses,
-)
+from meshwright.serve.device.sampling import Edits, Guesses, SampledRows, batch_edits, batch_rows, no_guesses
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.logit_edits import LogitEdits

@@ -28,12 +28,7 @@ class HeadDrafter(Drafter):
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        num_drafts: int,
-        cost_ratio: Callable[[int], float],
-        *,
-        by_ratio: bool = False,
+        self, runner: Runner, num_drafts: int, cost_ratio: Callable[[int], float], *, by_ratio: bool = False
     ) -> None:
         super().__init__(Payoff(num_drafts, cost_ratio))
         self._runner, self._num_drafts, self._by_ratio = runner, num_drafts, by_ratio

@@ -65,11 +65,7 @@ def create_app(
     limits = limits or ClientLimits()
     calls = calls or InThreads(reader_of(engine, tokenizer, model_name, limits))
     api = _Api(Asking(engine, tokenizer), calls, model_name, limits, tracing, prefilled)
-    probes = [
-        Route("/health", api.health),
-        Route("/ready", api.health),
-        Route("/metrics", api.metrics),
-    ]
+    probes = [Route("/health", api.health), Route("/ready", api.health), Route("/metrics", api.metrics)]
     routes = [
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),

@@ -42,10 +42,7 @@ class ClientLimits:
     )
     request_seconds: float | None = option(None, least=0.1, help="Cut off answers that take longer.")
     max_connections: int | None = option(
-        None,
-        least=1,
-        help="Open connections of all clients.",
-        unset="8192, or the process's limit",
+        None, least=1, help="Open connections of all clients.", unset="8192, or the process's limit"
     )
     max_connections_per_address: int | None = option(
         None, least=1, help="Open connections of one address.", unset="half of all"
@@ -58,10 +55,7 @@ class ClientLimits:
     )
     max_body_bytes: int = option(16_000_000, parser=parse_count, help="Largest request body in bytes: 16M.")
     cors_origins: tuple[str, ...] = option(
-        (),
-        flag="--cors-origin",
-        help="A site whose pages may send requests, or *; repeatable.",
-        unset="none",
+        (), flag="--cors-origin", help="A site whose pages may send requests, or *; repeatable.", unset="none"
     )
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs",

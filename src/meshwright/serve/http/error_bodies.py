@@ -9,19 +9,9 @@ from starlette.responses import JSONResponse, Response
 from meshwright.errors import RequestError
 from meshwright.serve.engine.request import EngineError, EngineStopped
 
-_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    429: "rate_limit_error",
-}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 # Codes of refusals without one of their own.
-_CODES = {
-    400: "invalid_value",
-    404: "unknown_url",
-    405: "method_not_supported",
-    413: "request_too_large",
-}
+_CODES = {400: "invalid_value", 404: "unknown_url", 405: "method_not_supported", 413: "request_too_large"}
 # A queue that is full now has room again once an answer ends.
 _RETRY_SECONDS = 1
 

@@ -233,8 +233,7 @@ class _Generation(RequestObject):
             )
         if self.limit is not None and self.min_tokens > self.limit:
             raise RequestError(
-                f"min_tokens = {self.min_tokens} is more than max_tokens = {self.limit}",
-                param="min_tokens",
+                f"min_tokens = {self.min_tokens} is more than max_tokens = {self.limit}", param="min_tokens"
             )
         return self
 

@@ -97,11 +97,7 @@ class Generation:
         self._answers = [
             _Answer(
                 TextStream(
-                    tokenizer,
-                    request.prompt,
-                    stops,
-                    keeps_stop=keeps_stop,
-                    token_bytes=tokenizer.token_bytes,
+                    tokenizer, request.prompt, stops, keeps_stop=keeps_stop, token_bytes=tokenizer.token_bytes
                 )
             )
             for request in requests

@@ -29,9 +29,7 @@ OPTAX = MappingProxyType({"adamw": adamw, "adafactor": adafactor, "lion": lion, 
 
 
 def make_optimizer(
-    config: OptimizerConfig,
-    moments_dtype: str = "f32",
-    model: ModelConfig | None = None,
+    config: OptimizerConfig, moments_dtype: str = "f32", model: ModelConfig | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer on gradients clipped by their global norm; moments and updates are float32.
 
