@@ -374,16 +374,14 @@ def _end_of_use(values: _Alive, segment: Segment, last: Mapping[int, int], place
     In layouts without a move, the value's copies are the same array: its bytes go on to a copy that is still
     read.
     """
-    for node in segment.nodes:
-        for value in node.inputs:
-            if id(value) in values.of and last.get(id(value), -1) <= place:
-                left = values.end(value)
-                for copy in _copies(segment, value):
-                    if id(copy) in values.of and last.get(id(copy), -1) > place:
-                        values.add(copy, left * (1 - copy.is_copy))
-                        left = (
-                            left * copy.is_copy
-                        )  # in layouts that move this copy, the next one may not move
+    for value in (value for node in segment.nodes for value in node.inputs):
+        if id(value) not in values.of or last.get(id(value), -1) > place:
+            continue
+        left = values.end(value)
+        for copy in _copies(segment, value):
+            if id(copy) in values.of and last.get(id(copy), -1) > place:
+                values.add(copy, left * (1 - copy.is_copy))
+                left = left * copy.is_copy  # in layouts that move this copy, the next one may not move
 
 
 def _copies(segment: Segment, value: Value) -> Iterator[Value]:

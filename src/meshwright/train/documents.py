@@ -396,17 +396,16 @@ def _read_parquet(path: Path, name: str) -> Iterator[Document]:
         import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise DataError(f"corpus {path}: parquet needs pyarrow; pip install 'meshwright[parquet]'") from None
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
             kind = str(file.schema_arrow.field("text").type)
             if "string" not in kind:
                 raise TypeError(f"it has the type {kind}")
-            for batch in file.iter_batches(batch_size=1024, columns=["text"]):
-                for text in batch.column("text").to_pylist():
-                    if isinstance(text, str):
-                        yield Document(f"{name}:{number}", text)
-                    number += 1
+            batches = file.iter_batches(batch_size=1024, columns=["text"])
+            texts = (text for batch in batches for text in batch.column("text").to_pylist())
+            for number, text in enumerate(texts):
+                if isinstance(text, str):
+                    yield Document(f"{name}:{number}", text)
     except Exception as error:  # pyarrow's errors have no common base
         raise DataError(f"corpus {path}: no column 'text' can be read ({_first_line(error)})") from None
 

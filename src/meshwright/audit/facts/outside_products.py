@@ -138,13 +138,12 @@ def scoped_arithmetic(program: Program, *, differentiated: bool) -> Iterator[Sco
 def transcendentals(program: Program, *, differentiated: bool) -> dict[str, set[str]]:
     """The transcendental functions of the forward pass, by JAX's names, for each scope."""
     functions: dict[str, set[str]] = defaultdict(set)
-    for place in places(program):
-        for each in place.computation.instructions.values():
-            for name in split_op_name(each.op_name):
-                primitive = primitive_of(name)
-                if primitive in _FUNCTIONS and phase_of(name, differentiated) == "forward":
-                    for scope in scope_of(name):
-                        functions[scope].add(primitive)
+    instructions = (each for place in places(program) for each in place.computation.instructions.values())
+    for name in (name for each in instructions for name in split_op_name(each.op_name)):
+        primitive = primitive_of(name)
+        if primitive in _FUNCTIONS and phase_of(name, differentiated) == "forward":
+            for scope in scope_of(name):
+                functions[scope].add(primitive)
     return functions
 
 

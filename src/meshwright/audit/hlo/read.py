@@ -293,17 +293,16 @@ def check_complete(program: Program) -> None:
     """Raises AuditError if the text lacks an instruction's operand or computation."""
     for computation in program.computations.values():
         for instruction in computation.instructions.values():
-            for operand in instruction.operands:
-                if operand not in computation.instructions:
-                    raise AuditError(
-                        f"HLO instruction {instruction.name} reads {operand}, which the text lacks"
-                    )
-            for key in _RUN_BY.get(instruction.opcode, ()):
-                for name in re.findall(r"[\w.\-<>]+", instruction.attributes.get(key, "")):
-                    if name not in program.computations:
-                        raise AuditError(
-                            f"HLO instruction {instruction.name} runs {name}, which the text lacks"
-                        )
+            runs = (instruction.attributes.get(key, "") for key in _RUN_BY.get(instruction.opcode, ()))
+            called = re.findall(r"[\w.\-<>]+", " ".join(runs))
+            if unread := [name for name in instruction.operands if name not in computation.instructions]:
+                raise AuditError(
+                    f"HLO instruction {instruction.name} reads {unread[0]}, which the text lacks"
+                )
+            if unknown := [name for name in called if name not in program.computations]:
+                raise AuditError(
+                    f"HLO instruction {instruction.name} runs {unknown[0]}, which the text lacks"
+                )
 
 
 def check_partitioned(program: Program) -> None:

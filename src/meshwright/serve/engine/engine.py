@@ -212,11 +212,7 @@ class Engine:
             while (batch := self._next_step(wait=under_way is None)) is not None:
                 dispatched = None
                 try:
-                    if batch.works:
-                        for work in batch.works:
-                            if work.samples:
-                                self._prepare_edits(work.sequence)
-                        dispatched = _Dispatched(batch, time.perf_counter(), self._runner.run(batch))
+                    dispatched = self._dispatch(batch) if batch.works else None
                 finally:  # also if the device fails: the step before was whole
                     if under_way is not None:
                         self._deliver(under_way)
@@ -224,6 +220,12 @@ class Engine:
         except BaseException as error:  # native libraries raise panics that are no Exception
             logger.exception("the engine failed")
             self._stop(f"the engine failed: {type(error).__name__}: {error}")
+
+    def _dispatch(self, batch: Batch) -> _Dispatched:
+        for work in batch.works:
+            if work.samples:
+                self._prepare_edits(work.sequence)
+        return _Dispatched(batch, time.perf_counter(), self._runner.run(batch))
 
     def _prepare_edits(self, sequence: TokenSequence) -> None:
         """Compute the edits of its next token, on which a faulty grammar may fail.
