@@ -3,6 +3,7 @@
 import re
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from tests.audit.foreign_by_hand import BY_HAND
 from tests.audit.foreign_cases import CASES, SEVERAL
 
 import meshwright
@@ -24,9 +26,9 @@ def _kinds(program: Any) -> list[str]:
         return [one["kind"] for one in meshwright.audit(run, *args, hardware="v5p")["warnings"]]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *BY_HAND])
 def test_each_program_has_its_finding_and_its_remedy_ends_it(name: str) -> None:
-    case = CASES[name]
+    case = (CASES | BY_HAND)[name]
     kinds = _kinds(case.run())
     assert set(kinds) == (set() if case.kind is None else {case.kind})
     if case.fixed is not None:
@@ -48,6 +50,37 @@ def test_the_result_prints_as_ten_lines() -> None:
     assert lines[0].startswith("differs: 1 findings; ") and "activations_not_constrained" in lines[1]
     assert "compiled for CPUs, priced on v5p" in lines[-1]
     assert found["versions"] == {name: version(name) for name in ("jax", "jaxlib")}
+
+
+class _Wrapped:
+    """A function that is compiled as Equinox does: its compiled program is in a wrapper."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def __call__(self, *args: Any) -> Any:
+        return self.run(*args)
+
+    def lower(self, *args: Any) -> Any:
+        assert not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)), "static"
+        lowered = jax.jit(self.run).lower(*args)
+        return SimpleNamespace(compile=lambda: SimpleNamespace(compiled=lowered.compile()))
+
+
+@pytest.mark.parametrize("of_types", [True, False])
+def test_functions_that_wrap_jit_are_audited(of_types: bool) -> None:
+    """Also with types of arrays next to values that are no arrays: Equinox takes types for static values."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
+    split = NamedSharding(mesh, PartitionSpec())
+    rows = jax.ShapeDtypeStruct((256, 256), "float32", sharding=split)
+    given = rows if of_types else jax.device_put(jnp.zeros(rows.shape), split)
+    model = {"weight": given, "activation": jnp.tanh} if of_types else {"weight": given}
+
+    def run(model: Any, x: Any) -> Any:
+        return {"y": model.get("activation", jnp.tanh)(x @ model["weight"]), **model}
+
+    found = meshwright.audit(_Wrapped(run), model, given, hardware="v5p")
+    assert [one["kind"] for one in found["warnings"]] == ["computed_repeatedly"]
 
 
 @pytest.mark.parametrize("donated", [(), (0,)])

@@ -30,7 +30,7 @@ from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import accidents, at_the_root
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.donation import undonated_note
-from meshwright.audit.remarks.replication import repeated_products, replicated_state
+from meshwright.audit.remarks.replication import repeated_calls, repeated_products, replicated_state
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 from meshwright.hardware.catalog import load
@@ -133,6 +133,7 @@ def audit_program(
             *accidents(schedule, reading.sent, prices),
             *replicated_state(program, prices),
             *(repeated_products(program, prices) or _repeated_on_parts(reading, machine)),
+            *repeated_calls(program, prices, reading.sent),
             *host_calls(host_transfers(program)),
         ]
     )
@@ -278,6 +279,8 @@ def audit_compiled(
     """`audit` by the chosen compiler: an abstract mesh may also be compiled for this process's devices."""
     if ahead_of_time and hardware is None:
         raise AuditError("compiling ahead of time needs hardware=, such as v5p:4x4x4")
+    if not hasattr(jitted, "trace") and (ahead_of_time or _has_types((args, kwargs))):
+        jitted, args, kwargs = _of_arrays(jitted, args, kwargs)
     with captured_stderr() as captured:
         if ahead_of_time and hardware:
             program, mesh = compiled_ahead(jitted, hardware, *args, **kwargs)
@@ -287,6 +290,41 @@ def audit_compiled(
     document = audit_program(program, hardware, mesh, log)
     document["versions"] = dict(Target(program.platform.name).versions)
     return document
+
+
+def _has_types(arguments: object) -> bool:
+    """Whether an argument is a type of an array, and not an array."""
+    import jax
+
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arguments))
+
+
+def _of_arrays(
+    function: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[Callable[..., Any], tuple[object, ...], Mapping[str, object]]:
+    """A jitted function of only the arrays among the arguments, by their names, and its arguments.
+
+    For functions that are not jax.jit's, such as equinox.filter_jit's, which take types for static values.
+    """
+    import jax
+
+    leaves, tree = jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))
+    named = {_name_of(path): leaf for path, leaf in leaves}
+    arrays = {name: leaf for name, leaf in named.items() if hasattr(leaf, "shape") and hasattr(leaf, "dtype")}
+
+    def of_arrays(given: dict[str, Any]) -> list[Any]:
+        args, kwargs = jax.tree.unflatten(tree, (named | given).values())
+        return [leaf for leaf in jax.tree.leaves(function(*args, **kwargs)) if hasattr(leaf, "dtype")]
+
+    of_arrays.__name__ = getattr(function, "__name__", of_arrays.__name__)
+    return jax.jit(of_arrays), (arrays,), {}
+
+
+def _name_of(path: tuple[Any, ...]) -> str:
+    """An argument's name: its position, or its keyword, and the path in it."""
+    import jax
+
+    return jax.tree_util.keystr(path[1:], simple=True, separator=".")
 
 
 def has_abstract_mesh(arguments: object) -> bool:
@@ -373,7 +411,8 @@ def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> P
     if not hasattr(jitted, "lower"):
         jitted = jax.jit(jitted)
     try:
-        text = program_text(compile_it(jitted))
+        compiled = compile_it(jitted)
+        text = program_text(getattr(compiled, "compiled", compiled))  # Equinox wraps JAX's own
     except Exception as error:
         name = getattr(jitted, "__name__", "the function")
         lines = str(error).strip().splitlines() or [type(error).__name__]

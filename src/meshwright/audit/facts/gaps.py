@@ -1,6 +1,7 @@
 """The instructions of a program that the audit cannot count, so that nothing is dropped silently."""
 
 from meshwright.audit.facts.communication import unreadable_groups
+from meshwright.audit.facts.factorisations import factorisation_flops
 from meshwright.audit.facts.instruction_work import (
     attention_flops,
     is_attention_kernel,
@@ -82,6 +83,7 @@ def _problem(program: Program, value: TracedValue) -> str:
         opcode != "custom-call"
         or target in _HARMLESS
         or is_library_matmul(instruction)
+        or factorisation_flops(instruction, value.place.computation)
         or joins_parts(instruction)
         or only_allocates(instruction)
     ):

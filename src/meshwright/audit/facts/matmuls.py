@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from meshwright.audit.facts.communication import bits_of, uncast_dtype
+from meshwright.audit.facts.factorisations import factorisation_flops
 from meshwright.audit.facts.instruction_work import attention_flops, flops_of, is_attention_kernel
 from meshwright.audit.facts.naming import einsum_of, is_batched, name_nearby, own_name
 from meshwright.audit.facts.opcodes import op_of
@@ -87,7 +88,7 @@ def _size(program: Program, branch: CallPath) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Product:
-    """A dot, convolution, library call or attention kernel at its place.
+    """A dot, convolution, factorisation, library call or attention kernel at its place.
 
     flops: per device and step. op_name: JAX's; "" if unknown.
     """
@@ -151,4 +152,4 @@ def dot_flops(program: Program) -> int:
 def _flops(program: Program, instruction: Instruction, place: CallPath) -> int:
     if is_attention_kernel(instruction):
         return attention_flops(program, TracedValue(instruction, place)) or 0
-    return flops_of(instruction, place.computation)
+    return flops_of(instruction, place.computation) or factorisation_flops(instruction, place.computation)

@@ -104,6 +104,15 @@ def primitive_of(op_name: str) -> str:
     return _parts(op_name)[-1] if op_name else ""
 
 
+def is_written_by_hand(op_name: str) -> bool:
+    """Whether an operation is in the body of a shard_map, where shapes are those of one device.
+
+    >>> is_written_by_hand("jit(f)/shard_map/dot_general"), is_written_by_hand("jit(f)/shard_map")
+    (True, False)
+    """
+    return "shard_map" in _parts(op_name)[:-1]
+
+
 def is_of_call(op_name: str) -> bool:
     """Whether it names a whole call or loop, and not an operation within it.
 

@@ -5,7 +5,7 @@ Each checks one collective in its program and returns a fault or None.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -182,26 +182,33 @@ def _needs_whole(use: tuple[TracedValue, int]) -> str | None:
 
 def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An array gathered only for a maximum, a sum or a norm; its shards can be reduced first."""
-    if emitted.op != "all_gather" or emitted.is_written or emitted.collective.follows_sum:
+    if emitted.op != "all_gather" or emitted.collective.follows_sum:
         return None
     if not emitted.collective.groups.size:
         return None  # groups that differ in size
     uses = list(emitted.uses(context.program, elementwise=True, joined=True))
     shard_elements = emitted.elements / emitted.collective.groups.size
-    if not uses or not all(
-        user.instruction.opcode in _REDUCES and user.instruction.shapes[0].num_elements < shard_elements
+    reads = _REDUCES if not emitted.is_written else (*_REDUCES, "gather")  # a target's logit is picked
+    if not any(user.instruction.opcode in _REDUCES for user, _ in uses) or not all(
+        user.instruction.opcode in reads and user.instruction.shapes[0].num_elements < shard_elements
         for user, _ in uses
     ):
         return None
     names = (primitive_of(user.instruction.op_name) for user, _ in uses)
     operations = ", ".join(dict.fromkeys(filter(None, names))) or "a reduction"
+    change = (
+        "reduce each device's shard (maximum, sum, the number that it picks if it holds it), then exchange "
+        "the results: jax.lax.pmax and psum in place of all_gather"
+        if emitted.is_written
+        else "reduce each device's shard and combine the results: keep the operand sharded "
+        "(with_sharding_constraint, of logits along the vocabulary), and sum a norm's squares array by "
+        "array, not in one concatenated array"
+    )
     return (
         "gathered_for_one_operation",
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
         f"{context.over(emitted)} only to be reduced ({operations})",
-        "reduce each device's shard and combine the results: keep the operand sharded "
-        "(with_sharding_constraint, of logits along the vocabulary), and sum a norm's squares array by "
-        "array, not in one concatenated array",
+        change,
     )
 
 
@@ -213,7 +220,9 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
     place = emitted.value.place
     if emitted.collective.op != "all_reduce" or emitted.collective.gathers or not place.loops:
         return None
-    uses = list(emitted.uses(context.program))
+    uses = list(_past_factors(context.program, emitted.uses(context.program)))
+    if uses and all(_writes_to_the_carry(context.program, *use) for use in uses):
+        return _summed_for_storage(emitted, context, uses)
     if not uses or not all(_adds_to_the_carry(context.program, *use) for use in uses):
         return None
     return (
@@ -225,11 +234,51 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
+def _past_factors(
+    program: Program, uses: Iterable[tuple[TracedValue, int]]
+) -> Iterator[tuple[TracedValue, int]]:
+    """The uses, with a product by a constant replaced by its own readers."""
+    for user, at in uses:
+        if user.instruction.opcode in ("multiply", "divide") and at in (0, 1):
+            *_, other = history(program, user.operand(1 - at), MOVES | {"broadcast"})
+            if other.instruction.opcode == "constant":
+                yield from _past_factors(program, readers(program, user))
+                continue
+        yield user, at
+
+
+def _summed_for_storage(
+    emitted: Emitted, context: ProgramContext, uses: Sequence[tuple[TracedValue, int]]
+) -> Fault | None:
+    """A sum in each turn, written to a part of an array that the loop returns: results of a pipeline.
+
+    Only if the loop sums more than the array holds, as turns in which a pipeline fills or drains do.
+    """
+    stored = max(user.instruction.shapes[0].num_elements for user, _ in uses)
+    summed = emitted.elements * emitted.runs
+    if summed <= stored:
+        return None
+    return (
+        "summed_repeatedly",
+        f"`{emitted.tensor}` is all-reduced over {context.over(emitted)} in each of {emitted.runs:,} turns, "
+        f"{summed:,.0f} numbers in all, to be written into an array of {stored:,}",
+        "write each device's own part (zeros if it has none) in the loop, and sum the array once after it",
+    )
+
+
+def _writes_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
+    """Whether an instruction writes its operand `at` to a part of an array of the loop's carry."""
+    return at == 1 and user.instruction.opcode == "dynamic-update-slice" and _is_next(program, user, 0)
+
+
 def _adds_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
     """Whether an instruction adds its operand `at` to an array of the loop's carry, for the next turn."""
-    if at not in (0, 1) or user.instruction.opcode != "add":
-        return False
-    *_, other = history(program, user.operand(1 - at), MOVES)
+    return at in (0, 1) and user.instruction.opcode == "add" and _is_next(program, user, 1 - at)
+
+
+def _is_next(program: Program, user: TracedValue, index: int) -> bool:
+    """Whether a result replaces its own operand `index` in the loop's carry."""
+    *_, other = history(program, user.operand(index), MOVES)
     is_carry = other.instruction.opcode == "parameter" and bool(other.place.frames and other.path)
     return is_carry and all(after < 0 and next_.path == other.path for next_, after in readers(program, user))
 
@@ -326,6 +375,39 @@ def for_few_tokens(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return None
 
 
+# An exchange of tokens takes two all-to-alls, before and after the experts.
+_EXCHANGES = 2
+
+
+def of_all_experts(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Weights gathered along a dimension that their product only batches over, such as experts."""
+    if emitted.op != "all_gather" or is_computed(context.program, emitted.operand()):
+        return None
+    dims = emitted.value.instruction.attributes.get("dimensions", "")
+    along = [int(dim) for dim in re.findall(r"\d+", dims)]
+    shape = emitted.value.instruction.shapes[-1]
+    for user, other in emitted.products(context.program):
+        side = "rhs" if other.instruction is user.operand(0).instruction else "lhs"
+        batched = re.findall(r"\d+", user.instruction.attributes.get(f"{side}_batch_dims", ""))
+        weight = user.operand(int(side == "rhs")).instruction.shapes[0]
+        counts = {weight.dims[int(dim)] for dim in batched}
+        activations = other.instruction.shapes[0].num_bytes + user.instruction.shapes[0].num_bytes
+        if (
+            len(along) == 1
+            and shape.dims[along[0]] in counts
+            and emitted.collective.gathered_bytes > _EXCHANGES * activations
+        ):
+            return (
+                "weight_gathered_for_few_tokens",
+                f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+                f"{context.over(emitted)} along a dimension that its matmul does not sum over or keep apart "
+                f"by token, such as experts, for {activations:,} B of activations on each device",
+                "keep the experts where they are stored and exchange the tokens: constrain the dispatched "
+                "rows to the experts' axis along that dimension (one all-to-all), and the results back",
+            )
+    return None
+
+
 def moved_weight(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A weight stored by one axis and used by another."""
     c = emitted.collective
@@ -368,6 +450,8 @@ def _is_exchanged_back(emitted: Emitted, context: ProgramContext) -> bool:
 
 
 _CUTS = ("split", "concatenate", "slice")
+# Operations that merge dimensions, or cut one into several.
+_MERGES = ("reshape",)
 
 
 def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -389,6 +473,26 @@ def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "joins the dimension that is sharded there",
         "shard another dimension (the heads, and not the elements of a head), or cut it into [shards, rest] "
         "so that each device has a part of every piece",
+    )
+
+
+def merged_dimensions(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array exchanged because a reshape merges a sharded dimension with one that comes before it."""
+    moves = emitted.op in ("permute", "all_to_all") and not emitted.collective.follows_sum
+    if (
+        not moves
+        or primitive_of(emitted.collective.op_name) not in _MERGES
+        or emitted.is_written
+        or emitted.is_windowed
+        or _is_shift(emitted)
+    ):
+        return None
+    return (
+        "activation_resharded",
+        f"`{emitted.tensor}` is moved over {context.over(emitted)} ({emitted.op}), because a reshape merges "
+        "its sharded dimension with another or cuts it",
+        "keep the dimensions apart (einsum over both), shard the first of the merged dimensions, or leave "
+        "out the constraint on the merged array",
     )
 
 
@@ -627,11 +731,15 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if not uses or len(sliced) < len(uses):
         return None
     if is_computed(context.program, emitted.operand()):
+        is_of_rule = primitive_of(emitted.collective.op_name) == "custom_partitioning"
         return (
             "contraction_gathered",
             f"`{emitted.tensor}` is gathered over {context.over(emitted)}, then each device keeps only its "
             "slice",
-            "drop the constraint that gathers it: the matmul can use the shards and reduce the result",
+            "let the operation's own rule (custom_partitioning's partition and sharding_rule) keep the "
+            "dimension split, if it computes each part by itself"
+            if is_of_rule
+            else "drop the constraint that gathers it: the matmul can use the shards and reduce the result",
         )
     return stored_otherwise(emitted, context)
 
@@ -736,12 +844,24 @@ def resharded_activations(emitted: Emitted, context: ProgramContext) -> Fault | 
             "give each device whole matrices before the loop, by an exchange: shard the dimension that "
             "counts the matrices, or gather once",
         )
+    if primitive_of(c.op_name) in _CUTS_BY_TURNS:
+        return (
+            "activation_resharded",
+            f"`{emitted.tensor}` is gathered over {context.over(emitted)} in each of {emitted.runs:,} turns "
+            "of a loop that reads or writes a part of its sharded dimension",
+            "run the loop in jax.shard_map, with in_specs and out_specs that keep the array split, so that "
+            "each device loops over its own part; a Pallas kernel, whose grid is such a loop, likewise",
+        )
     return (
         "activation_resharded",
         f"activations (`{emitted.tensor}`) are resharded inside a loop: {emitted.op} over "
         f"{context.over(emitted)}, {emitted.runs:,} times per step",
         "use one sharding throughout the loop: one constraint in it contradicts another",
     )
+
+
+# Primitives that read or write the part of an array that belongs to a turn.
+_CUTS_BY_TURNS = ("dynamic_slice", "dynamic_update_slice")
 
 
 def _is_reduced_in_two_steps(emitted: Emitted, context: ProgramContext) -> bool:
@@ -890,7 +1010,7 @@ def widened_send(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
     Nameless casts of XLA:CPU, which widens sent and multiplied numbers, are not the program's mistake.
     """
-    if fault := sent_before_its_cast(emitted, context):
+    if fault := sent_before_its_cast(emitted, context) or _widened_round_a_ring(emitted, context):
         return fault
     c = emitted.collective
     if c.dtype != "f32":
@@ -911,6 +1031,31 @@ def widened_send(emitted: Emitted, context: ProgramContext) -> Fault | None:
     else:
         return None
     return "widened", f"`{emitted.tensor}` is sent as f32 over {context.over(emitted)}: {why}", change
+
+
+def _widened_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Numbers widened before a loop that only passes them on: keys and values of a ring."""
+    program = context.program
+    *turn, origin = history(program, emitted.operand(), MOVES)
+    place = origin.place
+    is_carry = origin.instruction.opcode == "parameter" and place.loops and origin.path
+    if emitted.op != "permute" or not is_carry or emitted.collective.dtype != "f32":
+        return None
+    if _types_of(turn).intersection(_NARROW):  # carried in 16 bits, and widened by XLA for CPU
+        return None
+    *_, after = history(program, TracedValue(place.computation.result, place, origin.path), MOVES)
+    if after.instruction is not emitted.value.instruction:
+        return None
+    before = TracedValue(place.frames[-1].caller, place.parent).operand(0, origin.path)
+    narrow = next(iter(_types_of(history(program, before, MOVES)).intersection(_NARROW)), None)
+    if narrow is None:
+        return None
+    return (
+        "widened",
+        f"`{emitted.tensor}` is sent as f32 over {context.over(emitted)}, {emitted.runs:,} times: it was "
+        f"upcast from {narrow} before the loop",
+        f"pass it on as {narrow} and upcast it in each turn, where it is read: half the bytes",
+    )
 
 
 def _is_cast(emitted: Emitted, program: Program) -> bool:
@@ -942,11 +1087,13 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     over_the_batch,
     repeated_gather,
     over_a_part,
+    merged_dimensions,
     two_sides,
     sliced_again,
     cut_along_shards,
     moved_weight,
     for_few_tokens,
+    of_all_experts,
     batch_gathered,
     along_the_contraction,
     wide_sum,

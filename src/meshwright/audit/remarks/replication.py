@@ -9,6 +9,7 @@ along the axis compute the same.
 
 import re
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.audit.facts.communication import (
@@ -17,18 +18,20 @@ from meshwright.audit.facts.communication import (
     narrowest_dtype,
     unreadable_groups,
 )
+from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.groups import changes_along, copied_over, copies_of, group_axes
 from meshwright.audit.facts.instruction_work import is_attention_kernel
 from meshwright.audit.facts.matmuls import Product, products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
-from meshwright.audit.facts.shards import device_values
-from meshwright.audit.hlo.op_names import phase_of, primitive_of, scope_of
+from meshwright.audit.facts.shards import device_values, slice_offsets
+from meshwright.audit.hlo.op_names import is_written_by_hand, phase_of, primitive_of, scope_of
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import (
     MOVES,
     CallPath,
     TracedValue,
+    ancestors,
     entered_as,
     history,
     places,
@@ -156,7 +159,7 @@ def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
     differing = [_Differing(program, mesh, axis) for axis in axes]
     repeated, total = [], 0.0
     for product in products(program):
-        if is_attention_kernel(product.value.instruction):
+        if is_attention_kernel(product.value.instruction) or _is_of_gathered(program, product.value):
             continue
         value, total = product.value, total + product.flops
         operands = [value.operand(index) for index in range(len(value.instruction.operands))]
@@ -164,6 +167,72 @@ def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
         if over:
             repeated.append(Alike(product, over, mesh.size(over)))
     return repeated, total
+
+
+def repeated_calls(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
+    """A warning for arrays that are gathered for a shard_map or a kernel, whose results are then cut.
+
+    All devices of the gather then run it on the same arrays, and each keeps a part of the results.
+    """
+    gathers = {
+        id(one.value.instruction): one
+        for one in sent
+        if one.op == "all_gather" and primitive_of(one.collective.op_name) in _CALLED_WHOLE
+    }
+    found: dict[int, Emitted] = {}
+    for axis in sorted({axis for one in gathers.values() for axis in one.axes}):
+        differing = _Differing(program, prices.mesh, axis)
+        for result in _cut_by_device(program):
+            if not differing.differs(result):
+                past = (id(one.instruction) for one in ancestors(program, result))
+                found |= {key: gathers[key] for key in past if key in gathers and axis in gathers[key].axes}
+    return [_of_call(list(found.values()), prices)] if found else []
+
+
+# The primitive of an array that is gathered since a shard_map, or a kernel outside of one, takes all of it.
+_CALLED_WHOLE = ("shard_map", "pallas_call")
+
+
+def _cut_by_device(program: Program) -> Iterator[TracedValue]:
+    """Arrays of which each device keeps its own part."""
+    for place in places(program):
+        for instruction in place.computation.instructions.values():
+            if instruction.opcode != "dynamic-slice" or len(instruction.shapes[0].dims) <= 1:
+                continue
+            piece = TracedValue(instruction, place)
+            offsets = slice_offsets(program, piece, first=1)
+            if offsets and len(set(offsets)) > 1:
+                yield piece.operand(0)
+
+
+def _of_call(gathers: Sequence[Emitted], prices: Prices) -> Remark:
+    largest = max(gathers, key=prices.sent)
+    over = prices.over(largest.axes, largest.collective.groups.size)
+    seconds = [prices.seconds(one) for one in gathers]
+    num_bytes = largest.collective.gathered_bytes
+    others = f" and {len(gathers) - 1} more" if len(gathers) > 1 else ""
+    axes = ", ".join(f'"{axis}"' for axis in largest.axes)
+    return Remark(
+        "computed_repeatedly",
+        largest.tensor,
+        f"`{largest.tensor}`{others} ({num_bytes:,} B) is gathered over {over} for a shard_map or a kernel, "
+        f"whose work all {largest.collective.groups.size} devices repeat: each then keeps its part of the "
+        "result",
+        largest.where,
+        f"split the array in in_specs, and the result in out_specs, of the shard_map (P({axes})); call a "
+        "kernel in such a shard_map, since XLA cannot divide it",
+        sum(prices.sent(one) for one in gathers),
+        None if None in seconds else sum(one for one in seconds if one is not None),
+        instruction=largest.collective.name,
+    )
+
+
+def _is_of_gathered(program: Program, value: TracedValue) -> bool:
+    """Whether a factorisation's operand is gathered: a warning of the gather reports it."""
+    if len(value.instruction.operands) != 1:
+        return False
+    *_, origin = history(program, value.operand(0), MOVES)
+    return op_of(origin.instruction) == "all_gather"
 
 
 @dataclass
@@ -227,7 +296,12 @@ def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Rem
         f"shard an operand over {over} too: constrain the activations to keep their batch sharded "
         "(with_sharding_constraint), also after a reshape"
     )
-    if weight := _gathered_weight(repeated, program, prices.mesh):
+    if is_written_by_hand(instruction.op_name):
+        change = (
+            f"split an operand over {over} in the shard_map's in_specs: the batch, or a weight along its "
+            "columns, and the next one along its rows, with a psum of the partial results"
+        )
+    elif weight := _gathered_weight(repeated, program, prices.mesh):
         change = (
             f"`{weight}` is sharded over {over}, and gathered for a result that is whole there: drop the "
             "constraint on the result, or constrain it to be sharded along the weight's dimension too"
@@ -249,7 +323,8 @@ def _gathered_weight(repeated: list[Alike], program: Program, mesh: Mesh) -> str
     """The input that is gathered for repeated products over axes that do not shard the batch."""
     if set(repeated[0].axes) & batch_of(program, mesh).axes:
         return None
-    for value in (one.product.value.operand(index) for one in repeated for index in (0, 1)):
+    pairs = ((one.product.value, index) for one in repeated for index in (0, 1))
+    for value in (each.operand(index) for each, index in pairs if index < len(each.instruction.operands)):
         *_, origin = history(program, value, MOVES)
         if op_of(origin.instruction) != "all_gather":
             continue
