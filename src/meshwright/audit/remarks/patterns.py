@@ -671,6 +671,8 @@ def over_a_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     (axis,) = emitted.axes[:1] or ("",)
     whole, size = context.prices.mesh.sizes.get(axis, 1), emitted.collective.groups.size
+    if not size:  # groups that differ in size
+        return None
     return (
         "activation_resharded",
         f"activations (`{emitted.tensor}`) are gathered in groups of {size} of the {whole} devices over "
