@@ -50,7 +50,7 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("model --model_id mistral-7b --context 8k", "model mistral-7b --seq-len 8k"),
         ("plan serve $S --requests 1M/day", "plan serve $S --rate 1M/day"),
         ("audit plan.toml --chip tpu", "audit plan.toml --target tpu"),
-        ("generate hi a/b", "generate hi --checkpoint a/b"),
+        ("generate hi runs/b", "generate hi --checkpoint runs/b"),
         ("completion --shell fish", "--install-completion"),
         # an option inside a layout
         (
@@ -92,7 +92,7 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
             "plan train --hardware h100:4x8 --given tensor=8 --seq-len 4096 --batch-tokens 1048576 --model "
             "llama-3-8b",
         ),
-        ("vllm serve a/b --tensor-parallel-size 2", "serve --checkpoint a/b --tensor 2"),
+        ("vllm serve models/b --tensor-parallel-size 2", "serve --checkpoint models/b --tensor 2"),
         # the notation
         ("shard 'A[I_x, J] * B[J, K_y]' --mesh 2x2",
          "shard 'A[I_X, J] . B[J, K_Y]' --mesh X=2,Y=2 --dims I=512,J=512,K=512"),
@@ -171,6 +171,40 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan train --model llama-3-8b --hardware H100 x 8 --batch-tokens 1M --seq-len 8k", "plan train $P"),
         ("plan train $P --given tensor=8 pipe=1", "plan train $P --given tensor=8,pipe=1"),
         ("plan train $P --no-tp", "plan train $P --given tensor=1"),
+        # options whose value depends on others
+        (
+            "plan train --model llama-3-70b --hardware h100:64 --tp 8 --pp 4 --mbs 1 --gbs 1024 --seq 4096",
+            "plan train --model llama-3-70b --hardware h100:64 --given tensor=8,pipe=4,microbatches=512 "
+            "--batch-tokens 4194304 --seq-len 4096",
+        ),
+        ("bench serve --url a:80 --rps 5 --duration 60s", "bench serve --url a:80 --rate 5 --requests 300"),
+        (
+            "plan serve $S --max-num-seqs 64",
+            "plan serve --model llama-3-8b --hardware h100:8 --phase generate --batch 64 --context 1224",
+        ),
+        (
+            "plan serve --model deepseek-v3 --hardware h200:16 --dp 2 --enable-expert-parallel --isl 1k "
+            "--osl 9",
+            "plan serve --model deepseek-v3 --hardware h200:16 --layout data=2,tensor=8,expert=16 "
+            "--prompt-tokens 1k --output-tokens 9",
+        ),
+        ("plan train --model llama-3-70b --hardware v5p:64 --tokens 4M --seqlen 4096",
+         "plan train --model llama-3-70b --hardware v5p:64 --batch-tokens 4M --seq-len 4096"),
+        ("plan train --model llama-3-70b --hardware v5p:64 --BS 4e6 --T 4096",
+         "plan train --model llama-3-70b --hardware v5p:64 --batch-tokens 4e6 --seq-len 4096"),
+        ("plan train --model llama-3-8b --hardware h100 8 --batch-tokens 1M --seq-len 8k", "plan train $P"),
+        ("plan train llama-3-8b on 8 h100 1M 8k", "plan train $P"),
+        # several machines, of which one is incomplete
+        ("compare h100 vs v5p:64 --model llama-3-8b --batch-tokens 1M --seq-len 8k",
+         "plan train --hardware h100:8,v5p:64 --model llama-3-8b --batch-tokens 1M --seq-len 8k"),
+        # paths and help of Windows
+        (r"train '.\a.txt' --output 'C:\runs\1'", "train a.txt --run /mnt/c/runs/1"),
+        ("report plan.toml --pdf -o report.pdf", "report plan.toml -o report.html"),
+        ("all-gather 'A[I_X,J]' --mesh X=4 --dims I=1k,J=4k --hardware v5e:4",
+         "collective 'AllGather_X([I_X,J])' --mesh X=4 --dims I=1k,J=4k --hardware v5e:4"),
+        ("collective AllReduce --axis X --mesh X=16 --bytes 1GB --hardware v5e:16",
+         "collective 'AllReduce_X([B]{U_X})' --mesh X=16 --dims B=500000000 --hardware v5e:16"),
+        ("roofline v5e", "hardware v5e"),
         # the same option again
         ("plan train $P --given tensor=4 --given pipe=1", "plan train $P --given tensor=4,pipe=1"),
         ("plan train $P --remat full --remat full", "plan train $P --given remat=full"),
@@ -276,6 +310,44 @@ def test_no_line_is_guessed(typed: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "type mw " not in _answer(typed, capsys).replace("type mw train --from DIR --lora 16", "")
 
 
+@pytest.mark.usefixtures("box")
+@pytest.mark.parametrize(
+    ("typed", "lines"),
+    [
+        (
+            "train --model gpt2 --data my.txt --lr 3e-4 --bs 64",
+            "mw plan train --model gpt2 --batch-tokens 65536 --hardware cpu:8 --seq-len 1024 -o plan.toml && "
+            "mw train plan.toml --data my.txt --learning-rate 3e-4",
+        ),
+        (
+            "serve org/name --tensor-parallel-size 4",
+            "hf download org/name --local-dir name && mw serve --checkpoint name --tensor 4",
+        ),
+        ("plan train $P --html", "mw plan train $P -o plan.toml && mw report plan.toml -o report.html"),
+        ("plan train $P --report a.html", "mw plan train $P -o plan.toml && mw report plan.toml -o a.html"),
+    ],
+)
+def test_work_of_two_commands_is_two_lines(
+    typed: str, lines: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _answer(typed, capsys).endswith(f"type {lines.replace('$P', TRAIN)}")
+
+
+@pytest.mark.usefixtures("box")
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        ("memory llama-3-70b --batch-size 1 --hardware h100:8", "--batch-size: it shows LoRA, QLoRA and"),
+        ("roofline v5e --dtype bf16", "--dtype bf16 has no counterpart in mw hardware"),
+        ("train my.txt --model gpt2 --epochs 3", "--epochs 3 is --steps, the batches to train on"),
+        ("plan serve --model llama-3-8b --users 1000 --hardware h100", "are --rate 1000/min"),
+        ("logs ckpt", "tail -f ckpt/metrics.jsonl"),
+    ],
+)
+def test_what_a_line_leaves_out_is_named(typed: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reason in _answer(typed, capsys)
+
+
 def test_a_number_of_hosts_is_the_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,7 +375,8 @@ def test_a_number_of_hosts_is_the_plans(
         ("base.yml", "model_name: llama2-70b\nper_device_batch_size: 4\nici_tensor_parallelism: 4\n",
          "MaxText's settings; type mw plan train --model llama-2-70b --given tensor=4"),
         ("axolotl.yml", "base_model: meta/x\nsequence_len: 64\nlora_r: 8\ndatasets:\n  - path: a/b\n",
-         "axolotl's settings; type mw train --from meta/x --lora 8 --data a/b"),
+         "axolotl's settings; type hf download meta/x --local-dir x && hf download a/b --repo-type dataset "
+         "--local-dir b && mw train --from x --lora 8 --data b"),
         ("ds.json", '{"zero_optimization": {"stage": 3}}', "DeepSpeed's settings; type mw plan train"),
         ("titan.toml", "[parallelism]\ntensor_parallel_degree = 2\n",
          "torchtitan's settings; type mw plan train --given tensor=2"),

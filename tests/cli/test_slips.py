@@ -84,7 +84,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --gradient-checkpointing", "is --given remat=full here"),
         ("plan train $P --gradient-accumulation-steps 8", "is --given microbatches=8 here"),
         ("plan train $P --optimizer adafactor", "is --given optimizer=adafactor here"),
-        ("plan train $P --for megatron-lm", "did you mean megatron?"),
+        ("plan train $P --for megatrn", "did you mean megatron?"),
         ("plan train $P --for pytorch", "did you mean torchtitan?"),
         ("plan train $P --given 'memory<=70'", "write 70GB or 65GiB"),
         ("plan train $P --topk 3", "is --top here"),

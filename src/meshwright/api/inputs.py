@@ -139,7 +139,7 @@ class Conditions:
         if program in ENGINES.names and program not in PROGRAMS:
             raise PlanError(f"--software {program}: it serves; type mw plan serve --engine {program}")
         if self.launcher:
-            if self.launcher not in LAUNCHERS.names:
+            if self.launcher not in LAUNCHERS:
                 raise PlanError(
                     f"--for {self.launcher} is unknown; {nearest(self.launcher, list(LAUNCHERS.names))}"
                 )

@@ -7,51 +7,33 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from typer.main import get_command as to_command
 
-from meshwright.cli.line_forms import completed, in_tokens, launched, merged, of_its_command, on_all_chips
-from meshwright.cli.line_intents import meant_lines, without_fillers
-from meshwright.cli.line_options import PLACEHOLDER, joined_words, placed, replaced
+from meshwright.cli.line_checks import run_fault
+from meshwright.cli.line_commands import candidates, command_at, every_command, of_typed
+from meshwright.cli.line_forms import completed, converted, launched, merged, of_its_command, on_all_chips
+from meshwright.cli.line_intents import without_fillers
+from meshwright.cli.line_notes import left_out
+from meshwright.cli.line_options import joined_words, placed, replaced
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
+from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import is_no_value, with_a_right_value
 from meshwright.cli.other_notation import array_of_bytes, expression_here, sizes_here
 from meshwright.cli.other_subjects import HOSTS, words_of
 from meshwright.cli.other_values import plain_words
-from meshwright.cli.other_words import ALIKE, command_here, command_of_words, subcommand_here
 from meshwright.cli.pasted_words import unpasted
-from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
+from meshwright.cli.value_kinds import is_machine
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load as load_hardware
 from meshwright.launch.cluster_job import cluster_job
 
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
-_STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
 _FUNCTIONS = {"--fn", "--function", "--func", "--entry", "--entrypoint"}  # of a script
-# The usual command of a group, for a line that names none.
-_USUAL = {"plan": "train", "bench": "serve"}
-
-
-def _check_expression(command: Command, pieces: Sequence[Piece]) -> None:
-    """Raise MeshwrightError for an expression of mw shard or mw collective that does not parse."""
-    text = next((piece.value for piece in pieces if not piece.option), "")
-    mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
-    if command.path == ("shard",):
-        from meshwright.cli.shard import parse_shard
-        from meshwright.notation.written import is_chain
-
-        if not is_chain(text):
-            parse_shard(text)
-    elif command.path == ("collective",):
-        from meshwright.cli.collective import parse_collective
-        from meshwright.notation.parse import parse_mesh
-
-        parse_collective(text, parse_mesh(mesh))
+_PAGES = {"--html", "--report", "--page", "--report-html"}  # of a plan
 
 
 def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
@@ -76,9 +58,17 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     return next((line for line in lines if line and shlex.split(line) != as_typed), "")
 
 
+def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
+    """The options of a wrong line that the offered `line` leaves out, each with the reason."""
+    commands = [
+        found[0] for words in re.findall(r"mw ([^&]+)", line) if (found := of_typed(shlex.split(words)))
+    ]
+    return left_out(unpasted(plain_words(args)), line, commands) if commands else {}
+
+
 def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
     """The message about the first unknown model or machine of a line; empty if all are known."""
-    for command, rest in _candidates(unpasted(plain_words(args)), commands):
+    for command, rest in candidates(unpasted(plain_words(args)), commands):
         named = [piece for piece in pieces_of(rest, command) if piece.option in ("--model", "--hardware")]
         valued = (piece for piece in named if piece.value and command.takes_value(piece.option))
         faults = (command.fault(*piece.words) for piece in valued)
@@ -88,13 +78,46 @@ def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
 
 def _line_of(words: Sequence[str], commands: Collection[str]) -> str:
     """The line in place of these words; empty if none is accepted."""
-    candidates = list(_candidates(words, commands))
+    possible = list(candidates(words, commands))
+
+    for command, rest in possible:
+        if command.path == ("train",) and (line := _planned_first(command, rest)):
+            return line
+        if command.path[0] == "plan" and (line := _with_page(command, rest)):
+            return line
 
     def first(*, drops: bool) -> str:
-        lines = (_repaired(command, rest, drops=drops) for command, rest in candidates)
+        lines = (_repaired(command, rest, drops=drops) for command, rest in possible)
         return next(filter(None, lines), "")
 
     return first(drops=False) or _elsewhere(words, commands) or first(drops=True)
+
+
+def _planned_first(training: Command, rest: Sequence[str]) -> str:
+    """The lines of mw plan train and mw train for one of mw train with a preset; empty for others."""
+    planning = command_at(("plan", "train"))
+    assert planning is not None
+    of_plan, of_run = parted(pieces_of(rest, training), training, planning)
+    if not of_plan:
+        return ""
+    run = [each for piece in of_run for each in _in_our_words(piece, training) or []]
+    lines = _finished(of_plan, planning, drops=True), _finished(run, training, drops=True)
+    return " && ".join(lines) if all(lines) else ""
+
+
+def _with_page(planning: Command, rest: Sequence[str]) -> str:
+    """The lines of a plan and of its page, for a plan with an option such as --html; empty for others."""
+    pieces = pieces_of(rest, planning)
+    page = next((piece for piece in pieces if piece.option in _PAGES), None)
+    if page is None:
+        return ""
+    kept = [word for piece in pieces if piece != page for word in piece.words]
+    plan = next((piece.value for piece in pieces if piece.option in ("-o", "--output")), "")
+    line = _repaired(planning, [*kept, *([] if plan else ["-o", "plan.toml"])])
+    path = page.value if page.value.endswith(".html") else "report.html"
+    planned, _, named = line.partition(" (--")
+    report = shlex.join(["mw", "report", plan or "plan.toml", "-o", path])
+    return f"{planned} && {report}{' (--' + named if named else ''}" if line else ""
 
 
 def _launching(words: Sequence[str]) -> str:
@@ -121,130 +144,6 @@ def line_of_settings(path: tuple[str, ...], words: Sequence[str]) -> str:
     return _finished(pieces, command, drops=True)
 
 
-@cache
-def command_at(path: tuple[str, ...]) -> Command | None:
-    """The command with this path, such as ("plan", "train"); None if there is none."""
-    if not path[0].isidentifier():
-        return None
-    command = to_command(import_module(f"meshwright.cli.{path[0]}").app)
-    inner = getattr(command, "commands", None)
-    if inner:
-        command = inner.get(path[1]) if len(path) == 2 else None
-    elif len(path) != 1:
-        return None
-    return None if command is None else Command(path, command)
-
-
-@cache
-def _every(commands: tuple[str, ...]) -> tuple[Command, ...]:
-    """The commands of these modules, and of their groups."""
-    paths = []
-    for name in commands:
-        inner = getattr(to_command(import_module(f"meshwright.cli.{name}").app), "commands", None) or {}
-        paths += [(name, each) for each in inner] or [(name,)]
-    return tuple(command for path in paths if (command := command_at(path)))
-
-
-def _candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tuple[Command, list[str]]]:
-    """The commands that the first words name or mean, the likeliest first, each with the other words."""
-    named = [word for word in words[:3] if not word.startswith("-")]
-    if (compared := _of_machines(words)) and (command := command_at(("plan", "train"))):
-        yield command, compared
-    for path in (tuple(named[1::-1]), tuple(named[:1]), tuple(named[:2])):
-        if path and path[0] in commands and (command := command_at(path)):
-            rest = list(words)
-            for word in path:
-                rest.remove(word)
-            yield command, rest
-    if named and named[0] in commands and command_at(tuple(named[:1])) is None:
-        group: Any = to_command(import_module(f"meshwright.cli.{named[0]}").app)
-        inner = list(group.commands)
-        for word in words[1:]:
-            if command := command_at((named[0], subcommand_here(word, inner) or word)):
-                at = words.index(word)
-                begins = at - 1 if words[at - 1].startswith("--") and "=" not in words[at - 1] else at
-                yield command, [*words[1:begins], *words[at + 1 :]]
-        usual = _USUAL.get(named[0], "")
-        if named[0] == "launch":
-            usual = "local" if {"-n", "-np", "--processes"} & set(words) else "slurm"
-        if command := command_at((named[0], usual)):
-            yield command, [word for word in words if word != named[0]]
-    elif named and named[0] not in commands:
-        yield from _of_programs(words)
-        yield from filter(None, (_of_typed(line) for line in meant_lines(words)))
-        ours = (command_here(named[0], commands) or command_of_words(named[0], commands)).split()[1:]
-        typo = get_close_matches(named[0], list(commands), n=1, cutoff=ALIKE)
-        rest = [word for word in words if word != named[0]]
-        if ours:  # list models, show hardware
-            rest = [
-                word for word in rest if word not in ours and command_here(word, commands).split()[1:] != ours
-            ]
-        yield from filter(None, (_of_another_name(line, rest) for line in (ours, typo) if line))
-
-
-def _of_typed(line: Sequence[str]) -> tuple[Command, list[str]] | None:
-    """The command that a line begins with, and its other words."""
-    for length in (2, 1):
-        if command := command_at(tuple(line[:length])):
-            return command, list(line[length:])
-    return None
-
-
-def _of_programs(words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
-    """The commands that do the same as another program's line: vllm serve, torchrun script.py, ..."""
-    first, *rest = words
-    if first in ("python", "python3") and "-m" in rest[:-1]:
-        first, rest = rest[rest.index("-m") + 1], rest[rest.index("-m") + 2 :]
-    scripts = [word for word in rest if word.endswith(".py")]
-    if first in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "python", "python3") and scripts:
-        after = rest[rest.index(scripts[0]) + 1 :]
-        if after and (command := command_at(("plan", "train"))):
-            yield command, [*(word for word in rest[: rest.index(scripts[0])] if word != "launch"), *after]
-    if any(name in first for name in ("vllm", "sglang", "trtllm")) and (command := command_at(("serve",))):
-        yield command, [word for word in rest if word != "serve"]
-
-
-def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command, list[str]] | None:
-    """The command of an example line, and its other words: the given ones (`rest`), then the example's.
-
-    The first given word takes the place of DIR or RUN in the example if it is a folder; otherwise the
-    example's words are left out. None if the example cannot be completed.
-    """
-    if line[0].startswith("-") or not line[0].islower():  # mw --install-completion, mw CMD --help
-        return None
-    path = tuple(line[:2]) if line[0] in ("plan", "bench", "launch", "plot") else tuple(line[:1])
-    command = command_at(path)
-    if command is None and rest:  # bench serve, for benchmark serve
-        inner = getattr(to_command(import_module(f"meshwright.cli.{path[0]}").app), "commands", {})
-        meant = subcommand_here(rest[0], list(inner))
-        named = [meant] if meant else get_close_matches(rest[0], list(inner), n=1, cutoff=ALIKE)
-        command, rest = command_at((path[0], *named)), rest[1:]
-    extra = [word for word in line[len(path) :] if not (is_corpus(word) and any(map(is_corpus, rest)))]
-    rest = [word for word in rest if word not in _STARTING]
-    if command is None or "--" in extra:  # the words after -- are another command's
-        return None
-    if PLACEHOLDER.search(" ".join(extra)):
-        if not rest:
-            return None
-        if not Path(rest[0]).is_dir():
-            return command, list(rest)
-        extra, rest = [rest[0] if PLACEHOLDER.fullmatch(word) else word for word in extra], rest[1:]
-    return command, [*rest, *extra]
-
-
-def _of_machines(words: Sequence[str]) -> list[str]:
-    """The words of mw plan train for `mw compare` of machines, which compares plans; [] for other words."""
-    if words[0] != "compare":
-        return []
-    machines = [word for word in words[1:] if is_machine(word) and not word.endswith(".toml")]
-    rest = [word for word in words[1:] if word not in (*machines, "--hardware")]
-    models = [] if "--model" in rest else [word for word in rest if is_model(word)]
-    if not machines or not (models or "--model" in rest):
-        return []
-    model = ["--model", models[0]] if models else []
-    return ["--hardware", ",".join(machines), *model, *(word for word in rest if word not in models)]
-
-
 def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
     """The line of the command that has the most of the given options, at least two; empty if several have."""
     given = [word.partition("=")[0] for word in words if word.startswith("--")]
@@ -256,7 +155,7 @@ def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
         return ""
     counts = {
         command: sum(option in command.options for option in given) - (command.path[0] not in words) / 2
-        for command in _every(tuple(commands))
+        for command in every_command(tuple(commands))
     }
     most = max(counts.values(), default=0)
     best = [command for command, count in counts.items() if count == most]
@@ -281,19 +180,25 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
     if command.path[0] == "launch" and not _is_for_its_hosts(rest, command):
         return ""
     for piece in _listed(joined_words(pieces_of(rest, command), command), command):
-        known = command.takes_value(piece.option) if piece.value else piece.option in command.options
-        if command.takes_value(piece.option) and not piece.value:
-            piece = replace(piece, value=command.example_of(piece.option))
-        if _is_count_of_output(piece, command):
-            pieces.append(Piece("--output-tokens", piece.value))
-        elif known or not piece.option:
-            pieces.append(piece)
-        elif (ours := replaced(piece, command)) is not None:
-            pieces += [replace(each, is_other=True) for each in ours]
-        elif not drops:
+        ours = _in_our_words(piece, command)
+        if ours is None and not drops:
             return ""
+        pieces += ours or []
     every = placed(pieces, command)
     return "" if every is None else _finished(every, command, completes=not drops)
+
+
+def _in_our_words(piece: Piece, command: Command) -> list[Piece] | None:
+    """The pieces in place of one that was typed; None if there are none, [] to leave it out."""
+    known = command.takes_value(piece.option) if piece.value else piece.option in command.options
+    if command.takes_value(piece.option) and not piece.value:
+        piece = replace(piece, value=command.example_of(piece.option))
+    if _is_count_of_output(piece, command):
+        return [Piece("--output-tokens", piece.value)]
+    if known or not piece.option:
+        return [piece]
+    ours = replaced(piece, command)
+    return None if ours is None else [replace(each, is_other=True) for each in ours]
 
 
 def _is_for_its_hosts(words: Sequence[str], command: Command) -> bool:
@@ -316,19 +221,21 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
     pieces = pieces_of(words, command)
     size = next((piece for piece in pieces if re.search("size|bytes", piece.option)), None)
     text = next((piece.value for piece in pieces if not piece.option), "")
+    axis = next((piece for piece in pieces if piece.option in ("--axis", "--axes", "--over")), None)
     name, _, inner = text.partition("(")
     machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     try:
         chips = load_hardware(machine).num_chips if machine and not mesh else 0
-        made = array_of_bytes(name, size.value if size else inner.rstrip(")"), mesh or f"X={chips}")
+        made = array_of_bytes(
+            name, size.value if size else inner.rstrip(")"), mesh or f"X={chips}", axis.value if axis else ""
+        )
     except MeshwrightError:
         return words
     if not made or not (mesh or chips):
         return words
-    kept = [
-        piece for piece in pieces if piece.option not in ("", size.option if size else "", "--mesh", "--dims")
-    ]
+    replaced_here = {"", "--mesh", "--dims", *(piece.option for piece in (size, axis) if piece)}
+    kept = [piece for piece in pieces if piece.option not in replaced_here]
     return [*made, *(word for piece in kept for word in piece.words)]
 
 
@@ -386,7 +293,7 @@ def _finished(
     drops: leave out pieces whose values stay wrong. completes: add examples of missing options, unless the
     line would have more examples than given pieces.
     """
-    pieces = of_its_command(in_tokens(merged(pieces)), command)
+    pieces = of_its_command(converted(merged(pieces)), command)
     pieces = [piece for piece in pieces if not is_no_value(piece, command)]
     sized = any(piece.option == "--smallest" for piece in pieces)
     pieces = [
@@ -408,10 +315,10 @@ def _finished(
             for piece in pieces
         ]
     if drops:
-        pieces = [piece for piece in pieces if not piece.value or not command.fault(*piece.words)]
+        pieces = [piece for piece in pieces if len(piece.words) < 2 or not command.fault(*piece.words)]
     given = {piece.option for piece in pieces}
     every = on_all_chips(completed(pieces, command))
-    if not drops and len(every) - len(pieces) > (len(pieces) + 1 if completes else 0):
+    if not drops and len(every) - len(pieces) > (len(pieces) + 2 if completes else 0):
         return ""
     pieces = every
     is_notation = command.path in (("shard",), ("collective",))
@@ -419,12 +326,11 @@ def _finished(
         text = next((piece.value for piece in pieces if not piece.option), "")
         dims = dict.fromkeys(re.findall(r"[\[ ,]([A-Z])(?=[_,\]])", text))
         pieces.append(Piece("--dims", ",".join(f"{letter}=512" for letter in dims)))
-    try:
-        _check_expression(command, pieces)
-    except MeshwrightError:
+    if run_fault(command, pieces):
         return ""
     if command.path[0] == "launch":
         pieces = launched(pieces)
+    pieces, downloads = downloaded(pieces, given)
     words = [word for piece in pieces for word in piece.words]
     is_right = all(
         not piece.option
@@ -439,4 +345,4 @@ def _finished(
         piece.option for piece in pieces if piece.option not in given and piece.option.startswith("--")
     ]
     named = f" ({' and '.join(examples)} for example)" if examples else ""
-    return shlex.join(["mw", *command.path, *words]) + named
+    return " && ".join([*downloads, shlex.join(["mw", *command.path, *words])]) + named

@@ -22,7 +22,7 @@ from meshwright.cli.other_words import (
     option_here,
     subcommand_here,
 )
-from meshwright.cli.value_kinds import ARGUMENTS, KINDS, OF_PLANS, RESHARD_WORDS, is_machine, is_model
+from meshwright.cli.value_kinds import ARGUMENTS, KINDS, OF_PLANS, RESHARD_WORDS, filled, is_machine, is_model
 from meshwright.errors import nearest
 
 # The parser's message for a group without a command, such as `mw plan`.
@@ -61,7 +61,9 @@ def usage_fault(
 
 def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     """The message `answer` about a command line, with the whole line to type if one is known."""
-    from meshwright.cli.corrected_line import corrected_line, unknown_names  # most command lines are right
+    # Here, since most command lines are right.
+    from meshwright.cli.corrected_line import corrected_line, notes_of, unknown_names
+    from meshwright.cli.line_notes import without_contradictions
 
     line = corrected_line(args, commands)
     if not line:
@@ -71,13 +73,20 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     begins = f"mw {last.partition(' -')[0].partition(' DIR')[0]}"
     # If the message ends with the beginning of the line, the line takes its place.
     if before and line.startswith(begins) and not re.search(r"[;,(]", last):
-        return f"{before}type {line}"
+        if not before.endswith("; "):
+            return f"{before}type {line}"
+        answer = before.removesuffix("; ")
     if answer.startswith("command ") and "did you mean" not in answer:  # the line says which is meant
         answer = answer.partition("; ")[0]
-    parts = answer.rstrip(".").split("; ")
-    while len(parts) > 1 and len("; ".join(parts)) + len(line) > _MOST_CHARACTERS:
-        del parts[-1]  # the line shows its answer
-    return f"{'; '.join(parts)}; type {line}"
+    notes = notes_of(args, line)
+    parts = without_contradictions(answer.rstrip(".").split("; "), line)
+    unsaid = [note for option, note in notes.items() if not any(option in part for part in parts)]
+    while len(parts) > 1 and len("; ".join([*parts, *unsaid])) + len(line) > _MOST_CHARACTERS:
+        shown = [part for part in parts[1:] if not any(option in part for option in notes)]
+        if not shown:
+            break
+        parts.remove(shown[-1])  # the line shows its answer
+    return f"{'; '.join([*parts, *unsaid])}; type {line}"
 
 
 def _usage_answer(error: typer.TyperException, args: Sequence[str], commands: Sequence[str]) -> str:
@@ -151,7 +160,7 @@ def unknown_command(words: Sequence[str], commands: Sequence[str]) -> str:
     if ours := command_here(name, commands):
         return f"type {ours}"
     if answer := no_command(name):
-        return answer
+        return filled(answer, words[1:])
     if close := get_close_matches(name, [*commands, "help", "version"], n=2, cutoff=ALIKE):
         return f"did you mean {' or '.join(close)}?"
     first = next((word for word in words[1:] if word in commands), "")

@@ -1,10 +1,12 @@
 """Changes to the pieces of a command line as a whole: join, convert to tokens, complete."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from math import prod
+from pathlib import Path
 
 from meshwright.cli.line_pieces import LISTS, Command, Piece
 from meshwright.errors import MeshwrightError
@@ -62,7 +64,73 @@ def _machine_of(first: str, second: str) -> str:
     )
 
 
-def in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
+_LEAST_TOKENS = 1_000_000_000  # of a run; fewer are a batch
+# Options of other programs whose value is converted with the values of other options, by the option of ours
+# that they become.
+_HELD = {
+    "--given": {
+        "--micro-batch-size": (
+            "micro-batch-size",
+            "mbs",
+            "train-micro-batch-size-per-gpu",
+            "local-batch-size",
+        ),
+        "--layers-per-virtual-stage": (
+            "num-layers-per-virtual-pipeline-stage",
+            "num-layers-per-virtual-stage",
+        ),
+    },
+    "--requests": {"--duration": ("duration", "time", "seconds", "runtime", "test-duration")},
+}
+
+# The text of a line that shows a held option.
+AS_HELD = {
+    "--micro-batch-size": "microbatches=",
+    "--layers-per-virtual-stage": "schedule=",
+    "--duration": "--requests ",
+}
+
+
+def held_option(given: str, command: Command) -> str:
+    """The name under which an option of another program waits for `converted`; empty for other options.
+
+    >>> from meshwright.cli.line_commands import command_at
+    >>> held_option("--mbs", command_at(("plan", "train")))
+    '--micro-batch-size'
+    """
+    plain = given.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
+    tables = [names for ours, names in _HELD.items() if ours in command.options]
+    return next((held for names in tables for held, theirs in names.items() if plain in theirs), "")
+
+
+def converted(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces with values that depend on others in our units; without a value if others are missing.
+
+    Sequences become tokens, the size of a microbatch their number, seconds of a load its requests.
+    """
+    return [
+        _with_all_experts(piece, pieces)
+        for piece in merged([each for piece in _in_tokens(pieces) for each in _freed(piece, pieces)])
+    ]
+
+
+def _with_all_experts(piece: Piece, pieces: Sequence[Piece]) -> Piece:
+    """A layout whose experts are split over all chips, as vLLM's; tensor takes the chips that are left."""
+    from meshwright.hardware.catalog import load
+
+    if "expert=all" not in piece.value:
+        return piece
+    given = {each.option: each.value for each in pieces}
+    with suppress(MeshwrightError, KeyError):
+        chips = load(given["--hardware"]).num_chips
+        words = [word for word in piece.value.split(",") if word != "expert=all"]
+        left = chips // prod(_degree(axis, given) for axis in ("data", "tensor", "pipe"))
+        tensor = [f"tensor={left}"] if left > 1 and "tensor=" not in piece.value else []
+        return replace(piece, value=",".join([*words, *tensor, f"expert={chips}"]))
+    return piece
+
+
+def _in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
     """The pieces with a batch of sequences converted to tokens; without it if their length is not given."""
     from meshwright.hardware.catalog import load
     from meshwright.units import parse_length
@@ -81,6 +149,63 @@ def in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
         elif not piece.is_sequences:
             made.append(piece)
     return made
+
+
+def _freed(piece: Piece, pieces: Sequence[Piece]) -> list[Piece]:
+    """A held option in ours; [] if it cannot be converted. Other pieces are unchanged."""
+    given = {each.option: each.value for each in _in_tokens(pieces)}
+    converters = {
+        "--micro-batch-size": _microbatches,
+        "--layers-per-virtual-stage": _interleave,
+        "--duration": _requests,
+    }
+    if piece.option not in converters:
+        return [piece]
+    with suppress(MeshwrightError, ValueError, KeyError, ZeroDivisionError):
+        return [replace(each, is_other=True) for each in converters[piece.option](piece.value, given)]
+    return []
+
+
+def _degree(axis: str, given: Mapping[str, str]) -> int:
+    """The degree of an axis that the conditions or the layout fix; 1 if they do not."""
+    words = f"{given.get('--given', '')},{given.get('--layout', '')}"
+    return int(found[1]) if (found := re.search(rf"\b{axis}=(\d+)", words)) else 1
+
+
+def _microbatches(size: str, given: Mapping[str, str]) -> list[Piece]:
+    """The number of microbatches of `size` sequences: of Megatron, where degrees that are not given are 1."""
+    from meshwright.hardware.catalog import load
+    from meshwright.units import parse_count, parse_length
+
+    sequences = Fraction(parse_count(given["--batch-tokens"]), parse_length(given["--seq-len"]))
+    replicas = Fraction(
+        load(given["--hardware"]).num_chips,
+        prod(_degree(axis, given) for axis in ("tensor", "pipe", "context")),
+    )
+    number = sequences / replicas / int(size)
+    return [_words_piece(given, f"microbatches={number}")] if number.denominator == 1 else []
+
+
+def _interleave(layers: str, given: Mapping[str, str]) -> list[Piece]:
+    """The number of chunks of a stage that have `layers` layers."""
+    from meshwright.models.presets import load_model
+
+    number = Fraction(load_model(given["--model"]).num_layers, _degree("pipe", given) * int(layers))
+    if number.denominator != 1:
+        return []
+    chunks = f"schedule=interleaved,interleave={number}" if number > 1 else "schedule=1f1b"
+    return [_words_piece(given, chunks)]
+
+
+def _words_piece(given: Mapping[str, str], words: str) -> Piece:
+    return Piece("--layout" if "--layout" in given else "--given", words)
+
+
+def _requests(duration: str, given: Mapping[str, str]) -> list[Piece]:
+    """The number of requests of a load of these seconds."""
+    from meshwright.units import parse_rate, parse_seconds
+
+    return [Piece("--requests", f"{round(parse_rate(given['--rate']) * parse_seconds(duration))}")]
 
 
 def launched(pieces: Sequence[Piece]) -> list[Piece]:
@@ -138,8 +263,8 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         ]
     if "--host" in given and "--port" in command.options and "--port" not in given:
         pieces = [each for piece in pieces for each in _address(piece)]
-    if {"--prompt-tokens", "--output-tokens"} <= given:  # a plan of requests, not of one step
-        pieces = [piece for piece in pieces if not (piece.is_other and piece.option == "--phase")]
+    if command.path == ("plan", "serve") and {"--prompt-tokens", "--output-tokens"} <= given:
+        pieces = _of_batch(pieces)
         given = {piece.option for piece in pieces}
     if command.path == ("plan", "serve") and "--phase" not in given:
         pieces = [
@@ -148,8 +273,62 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     if command.path == ("plan", "serve") and "--rate" not in given:
         means = {"--ttft-p95": "--ttft", "--tpot-p95": "--tpot"}
         pieces = [replace(piece, option=means.get(piece.option, piece.option)) for piece in pieces]
+    if command.path == ("plan", "train") and "--tokens" in given and "--batch-tokens" not in given:
+        pieces = [_as_batch(piece) for piece in pieces]
+    if command.path == ("report",):
+        pieces = [
+            replace(piece, value=str(Path(piece.value).with_suffix(".html")))
+            if piece.option in ("-o", "--output")
+            else piece
+            for piece in pieces
+        ]
     if {"--days", "--tokens"} <= given and "--smallest" not in given and "--smallest" in command.options:
         pieces = [*pieces, Piece("--smallest")]
+    return list(pieces)
+
+
+def _as_batch(piece: Piece) -> Piece:
+    """The tokens of a run as those of a step, if they are too few for a run."""
+    from meshwright.units import parse_count
+
+    with suppress(MeshwrightError):
+        if piece.option == "--tokens" and parse_count(piece.value) < _LEAST_TOKENS:
+            return replace(piece, option="--batch-tokens")
+    return piece
+
+
+# Options of mw plan serve that one step does not take.
+_OF_REQUESTS = {
+    "--rate",
+    "--ttft",
+    "--tpot",
+    "--ttft-p95",
+    "--tpot-p95",
+    "--lengths",
+    "--trace",
+    "-o",
+    "--output",
+}
+
+
+def _of_batch(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of a plan of requests with another program's batch: a step of that batch at their length.
+
+    With options that only a plan of requests takes, the batch is left out.
+    """
+    from meshwright.units import parse_length
+
+    given = {piece.option: piece for piece in pieces}
+    is_other = "--phase" in given and given["--phase"].is_other
+    if not is_other:
+        return list(pieces)
+    if given.keys() & _OF_REQUESTS:
+        return [piece for piece in pieces if piece.option != "--phase"]
+    lengths = "--prompt-tokens", "--output-tokens"
+    with suppress(MeshwrightError):
+        context = sum(parse_length(given[name].value) for name in lengths)
+        kept = [piece for piece in pieces if piece.option not in (*lengths, "--context")]
+        return [*kept, Piece("--context", str(context))]
     return list(pieces)
 
 
@@ -191,6 +370,8 @@ def _address(piece: Piece) -> list[Piece]:
 def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) -> str:
     """A value for an option that a line lacks: a machine for its mesh, or an example from the help."""
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
+    if "--tokens" in names:
+        return "1T"
     if "--hardware" in names and mesh:
         return f"h100:{_num_devices(mesh)}"
     return next(filter(None, map(command.example_of, names)), "")
@@ -203,6 +384,8 @@ def lacking(pieces: Sequence[Piece], command: Command) -> list[str]:
         by_phase = {"generate": ["--context"], "prefill": ["--prompt-tokens"]}
         lengths = [] if {"--lengths", "--trace"} & set(given) else ["--prompt-tokens", "--output-tokens"]
         return [name for name in by_phase.get(given.get("--phase", ""), lengths) if name not in given]
+    if command.path == ("plan", "train") and "--days" in given:
+        return [name for name in ("--tokens",) if name not in given]
     if command.path == ("compare",) and any(0 < piece.value.count("@") < 3 for piece in pieces):
         return [name for name in ("--batch-tokens", "--seq-len") if name not in given]
     return []
@@ -224,6 +407,6 @@ def completed(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         if name not in given and (value := _example(names, made, command)):
             made.insert(0 if not name else len(made), Piece(name, value))
     for name in lacking(made, command):
-        if value := command.example_of(name):
+        if value := _example([name], made, command):
             made.append(Piece(name, value))
     return made

@@ -35,9 +35,13 @@ _LINES: dict[str, dict[str, str]] = {
     },
     "finetune fine-tune sft lora peft adapt": {"folder": "train --from {}", "model": "train --from {}"},
     "price cost": {"plan": "compare {}", "model": "plan train --model {}"},
+    "roofline roof peak peaks": {"machine": "hardware {}"},
 }
 # Words of questions, and the line for a question with all of them; the first match counts.
 _QUESTIONS = (
+    ("cost serve", "plan serve --model {}"),
+    ("cost train", "plan train --model {}"),
+    ("how much cost", "plan train --model {}"),
     ("tokens second", "plan serve --model {}"),
     ("how many", "plan train --smallest --model {}"),
     ("which layout", "plan train --model {}"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from meshwright.cli.line_forms import lacking
+from meshwright.cli.line_forms import held_option, lacking
 from meshwright.cli.line_pieces import LISTS, Command, Piece, pieces_of
 from meshwright.cli.line_values import with_a_right_value
 from meshwright.cli.other_subjects import meaning, subject
@@ -36,10 +36,10 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     """The pieces in place of an unknown option; [] to leave it out, None if it has no replacement."""
     given, value, path = piece.option, piece.value, " ".join(("mw", *command.path))
     options = list(command.options)
-    if given in command.options and value:  # a flag with a value
-        if value.lower() in ("true", "yes", "on", "false", "no", "off"):
-            return [Piece(given)] if value.lower() in ("true", "yes", "on") else []
-        return [Piece(given), Piece("", value)]
+    if held := held_option(given, command):
+        return [Piece(held, value)]
+    if given in command.options and value:
+        return _flag(given, value)
     if value and (_is_of_argument(given, value, command) or _is_plan_of(value, command)):
         return [Piece("", value)]
     if value and {"--run", "--resume"} <= set(options) and "resume" in given:
@@ -56,13 +56,22 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
         return [Piece(ours, value)]
     if subject(given, path) or subject(given, ""):
         return []
-    if (
-        command.arguments
-        and given.lstrip("-").replace("_", "-") in _INPUTS
-        and value
-        and Path(value).exists()
-    ):
+    is_input = given.lstrip("-").replace("_", "-") in _INPUTS
+    if command.arguments and is_input and value and Path(value).exists():
         return [Piece("", value)]
+    return _by_likeness(given, value, command)
+
+
+def _flag(flag: str, value: str) -> list[Piece]:
+    """The pieces of a flag that was given a value."""
+    if value.lower() in ("true", "yes", "on", "false", "no", "off"):
+        return [Piece(flag)] if value.lower() in ("true", "yes", "on") else []
+    return [Piece(flag), Piece("", value)]
+
+
+def _by_likeness(given: str, value: str, command: Command) -> list[Piece] | None:
+    """An unknown option as the one that takes its value, or as one of a similar name; None without one."""
+    options = list(command.options)
     near = get_close_matches(given.lower(), options, n=1, cutoff=ALIKE)
     ours = next((name for name, fits in KINDS.items() if value and name in options and fits(value)), "")
     ours = ours or next(
@@ -155,15 +164,16 @@ def _with_machines(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     made, at = [], 0
     while at < len(pieces):
         piece, at = pieces[at], at + 1
-        if piece.option == "--hardware":
+        is_bare = not piece.option and re.fullmatch(r"\d+|[a-z]+\d+\w*", piece.value, re.I)
+        if piece.option == "--hardware" or (is_bare and "--hardware" in command.options):
             follow = [each.value for each in pieces[at : at + _MOST_JOINED]]
             bare = next(
                 (n for n, each in enumerate(pieces[at : at + _MOST_JOINED]) if each.option), len(follow)
             )
             for count in range(bare, 0, -1):
                 both = " ".join([piece.value, *follow[:count]])
-                if ":" in usual(both) and not command.fault(piece.option, both):
-                    piece, at = replace(piece, value=usual(both)), at + count
+                if ":" in usual(both) and not command.fault("--hardware", both):
+                    piece, at = Piece("--hardware", usual(both)), at + count
                     break
         made.append(piece)
     return made

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -108,40 +108,62 @@ def check_value(option: str, value: str, *, is_one_machine: bool) -> None:
 
     is_one_machine: the command needs the number of chips.
     """
-    if option == "--model":
-        from meshwright.models.presets import load_model
-
-        load_model(value)
-    elif option == "--hardware":
+    if option == "--hardware":
         from meshwright.hardware.catalog import chip_of, load, usual
 
         for spec in map(str.strip, value.split(",")):
             is_chip = ":" not in usual(spec) and not is_one_machine
             chip_of(usual(spec)) if is_chip else load(spec)
-    elif option == "--layout":
-        from meshwright.layout.short import clean_words, read_words, whole_form
-
-        whole_form(clean_words(read_words(value)))
-    elif option == "--given":
-        from meshwright.plan.given import memory_limit, parse_conditions
-
-        parse_conditions(memory_limit(value)[0])
-    elif option == "--engine":
-        from meshwright.engines.serving_engine import ENGINES
-
-        _ = ENGINES[value]
-    elif option == "--target":
-        _check_target(value)
-    elif option in ("--mesh", "--dims"):
-        from meshwright.notation.parse import parse_sizes
-
-        parse_sizes(value)
+    elif option in _CHECKS:
+        _CHECKS[option](value)
     elif use := _USES.get(option):
         from meshwright.dtypes import named, types_for
 
         for name in value.split(","):
             if named(name) not in types_for(use):
                 raise MeshwrightError(f"{option} {name}: fits: {', '.join(types_for(use))}")
+
+
+def _check_model(value: str) -> None:
+    from meshwright.models.presets import load_model
+
+    load_model(value)
+
+
+def _check_layout(value: str) -> None:
+    from meshwright.layout.short import clean_words, read_words, whole_form
+
+    whole_form(clean_words(read_words(value)))
+
+
+def _check_conditions(value: str) -> None:
+    from meshwright.plan.given import memory_limit, parse_conditions
+
+    parse_conditions(memory_limit(value)[0])
+
+
+def _check_engine(value: str) -> None:
+    from meshwright.engines.serving_engine import ENGINES
+
+    _ = ENGINES[value]
+
+
+def _check_launcher(value: str) -> None:
+    from meshwright.programs.launcher import LAUNCHERS
+
+    _ = LAUNCHERS[value]
+
+
+def _check_sizes(value: str) -> None:
+    from meshwright.notation.parse import parse_sizes
+
+    parse_sizes(value)
+
+
+def _check_price(value: str) -> None:
+    from meshwright.hardware.prices import parse_prices
+
+    parse_prices(value, ["the chip"])
 
 
 def _check_target(value: str) -> None:
@@ -177,3 +199,17 @@ def pieces_of(words: Sequence[str], command: Command) -> list[Piece]:
         else:
             pieces.append(Piece(word))
     return pieces
+
+
+# The checks of options' values.
+_CHECKS: dict[str, Callable[[str], None]] = {
+    "--model": _check_model,
+    "--layout": _check_layout,
+    "--given": _check_conditions,
+    "--engine": _check_engine,
+    "--for": _check_launcher,
+    "--target": _check_target,
+    "--mesh": _check_sizes,
+    "--dims": _check_sizes,
+    "--price": _check_price,
+}

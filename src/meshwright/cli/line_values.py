@@ -41,6 +41,10 @@ def with_a_right_value(piece: Piece, command: Command) -> Piece:
     if not piece.value or piece.option not in command.options:
         return piece
     value = piece.value
+    if piece.option == "--hardware" and re.search(r",\s*[A-Za-z]", value):
+        machines = (replace(piece, value=each.strip()) for each in value.split(","))
+        every = ",".join(with_a_right_value(each, command).value for each in machines)
+        return replace(piece, value=every)
     for _ in range(_MOST_ROUNDS):
         message = command.fault(piece.option, value)
         if not message:

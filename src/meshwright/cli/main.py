@@ -24,7 +24,7 @@ from typer.main import get_command as to_command
 from meshwright import __version__
 from meshwright.cli.extras import bringing
 from meshwright.cli.faults import unknown_command, usage_fault, value_fault, with_line
-from meshwright.cli.other_values import plain_words
+from meshwright.cli.other_values import HELP, plain_words
 from meshwright.errors import MeshwrightError, shorten
 
 BAD_INPUT, INTERRUPTED = 2, 130
@@ -76,6 +76,8 @@ class _LazyGroup(TyperGroup):
         name = args[0]
         if name.startswith("-"):
             return super().resolve_command(ctx, args)
+        if name in HELP:
+            name, args = "help", ["help", *args[1:]]
         if name in ("version", "help"):
             args = ["--version"] if name == "version" else [*args[1:], "--help"]
             self.main(args=args, prog_name=ctx.command_path, standalone_mode=False)

@@ -50,10 +50,10 @@ def expression_here(text: str, axes: str) -> str:
     return _collective(op, array[1], array[2] or "", axes) if op and array and " . " not in plain else plain
 
 
-def array_of_bytes(name: str, size: str, mesh: str) -> list[str]:
+def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]:
     """The words of mw collective for a collective's name, bytes and mesh; [] for another name or axes.
 
-    The array is in bfloat16, of one dimension.
+    The array is in bfloat16, of one dimension. over: the axis of the collective; "" for the mesh's first.
 
     >>> array_of_bytes("all-gather", "1GB", "X=8")
     ['AllGather_X([B_X])', '--mesh', 'X=8', '--dims', 'B=500000000']
@@ -62,7 +62,7 @@ def array_of_bytes(name: str, size: str, mesh: str) -> list[str]:
     """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     op = next((ours for theirs, ours in _OPS.items() if plain.startswith(theirs)), "")
-    axis = re.match(r"[A-Z]", mesh)
+    axis = re.match(r"[A-Z]", over or mesh)
     if not op or op == "AllToAll" or axis is None or not re.fullmatch(r"[\d.]+ ?[kmgt]?i?b?", size, re.I):
         return []
     dims = f"B_{axis[0]}" if op == "AllGather" else "B"
@@ -82,8 +82,8 @@ def _collective(op: str, dims: str, partial: str, axes: str) -> str:
 
     dims, partial: the array's dimensions and partial sums, as written. axes: the mesh axes.
     """
-    sharded = re.findall(r"_\{?([A-Z]+(?:,[A-Z]+)*)", dims)
-    used = [axis for each in sharded for axis in each.split(",")]
+    sharded = re.findall(r"_(?:\{([^}]*)\}|([A-Z]+))", dims)
+    used = [axis for braced, bare in sharded for axis in re.findall("[A-Z]", braced or bare)]
     other = re.findall(r"[A-Z]", partial.replace("U", "", 1)) or [axis for axis in axes if axis not in used]
     if op == "AllGather":
         return f"AllGather_{_subscript(used)}([{dims}])" if used else ""

@@ -121,6 +121,7 @@ _MEANINGS: dict[str, str] = {
     "--top": "top rows results; k",
 }
 
+_USERS = {"users", "clients", "user"}
 HOSTS = {"nodes", "nnodes", "hosts", "num-nodes"}  # words of options for a number of hosts
 
 _IN_FILE = "the model's config.json, which --model takes, has it; --set num_layers=32 changes a field"
@@ -381,6 +382,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         ),
     },
     "": {
+        "open the written page in a browser; leave it out": "open browser",
         "notes go to stderr; add 2>/dev/null": "quiet silent progress q",
         "everything is printed; leave it out": "verbose debug v",
         "it is automatic; leave it out": "no-progress color colour yes y force",
@@ -438,6 +440,8 @@ def subject(given: str, command: str, value: str = "") -> str:
     names = {*words, *(f"{first}-{second}" for first, second in pairwise(words))}
     answers = _SUBJECTS.get(command) or _SUBJECTS.get(command.rpartition(" ")[0], {})
     answer = next((answer for answer, theirs in answers.items() if names & set(theirs.split())), "")
+    if names & _USERS and value.isdecimal():
+        answer = re.sub(r"\b100\b", value, answer)
     if names & HOSTS and value.isdecimal():
         answer = re.sub(r":\dx8\b", f":{value}x8", re.sub(r"\b\d hosts", f"{value} hosts", answer))
     return f"{given}: {answer}" if answer else ""

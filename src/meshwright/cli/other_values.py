@@ -143,8 +143,8 @@ def _program(option: str, value: str) -> str:
     from meshwright.programs.launcher import LAUNCHERS
 
     plain = value.lower().replace("_", "-")
-    names = (ENGINES if option == "--engine" else LAUNCHERS).names
-    return plain if plain in names else f"NAME, one of {', '.join(names)},"
+    known = ENGINES if option == "--engine" else LAUNCHERS
+    return plain if plain in known else f"NAME, one of {', '.join(known.names)},"
 
 
 def _machine(words: str, value: str) -> str:
@@ -220,6 +220,9 @@ _SLASH = re.compile(r"^/([a-z][a-z-]+)[:=](?=[^/\\])")
 _TYPOGRAPHIC = str.maketrans("\u00d7", "x", "\u201c\u201d\u2018\u2019")
 
 
+HELP = {"/?", "-?", "?", "/h", "/help"}  # of Windows programs
+
+
 def plain_words(args: Sequence[str]) -> list[str]:
     """The arguments with JSON as words joined by commas, and without dashes and quotes of word processors.
 
@@ -228,7 +231,7 @@ def plain_words(args: Sequence[str]) -> list[str]:
     >>> plain_words(["\u2013-model", "\u201cllama-3-8b\u201d", "--hardware", "8\u00d7h100"])
     ['--model', 'llama-3-8b', '--hardware', '8xh100']
     """
-    words = [_SLASH.sub(r"--\1=", _DASHES.sub("--", word)) for word in args]
+    words = ["--help" if word in HELP else _SLASH.sub(r"--\1=", _DASHES.sub("--", word)) for word in args]
     for at, (option, value) in enumerate(pairwise(words), 1):
         if option == "--model" or option in _LISTS:
             words[at] = value.translate(_TYPOGRAPHIC)

@@ -12,13 +12,12 @@ TYPO, ALIKE = 0.85, 0.7
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "--batch-tokens, the sequences times --seq-len,": (
         "--per-device-train-batch-size", "--per-device-batch-size", "--global-batch",
-        "--global-batch-size", "--gbs", "--batch-size", "--train-batch-size", "--batch", "--global-bs",
+        "--global-batch-size", "--gbs", "--batch-size", "--train-batch-size", "--batch", "--global-bs", "--b",
     ),
     "--seq-len": (
         "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
         "--context", "--ctx", "--len", "--length", "--tokens", "--max-length", "--block-size",
-        "--max-target-length", "--model-max-length",
-        "--sl",
+        "--max-target-length", "--model-max-length", "--sl", "--t",
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
     "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
@@ -58,7 +57,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--layout pipe=4": ("--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size"),
     "--layout data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
     "--layout fsdp=8": ("--fsdp", "--zero3"),
-    "--layout expert=8": ("--ep", "--ep-size", "--expert-parallel-size", "--enable-expert-parallel"),
+    "--layout expert=8": ("--ep", "--ep-size", "--expert-parallel-size"),
+    "--layout expert=all": ("--enable-expert-parallel", "--enable-ep-moe", "--enable-ep"),
     "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage", "--stage", "--zero3"),
     "--given zero=1": ("--distributed-optimizer", "--use-distributed-optimizer", "--shard-optimizer"),
     "--given remat=full": (
@@ -100,7 +100,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--kv-dtype": ("--kv-cache-dtype", "--cache-dtype", "--kv-bits"),
     "--requests-per-minute 100": ("--rate-limit", "--max-rpm", "--rpm", "--request-limit"),
     "--prompt-tokens": (
-        "--in", "--tokens-in", "--in-tokens",
+        "--in", "--tokens-in", "--in-tokens", "--prompt", "--prefill",
         "--input-len", "--input-tokens", "--isl", "--input-length", "--prompt-len", "--prompt-length",
         "--input", "--max-prompt-length", "--prefill-len", "--input-seq-len", "--random-input-len",
     ),
@@ -108,6 +108,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--tokens-out", "--out-tokens",
         "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens",
         "--max-completion-length", "--max-response-length", "--completion-tokens", "--decode-len",
+        "--generate", "--decode", "--gen", "--response-len",
         "--max-tokens", "--gen-len", "--gen-tokens", "--generation-len", "--decode-tokens",
     ),
     "--max-tokens": ("--max-new-tokens", "--num-tokens", "--max-length", "--length", "--n-predict", "-n"),
@@ -245,6 +246,7 @@ _LETTERS: dict[str, tuple[str, ...]] = {
     "-b": ("--batch-tokens", "--batch"), "-s": ("--seq-len", "--steps", "--seed"), "-l": ("--layout",),
     "-r": ("--run", "--rate"), "-e": ("--engine", "--eval"), "-u": ("--url",), "-f": ("--for",),
 }  # fmt: skip
+_PHASES = {"--prefill": "prefill", "--decode": "generate", "--generate": "generate"}
 _MOST_RANKS = 64  # larger numbers are lengths of a context, smaller ones its ranks
 _SHORT = 5  # characters, with dashes: --tps is not --tp
 _RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
@@ -255,13 +257,14 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "it shows LoRA, QLoRA and every number type, each with its largest batch; leave it out": (
             "--load-in-4bit", "--load-in-8bit", "--quantization", "--quantize", "--dtype", "--weights-dtype",
             "--bits", "--lora", "--qlora", "--batch-size", "--batch", "--kv-dtype", "--precision",
-            "--4bit", "--8bit", "--training", "--inference", "--train", "--serve",
+            "--4bit", "--8bit", "--training", "--inference", "--train", "--serve", "--method", "--mode",
         ),
         "memory belongs to a chip; type --hardware rtx4090, or edit mw hardware --template rtx4090": (
             "--vram", "--memory", "--gpu-memory", "--ram", "--mem",
         ),
     },
     "mw model": {
+        "it is shown; leave it out": ("--kv-cache", "--cache", "--flops", "--params", "--kv", "--heads"),
         "mw model counts parameters; for bytes by number type and batch type mw fit MODEL": (
             "--quantize", "--quantization", "--dtype", "--weights-dtype", "--batch", "--batch-size",
             "--load-in-4bit", "--bits", "--hardware", "--gpu",
@@ -476,7 +479,7 @@ _NO_COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "type pip install -U meshwright": ("upgrade", "update", "self-update"),
     "a run or a server ends with Ctrl-C, or by the scheduler that started it: scancel, kubectl delete": (
-        "stop", "kill", "cancel", "ps", "down", "delete",
+        "stop", "kill", "cancel", "ps", "down", "delete", "drain", "shutdown", "terminate", "abort", "quit",
     ),
     "machines are made with your cloud's own command; mw plan train --hardware v5p:64 plans for one": (
         "gcloud", "aws", "az", "sky", "cluster", "create", "provision", "vm", "instance",
@@ -520,6 +523,8 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     plain = _plain(given)
     if plain == "--context" and "--given" in options and value.isdecimal() and int(value) <= _MOST_RANKS:
         return f"--given context={value}"
+    if plain in _PHASES and "--phase" in options and not value[:1].isdigit():
+        return f"--phase {_PHASES[plain]}"
     if plain == "--out" and value[:1].isdigit() and "--output-tokens" in options:
         return "--output-tokens"
     meant = [

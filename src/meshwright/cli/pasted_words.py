@@ -13,6 +13,8 @@ _LINE_ENDS = {"\\", "^", "`", ";", "&", "&&"}
 _OPTION_WITHIN = re.compile(r"\s--?[a-z]")
 # An option in the form of Windows programs: /hardware.
 _SLASH = re.compile(r"/([a-z][a-z_-]+)")
+# A path in the form of Windows: C:\runs\1, data\a.txt.
+_WINDOWS = re.compile(r"(?:[A-Za-z]:|[\w.-]+)(?:\\[^\\/:|\"<>\n]+)+")
 
 
 def unpasted(words: Sequence[str]) -> list[str]:
@@ -37,7 +39,7 @@ def _separate(words: Sequence[str]) -> Iterator[str]:
     before = ""
     for word in words:
         plain = word.strip()
-        plain = plain.rstrip(",;") or plain
+        plain = _posix(plain.rstrip(",;") or plain)
         is_equals = plain == "=" and before.startswith("--")
         if plain in _LINE_ENDS or is_equals:
             continue
@@ -48,6 +50,19 @@ def _separate(words: Sequence[str]) -> Iterator[str]:
         else:
             yield plain
         before = plain
+
+
+def _posix(word: str) -> str:
+    """A path of Windows as WSL has it; other words unchanged.
+
+    >>> _posix(".\\data\\a.txt"), _posix("C:\\runs\\1"), _posix("A \\ b")
+    ('data/a.txt', '/mnt/c/runs/1', 'A \\ b')
+    """
+    if not _WINDOWS.fullmatch(word):
+        return word
+    drive, colon, rest = word.rpartition(":")
+    path = rest.replace("\\", "/")
+    return f"/mnt/{drive.lower()}{path}" if colon else path.removeprefix("./")
 
 
 def _split(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Values whose option is recognised by their form: machines, models, layouts, addresses, texts."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.cli.other_values import is_chip
@@ -59,6 +60,19 @@ def is_corpus(word: str) -> bool:
 
 def is_checkpoint(word: str) -> bool:
     return Path(word).is_dir() or is_model(word) or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", word) is not None
+
+
+def filled(answer: str, words: Sequence[str]) -> str:
+    """An answer with the folder, address and chip of the typed words in place of its examples.
+
+    >>> filled("type tail -f RUN/metrics.jsonl; mw hardware h100", ["a100", "/"])
+    'type tail -f /metrics.jsonl; mw hardware a100'
+    """
+    folder = next((word.rstrip("/") for word in words if Path(word).is_dir()), "RUN")
+    address = next((word.rstrip("/") for word in words if word.startswith("http")), "http://localhost:8000")
+    chip = next((word for word in words if is_machine(word)), "h100")
+    answer = re.sub(r"\bRUN\b", folder, answer).replace("http://localhost:8000", address)
+    return re.sub(r"\bhardware h100\b", f"hardware {chip}", answer)
 
 
 ARGUMENTS = {"--hardware": "name"}  # names of arguments that take the values of an option

@@ -1,0 +1,63 @@
+"""Faults that a command finds only when it runs, in a line that its parser accepts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshwright.cli.line_pieces import Command, Piece
+from meshwright.errors import MeshwrightError, PlanError
+
+
+def run_fault(command: Command, pieces: Sequence[Piece]) -> str:
+    """The message with which a command would refuse the options of a line together; empty if it runs."""
+    given = {piece.option: piece.value for piece in pieces}
+    try:
+        if command.path in (("shard",), ("collective",)):
+            _check_expression(command, given)
+        elif command.path[0] == "plan":
+            _check_plan(command, given)
+        elif command.path == ("report",):
+            _check_page(given)
+    except (MeshwrightError, OSError, ValueError) as error:
+        return str(error) or "?"
+    return ""
+
+
+def _check_expression(command: Command, given: dict[str, str]) -> None:
+    """Raise MeshwrightError for an expression of mw shard or mw collective that does not parse."""
+    text = given.get("", "")
+    if command.path == ("shard",):
+        from meshwright.cli.shard import parse_shard
+        from meshwright.notation.written import is_chain
+
+        if not is_chain(text):
+            parse_shard(text)
+    else:
+        from meshwright.cli.collective import parse_collective
+        from meshwright.notation.parse import parse_mesh
+
+        parse_collective(text, parse_mesh(given.get("--mesh", "")))
+
+
+def _check_plan(command: Command, given: dict[str, str]) -> None:
+    """Raise MeshwrightError for a layout that does not fit, and for --days without --tokens."""
+    if "--days" in given and "--tokens" not in given:
+        raise PlanError("--days needs the length of the run; add --tokens 1T")
+    if not {"--layout", "--model"} <= given.keys():
+        return
+    from meshwright.hardware.catalog import load
+    from meshwright.layout.layout_checks import layout_for
+    from meshwright.models.presets import load_model
+    from meshwright.plan.degrees import check_chips
+
+    config = load_model(given["--model"])
+    layout = layout_for(config, given["--layout"])
+    if command.path == ("plan", "train") and "," not in (machine := given.get("--hardware", "")):
+        check_chips(load(machine), layout, config)
+
+
+def _check_page(given: dict[str, str]) -> None:
+    from meshwright.files import check_page
+
+    for option in ("-o", "--output"):
+        if path := given.get(option):
+            check_page(Path(path))

@@ -1,0 +1,157 @@
+"""The commands that a wrong line may mean, each with the words that are left for it."""
+
+from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command as to_command
+
+from meshwright.cli.line_intents import meant_lines
+from meshwright.cli.line_options import PLACEHOLDER
+from meshwright.cli.line_pieces import Command
+from meshwright.cli.other_words import ALIKE, command_here, command_of_words, no_command, subcommand_here
+from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
+
+_STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
+# The usual command of a group, for a line that names none.
+_USUAL = {"plan": "train", "bench": "serve"}
+
+
+@cache
+def command_at(path: tuple[str, ...]) -> Command | None:
+    """The command with this path, such as ("plan", "train"); None if there is none."""
+    if not path[0].isidentifier():
+        return None
+    command = to_command(import_module(f"meshwright.cli.{path[0]}").app)
+    inner = getattr(command, "commands", None)
+    if inner:
+        command = inner.get(path[1]) if len(path) == 2 else None
+    elif len(path) != 1:
+        return None
+    return None if command is None else Command(path, command)
+
+
+@cache
+def every_command(commands: tuple[str, ...]) -> tuple[Command, ...]:
+    """The commands of these modules, and of their groups."""
+    paths = []
+    for name in commands:
+        inner = getattr(to_command(import_module(f"meshwright.cli.{name}").app), "commands", None) or {}
+        paths += [(name, each) for each in inner] or [(name,)]
+    return tuple(command for path in paths if (command := command_at(path)))
+
+
+def candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tuple[Command, list[str]]]:
+    """The commands that the first words name or mean, the likeliest first, each with the other words."""
+    named = [word for word in words[:3] if not word.startswith("-")]
+    if (compared := _of_machines(words)) and (command := command_at(("plan", "train"))):
+        yield command, compared
+    for path in (tuple(named[1::-1]), tuple(named[:1]), tuple(named[:2])):
+        if path and path[0] in commands and (command := command_at(path)):
+            rest = list(words)
+            for word in path:
+                rest.remove(word)
+            yield command, rest
+    if named and named[0] not in commands:
+        yield from _of_another_first(named[0], words, commands)
+    elif named and command_at(tuple(named[:1])) is None:
+        yield from _of_group(named[0], words)
+
+
+def _of_group(name: str, words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
+    """The commands of a group such as `plan` that the words name, then its usual one."""
+    group: Any = to_command(import_module(f"meshwright.cli.{name}").app)
+    inner = list(group.commands)
+    for word in words[1:]:
+        if command := command_at((name, subcommand_here(word, inner) or word)):
+            at = words.index(word)
+            begins = at - 1 if words[at - 1].startswith("--") and "=" not in words[at - 1] else at
+            yield command, [*words[1:begins], *words[at + 1 :]]
+    usual = _USUAL.get(name, "")
+    if name == "launch":
+        usual = "local" if {"-n", "-np", "--processes"} & set(words) else "slurm"
+    if command := command_at((name, usual)):
+        yield command, [word for word in words if word != name]
+
+
+def _of_another_first(
+    first: str, words: Sequence[str], commands: Collection[str]
+) -> Iterator[tuple[Command, list[str]]]:
+    """The commands that a line means whose first word is no command."""
+    yield from _of_programs(words)
+    yield from filter(None, (of_typed(line) for line in meant_lines(words)))
+    ours = (command_here(first, commands) or command_of_words(first, commands)).split()[1:]
+    typo = [] if no_command(first) else get_close_matches(first, list(commands), n=1, cutoff=ALIKE)
+    if ours == ["collective"] and (command := command_at(("collective",))):
+        yield command, list(words)  # the name of a collective is a part of its expression
+    rest = [word for word in words if word != first]
+    if ours:  # list models, show hardware
+        again = {word for word in rest if command_here(word, commands).split()[1:] == ours}
+        rest = [word for word in rest if word not in {*ours, *again}]
+    yield from filter(None, (_of_another_name(line, rest) for line in (ours, typo) if line))
+
+
+def of_typed(line: Sequence[str]) -> tuple[Command, list[str]] | None:
+    """The command that a line begins with, and its other words."""
+    for length in (2, 1):
+        if command := command_at(tuple(line[:length])):
+            return command, list(line[length:])
+    return None
+
+
+def _of_programs(words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
+    """The commands that do the same as another program's line: vllm serve, torchrun script.py, ..."""
+    first, *rest = words
+    if first in ("python", "python3") and "-m" in rest[:-1]:
+        first, rest = rest[rest.index("-m") + 1], rest[rest.index("-m") + 2 :]
+    scripts = [word for word in rest if word.endswith(".py")]
+    if first in ("torchrun", "deepspeed", "accelerate", "srun", "mpirun", "python", "python3") and scripts:
+        after = rest[rest.index(scripts[0]) + 1 :]
+        if after and (command := command_at(("plan", "train"))):
+            yield command, [*(word for word in rest[: rest.index(scripts[0])] if word != "launch"), *after]
+    if any(name in first for name in ("vllm", "sglang", "trtllm")) and (command := command_at(("serve",))):
+        yield command, [word for word in rest if word != "serve"]
+
+
+def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command, list[str]] | None:
+    """The command of an example line, and its other words: the given ones (`rest`), then the example's.
+
+    The first given word takes the place of DIR or RUN in the example if it is a folder; otherwise the
+    example's words are left out. None if the example cannot be completed.
+    """
+    if line[0].startswith("-") or not line[0].islower():  # mw --install-completion, mw CMD --help
+        return None
+    path = tuple(line[:2]) if line[0] in ("plan", "bench", "launch", "plot") else tuple(line[:1])
+    command = command_at(path)
+    if command is None and rest:  # bench serve, for benchmark serve
+        inner = getattr(to_command(import_module(f"meshwright.cli.{path[0]}").app), "commands", {})
+        meant = subcommand_here(rest[0], list(inner))
+        named = [meant] if meant else get_close_matches(rest[0], list(inner), n=1, cutoff=ALIKE)
+        command, rest = command_at((path[0], *named)), rest[1:]
+    extra = [word for word in line[len(path) :] if not (is_corpus(word) and any(map(is_corpus, rest)))]
+    rest = [word for word in rest if word not in _STARTING]
+    if command is None or "--" in extra:  # the words after -- are another command's
+        return None
+    if PLACEHOLDER.search(" ".join(extra)):
+        if not rest:
+            return None
+        if not Path(rest[0]).is_dir():
+            return command, list(rest)
+        extra, rest = [rest[0] if PLACEHOLDER.fullmatch(word) else word for word in extra], rest[1:]
+    return command, [*rest, *extra]
+
+
+def _of_machines(words: Sequence[str]) -> list[str]:
+    """The words of mw plan train for `mw compare` of machines, which compares plans; [] for other words."""
+    if words[0] != "compare":
+        return []
+    machines = [word for word in words[1:] if is_machine(word) and not word.endswith(".toml")]
+    rest = [word for word in words[1:] if word not in (*machines, "--hardware")]
+    models = [] if "--model" in rest else [word for word in rest if is_model(word)]
+    if not machines or not (models or "--model" in rest):
+        return []
+    model = ["--model", models[0]] if models else []
+    return ["--hardware", ",".join(machines), *model, *(word for word in rest if word not in models)]

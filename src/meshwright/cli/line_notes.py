@@ -1,0 +1,62 @@
+"""Notes to an offered line: the options of the typed line that it leaves out, each with the reason."""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from meshwright.cli.line_forms import AS_HELD
+from meshwright.cli.line_options import replaced
+from meshwright.cli.line_pieces import Command, Piece, pieces_of
+from meshwright.cli.other_subjects import subject
+from meshwright.cli.other_words import answer_here, option_here
+
+_RENAMED = re.compile(r"--?[\w.-]+ is (--[a-z-]+)\b.* here")
+# The texts of a line, any of which shows an option of ours.
+_SHOWN = {
+    "--given": ("--given ", "--layout "),
+    "--prompt-tokens": ("--prompt-tokens ", "--context "),
+    "--output-tokens": ("--output-tokens ", "--context "),
+    **{held: (ours,) for held, ours in AS_HELD.items()},
+}
+
+
+def left_out(typed: Sequence[str], line: str, commands: Sequence[Command]) -> dict[str, str]:
+    """The typed options that the offered line has no part of, each with the reason.
+
+    typed: the words after `mw`. commands: of the line, in order.
+    """
+    *_, last = commands
+    path = " ".join(("mw", *last.path))
+    reasons = {}
+    for piece in pieces_of(typed, last):
+        is_kept = any(_is_kept(piece, line, command) for command in commands)
+        if piece.option and not is_kept and not (piece.value and f" {piece.value} " in f"{line} "):
+            reasons[piece.option] = _reason(piece, path, last)
+    return reasons
+
+
+def _reason(piece: Piece, path: str, command: Command) -> str:
+    named = answer_here(piece.option, path) or subject(piece.option, path, piece.value)
+    ours = option_here(piece.option, list(command.options), piece.value)
+    if not named and ours and f"{ours} " != f"{piece.option} ":
+        return f"{' '.join(piece.words)} is {ours.rstrip(',')} here"
+    return named or f"{' '.join(piece.words)} has no counterpart in {path}"
+
+
+def _is_kept(piece: Piece, line: str, command: Command) -> bool:
+    """Whether an offered line has a typed option, or all options that replace it."""
+    ours = [piece] if piece.option in command.options else replaced(piece, command)
+    words = f"{line} "
+    return bool(ours) and all(
+        any(shown in words for shown in _SHOWN.get(each.option, (f"{each.option} ",)))
+        if each.option
+        else shlex.quote(each.value) in words
+        for each in ours or []
+    )
+
+
+def without_contradictions(parts: Sequence[str], line: str) -> list[str]:
+    """The parts of an answer to a line of two commands, without translations that it does not use."""
+    if " && " not in line:
+        return list(parts)
+    return [part for part in parts if not (match := _RENAMED.fullmatch(part)) or f"{match[1]} " in f"{line} "]

@@ -1,0 +1,86 @@
+"""Lines of two commands, for what one command of mw does not do: download a model, plan before training."""
+
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshwright.cli.line_pieces import Command, Piece
+from meshwright.cli.value_kinds import is_corpus
+
+# Options whose value is a folder, each with the arguments of `hf download` for its kind.
+_DOWNLOADED = {
+    "--checkpoint": (),
+    "--from": (),
+    "--draft-checkpoint": (),
+    "--data": ("--repo-type", "dataset"),
+}
+_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+# Names of folders that are no owners on the hub.
+_FOLDERS = {"runs", "run", "ckpt", "checkpoints", "models", "model", "data", "out", "output", "weights"}
+_LONGEST_SEQUENCE = 4096  # of the example of a plan
+_SEQUENCES = 16  # of the example of a plan
+
+
+def downloaded(pieces: Sequence[Piece], given: Collection[str]) -> tuple[list[Piece], list[str]]:
+    """The pieces with folders in place of names on the Hugging Face hub, and the lines that download them.
+
+    given: the options that are no examples.
+
+    >>> downloaded([Piece("--checkpoint", "org/name")], ["--checkpoint"])[1]
+    ['hf download org/name --local-dir name']
+    """
+    made, lines = [], []
+    for piece in pieces:
+        name = piece.value
+        owner, _, folder = name.rpartition("/")
+        is_path = owner.lower() in _FOLDERS or Path(owner).exists()
+        if piece.option in {*_DOWNLOADED} & {*given} and _HUB.fullmatch(name) and not is_path:
+            words = ["hf", "download", name, *_DOWNLOADED[piece.option], "--local-dir", folder]
+            lines.append(shlex.join(words))
+            piece = replace(piece, value=folder)
+        made.append(piece)
+    return made, lines
+
+
+def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tuple[list[Piece], list[Piece]]:
+    """The pieces of a line of mw train that names a preset, as those of mw plan train and of mw train.
+
+    Both are empty if the line names no preset, or one to fine-tune.
+    """
+    from meshwright.cli.line_options import replaced
+
+    of_plan: list[Piece] = []
+    of_run: list[Piece] = []
+    for piece in pieces:
+        planned = None if piece.option in training.options else replaced(piece, planning)
+        if piece.option in planning.options and piece.option not in training.options:
+            planned = [piece]
+        if piece.option and planned:
+            of_plan += [replace(each, is_other=True) for each in planned]
+        else:
+            is_text = not piece.option and is_corpus(piece.value)
+            of_run.append(replace(piece, option="--data") if is_text else piece)
+    if not _is_of_preset(of_plan) or {"--from", "--lora", "--rl", "--run"} & {each.option for each in of_run}:
+        return [], []
+    return [*of_plan, *_examples(of_plan), Piece("-o", "plan.toml")], [Piece("", "plan.toml"), *of_run]
+
+
+def _is_of_preset(pieces: Sequence[Piece]) -> bool:
+    from meshwright.models.presets import PRESETS
+
+    model = next((piece.value for piece in pieces if piece.option == "--model"), "")
+    is_adapted = any("lora" in piece.value for piece in pieces if piece.option == "--set")
+    return model.lower() in PRESETS and not Path(model).exists() and not is_adapted
+
+
+def _examples(pieces: Sequence[Piece]) -> list[Piece]:
+    """The machine, length and batch that a plan for this machine lacks."""
+    from meshwright.models.presets import load_model
+
+    given = {piece.option: piece.value for piece in pieces}
+    length = min(load_model(given["--model"].lower()).max_seq_len, _LONGEST_SEQUENCE)
+    batch = f"{_SEQUENCES * length}"
+    usual = {"--hardware": "cpu:8", "--seq-len": f"{length}", "--batch-tokens": batch}
+    return [Piece(name, value) for name, value in usual.items() if name not in given]
