@@ -17,7 +17,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.nn.start.devices import flags_with_devices
 from meshwright.notation.collective import gathered_of_block
 
-# Emitted bytes that differ from the planned ones by a larger share are an error of either side.
+# If emitted and planned bytes differ by more than this share, the plan or the program is wrong.
 TOLERANCE = 0.02
 _TIMEOUT_SECONDS = 600
 
@@ -53,7 +53,7 @@ def audit_reshard(job: ReshardJob, target: Target) -> dict[str, Any]:
 
 
 def _compiled_here(job: ReshardJob, target: Target) -> dict[str, Any]:
-    """The document of `audit_reshard`; JAX has the devices."""
+    """The document of `audit_reshard`, in a process in which JAX has enough devices."""
     import jax
 
     from meshwright.audit.compile.targets import target_mesh

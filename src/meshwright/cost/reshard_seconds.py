@@ -19,9 +19,9 @@ def step_price(placement: Placement) -> Price:
 
         permute  t = max(shift, all_to_all)
 
-    A permute from I_XY to I_YX sends blocks all over the group, not only to the next device. On a switch it
-    takes the time of a shift. On a torus a block's mean way is a quarter of every ring, as in an all-to-all
-    of equal blocks, so the longer of both is the price. A slice is free.
+    A permute from I_XY to I_YX sends blocks to devices all over the group, not only to the next one. On a
+    switch it takes the time of a shift. On a torus a block's mean way is a quarter of every ring, as in an
+    all-to-all of equal blocks, so the longer of both is the price. A slice is free.
     """
 
     def price(op: ReshardOp, axes: Axes, gathered_bytes: int) -> float:
@@ -38,8 +38,8 @@ def step_price(placement: Placement) -> Price:
 class PricedReshard(NamedTuple):
     """The steps of a reshard with their seconds.
 
-    block_bytes: on one device before the first step and after each. sent_bytes: by one device. by_rules: the
-    steps are the result of `notation.collective.reshard`.
+    block_bytes: bytes of the array on one device, before the first step and after each. sent_bytes: bytes
+    that one device sends. by_rules: whether the steps are the result of `notation.collective.reshard`.
     """
 
     steps: tuple[Collective, ...]

@@ -25,21 +25,21 @@ from meshwright.notation.array import ShardedArray
 
 
 def embed_positions(positions: Array, table: Array, layout: Layout, sent_in: SentIn | None = None) -> Array:
-    """x[B, T, D] of positions[B, T] and table[W, D_fsdp]: gathered over fsdp, each device its own rows.
+    """x[B, T, D] of positions[B, T] and table[W, D_fsdp], which is gathered for each device's own tokens.
 
-    x has the type that the table is sent in, by default its own.
+    x has the type in which the table is gathered; by default that is the table's own.
     """
     sent_in = sent_in or SentIn(table.dtype, table.dtype)
     stored, out = layout.weight("positions", "WD"), layout.activation("x", "BTD")
     used = stored.replace(axes={"W": (), "D": out.axes_of("D")})
-    mine = ShardedArray("positions", ("B", "T"), out.axes[:2])
+    ids = ShardedArray("positions", ("B", "T"), out.axes[:2])
 
     def local(positions_local: Array, table_local: Array) -> Array:
-        rows = _looked_up(table_local, positions_local, stored, used, mine, sent_in, _rows)
+        rows = _looked_up(table_local, positions_local, stored, used, ids, sent_in, _rows)
         return rows.astype(sent_in.forward)
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)
-    specs = (partition_spec(mine), partition_spec(stored, kept))
+    specs = (partition_spec(ids), partition_spec(stored, kept))
     looked_up = jax.shard_map(local, in_specs=specs, out_specs=partition_spec(out))
     return looked_up(reshard(positions, specs[0]), table)
 
@@ -91,10 +91,11 @@ def _rows(table: Array, ids: Array) -> Array:
 
 
 def _rows_held(table_local: Array, stored: ShardedArray, looked_up: ShardedArray) -> Array:
-    """A table typed as this device's own over axes that split its look-ups: its gradient is a partial sum.
+    """The table, with a gradient that is a partial sum over the axes that split the ids.
 
-    This comes before the table is gathered: otherwise its gradient would be summed whole over `data` and only
-    then scattered over `fsdp`; scattered first, only a share is summed.
+    It is typed as different on the devices of these axes before it is gathered. Its gradient is then
+    scattered over `fsdp` first, and only a share is summed over `data`; otherwise the whole gradient would be
+    summed.
     """
     axes = tuple(axis for axis in looked_up.sharded_axes if axis not in stored.sharded_axes)
     return lax.pcast(table_local, axes, to="varying") if axes else table_local
@@ -134,8 +135,8 @@ def embed(
 ) -> Array:
     """x[B, T, D] of tokens[B, T]; is_column: of a table[V_tensor, 1], whose D is not split.
 
-    x has the type that the table is sent in, by default its own. rows_of: takes the rows of ids from a
-    device's part of the table.
+    x has the type in which the table is gathered; by default that is the table's own. rows_of: takes the rows
+    of ids from a device's part of the table.
     """
     sent_in = sent_in or SentIn(table.dtype, table.dtype)
     stored = layout.weight("embed", "VD")
@@ -144,7 +145,7 @@ def embed(
     if is_column:
         stored, used, out = (array.replace(axes={"D": ()}) for array in (stored, used, out))
     split_vocab = used.axes_of("V")
-    # Sums over these axes are handed out by position; the others are whole on every device.
+    # Over these axes x is reduce-scattered by position, and over the others all-reduced.
     scattered = tuple(axis for axis in out.axes_of("T") if axis in split_vocab)
     summed = tuple(axis for axis in split_vocab if axis not in scattered)
     gathered = tuple(axis for axis in stored.axes_of("V") if axis not in split_vocab)
@@ -157,14 +158,14 @@ def embed(
             return rows_at(table_local, tokens_local).astype(sent_in.forward)
         num_rows = table_local.shape[0] * lax.axis_size(gathered) if gathered else table_local.shape[0]
         rows = tokens_local - lax.axis_index(split_vocab) * num_rows
-        mine = (rows >= 0) & (rows < num_rows)
-        rows_held = rows_at(table_local, jnp.where(mine, rows, 0))
-        x_local = jnp.where(mine[..., None], rows_held, 0).astype(sent_in.forward)
+        is_held = (rows >= 0) & (rows < num_rows)
+        looked_up = rows_at(table_local, jnp.where(is_held, rows, 0))
+        x_local = jnp.where(is_held[..., None], looked_up, 0).astype(sent_in.forward)
         if scattered:
-            # [B, n, T/n, D]: so that it stays a reduce-scatter (see scatter.py).
+            # As [B, n, T/n, D] XLA keeps the reduce-scatter (see scatter.py).
             parts = jnp.reshape(x_local, (x_local.shape[0], lax.axis_size(scattered), -1, x_local.shape[-1]))
             x_local = lax.psum_scatter(parts, scattered, scatter_dimension=1)
-        # After the scatter, so that less is summed.
+        # The all-reduce comes after the scatter, and thus sums fewer bytes.
         return lax.psum(x_local, summed) if summed else x_local
 
     kept = reduced_axes(jax.typeof(table).sharding.spec)

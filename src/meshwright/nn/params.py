@@ -81,7 +81,7 @@ def init_params(
         sizes = dimensions(config, path)
         scale = prod(sizes[letter] for letter in param.fan_in) ** -0.5
         stored, tree = jax.tree.flatten(types[path])
-        # A part belongs to one call, so its programs are not kept.
+        # `part` is a new function in each call, and a kept program of it would never be used again.
         start = _kept_start if part is None else partial(_start, part=partial(part, path))
         program = start(param.init, param.shape(sizes), scale, dtype, seed, tuple(stored), tree)
         return program(np.uint32(zlib.crc32(path.encode())))

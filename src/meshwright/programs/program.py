@@ -33,18 +33,19 @@ class TrainingProgram(Record):
 
     fitted_on: the `software` of the published rows that its constants were fitted on.
     odds, seconds: factors on figures of StepEfficiency, by name. host_*, whole_sums, gathers_first,
-    broadcasts, unfused_norms: as there.
+    broadcasts, unfused_norms: as in StepEfficiency.
     eager: whether operations run one by one, each with memory of its own, or as a program that a compiler
-    planned. flash_since: its attention keeps scores on the chip from this year on. flash: whether it does.
+    planned. flash: whether its attention is a flash kernel, which keeps scores on the chip. flash_since: the
+    first year in which it is.
     vendor_attention_from: the least compute capability whose attention is the vendor's kernel, as XLA's, so
     that the odds of attention do not apply; 0: never.
     fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
     and keep only their operands; others keep the results of their steps.
-    loss_arrays: float32 arrays as large as the logits that a loss has in addition; split_loss_arrays: if
-    the vocabulary is split; 0: PyTorch's. whole_logits: whether logits of a split vocabulary are gathered
-    before the loss. compiled_loss_since: from this year on it has one such array, since it is compiled;
-    0: never. fused_loss: whether one kernel makes the cotangents of the logits, as Flash Attention's
-    and Liger's cross-entropy do.
+    loss_arrays: number of further float32 arrays, as large as the logits, that a loss has; split_loss_arrays:
+    their number if the vocabulary is split. 0: the number in PyTorch.
+    whole_logits: whether logits of a split vocabulary are gathered before the loss. compiled_loss_since: from
+    this year on the loss has one such array, since it is compiled; 0: never. fused_loss: whether one kernel
+    makes the cotangents of the logits, as Flash Attention's and Liger's cross-entropy do.
     selective: the layout's `remat` that this program calls selective recomputation.
     buckets: whether data ranks sum gradients in copies of them (DistributedDataParallel's buckets).
     holds_sent: whether sent arrays stay until the collective's stream is done (`Tensor.record_stream`,

@@ -39,9 +39,9 @@ def _cut_at_slices(mesh: Mesh, num_slices: int) -> Mesh | None:
 class Prices:
     """Prices of collectives on a mesh.
 
-    mesh: of the collectives' axes. placement, chip: None if no hardware is named. named: the user's mesh;
-    None if `mesh` was inferred, so that its axes have no names. parts, parts_placement: the mesh with its
-    outermost axis cut between slices, for sums in steps.
+    mesh: the mesh whose axes collectives have. placement, chip: None if no hardware is named. named: the
+    user's mesh; None if `mesh` was inferred, since its axes then have no names. parts, parts_placement: the
+    mesh with its outermost axis cut between slices: XLA sums within slices and then across them.
     """
 
     mesh: Mesh
@@ -70,7 +70,7 @@ class Prices:
         return price.seconds * e.runs * (tensor_bytes / together if together else 1.0)
 
     def _over(self, e: Emitted) -> tuple[Axes, Placement | None]:
-        """A collective's axes with their placement, both of the cut mesh for a part of an axis."""
+        """A collective's axes and their placement; on the mesh `parts` if it runs over a part of an axis."""
         if not e.is_part or self.parts is None:
             return e.axes, self.placement
         within = group_axes(e.collective.groups, self.parts)

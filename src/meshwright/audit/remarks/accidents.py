@@ -100,7 +100,7 @@ def _is_frozen(parameter: Instruction, most_dims: int) -> bool:
 
 
 def _parts_of(parameter: Instruction, dims: tuple[int, ...], num_devices: int) -> int | None:
-    """Number of shards of an input's array if `dims` is the shape of a shard; None if it cannot be one."""
+    """Number of shards of an input's array if shards have the shape `dims`; None if they cannot."""
     shard = parameter.shapes[0].dims
     if len(shard) != len(dims) or any(
         max(pair) % min(pair) for pair in zip(shard, dims, strict=True) if min(pair)
@@ -147,9 +147,9 @@ _FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_reshard
 
 
 def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
-    """The warnings with unconstrained activations as one, without its consequences.
+    """The warnings without consequences of unconstrained activations, which are one warning.
 
-    All warnings if activations are constrained.
+    If activations are constrained, all warnings stay.
     """
     remarks = list(remarks)
     roots = [one for one in remarks if one.kind == UNCONSTRAINED]

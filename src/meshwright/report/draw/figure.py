@@ -58,7 +58,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Figure:
-    """name: of its file. first: the frame shown at first. slider: the name of the slider, such as `chips`."""
+    """A figure. name: its file's. first: the first frame's number. slider: its name, such as `chips`."""
 
     name: str
     title: str
