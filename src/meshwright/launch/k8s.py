@@ -96,7 +96,7 @@ def _environment(job: ClusterJob, join_seconds: float) -> list[dict[str, str]]:
 
 
 def node(job: ClusterJob) -> tuple[dict[str, str], str]:
-    """The labels of the nodes to run on, and their name of a chip."""
+    """The labels of the nodes to run on, and the name of their chips as a resource of Kubernetes."""
     chip, hardware = job.hardware.chip, job.hardware
     if chip.gke_accelerator is None:
         known = ", ".join(name for name in catalog.names() if catalog.chip(name).gke_accelerator)

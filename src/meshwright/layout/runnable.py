@@ -152,7 +152,7 @@ def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
 
 
 def _tokens_split(layout: Layout) -> str | None:
-    """What splits the tokens of a sequence: over devices of parts of heads, or where there is but one."""
+    """The word or the rule that splits the tokens of a sequence in a way that inference does not run."""
     prefill, generate = (layout.at(phase).table for phase in ("prefill", "generate"))
     if set(prefill.axes_of("T")) - set(layout.rules.prompt_axes):
         return "sequence_parallel=true"

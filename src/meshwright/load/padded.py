@@ -60,7 +60,7 @@ class PaddedSteps:
 
     @property
     def idle_seconds(self) -> IdleSeconds:
-        """What `JaxRunner` finds by steps whose rows are at the first position."""
+        """Seconds of steps as `JaxRunner` measures them on an idle machine: all rows are at position 0."""
         limits, replicas = self._limits, self._limits.num_replicas
         sizes = compiled_sizes(limits.slots_per_replica)
         generate = [(size, self._prices.seconds(size * replicas, 0.0, [], 0)) for size in sizes]
@@ -92,7 +92,7 @@ class PaddedSteps:
     def filled_up(
         self, num_sequences: int, mean_context: float, chunks: Sequence[tuple[int, int]], num_drafts: int
     ) -> tuple[int, float, Sequence[tuple[int, int]], int]:
-        """The step as its program has it."""
+        """The step with the rows and blocks of its program, padding included."""
         rows = self._rows[num_sequences]
         if chunks:
             block = self._limits.block
@@ -108,7 +108,10 @@ class PaddedSteps:
 
 
 def _filled_up(most: int, num_replicas: int) -> list[int]:
-    """For each number up to `most` a replica, shared out evenly, how many the smallest program has of all."""
+    """Rows (or blocks) of the smallest program on all replicas, by their number without padding.
+
+    most: the largest number of one replica; replicas share evenly.
+    """
     sizes = compiled_sizes(most)
     of_replica = [next(size for size in sizes if size >= number) for number in range(1, most + 1)]
     return [0, *(num_replicas * size for size in of_replica for _ in range(num_replicas))]

@@ -34,7 +34,7 @@ class Collective:
     result: ShardedArray
 
     def gathered_bytes(self, mesh: Degrees, sizes: Mapping[str, float], dtype: str) -> int:
-        """V: bytes of the gathered array over the product of the axes that stay sharded."""
+        """V: bytes of a device's part of the array after a gather over `axes`."""
         dims = zip(self.operand.dims, self.operand.axes, strict=True)
         block = prod(sizes[dim] / mesh.size(axes) for dim, axes in dims) * dtype_bytes(dtype)
         return gathered_of_block(self.op, block, mesh.size(self.axes))
@@ -99,8 +99,8 @@ def reshard(array: ShardedArray, target: ShardedArray) -> list[Collective]:
     If that is not enough, the dimension is gathered to the common prefix of both shardings. Steps that a
     gather makes possible follow before the next gather.
 
-    The result depends on no mesh, sizes or prices, so contractions derive it once for all. For the reshards
-    of layouts it is the cheapest (tests/cost/test_reshard_seconds.py).
+    The result does not depend on the mesh, sizes or prices: a contraction derives it once for all machines.
+    For the reshards of layouts it is the cheapest (tests/cost/test_reshard_seconds.py).
     `notation.resharding.cheapest_reshard` searches for any two shardings on a given machine.
     """
     return list(_reshard(array, target))

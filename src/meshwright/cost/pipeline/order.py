@@ -166,9 +166,9 @@ class Ordering:
 
 def _steps(table: PassTable) -> list[list[_Step]]:
     """The steps of every row."""
-    ties, by_row = _ties(table), []
+    dependencies, by_row = _dependencies(table), []
     for stage, (row, split) in enumerate(zip(table.rows, table.split, strict=True)):
-        of_stage, steps = ties[stage], []
+        of_stage, steps = dependencies[stage], []
         for kind, microbatch, chunk, joined in row:
             name = "S" if kind == "B" and (microbatch, chunk) in split else kind
             needs, hop, makes, entry = of_stage[name, chunk]
@@ -177,24 +177,24 @@ def _steps(table: PassTable) -> list[list[_Step]]:
     return by_row
 
 
-def _ties(table: PassTable) -> list[dict[tuple[str, int], tuple[int, int, int, int]]]:
-    """For each stage, by kind of pass and chunk, the numbers of a step of microbatch 0.
+def _dependencies(table: PassTable) -> list[dict[tuple[str, int], tuple[int, int, int, int]]]:
+    """For each stage, by kind of pass and chunk: (needs, hop, makes, kind) of the pass of microbatch 0.
 
-    "S" is a B that is split: only the gradient of the input.
+    The numbers are as in `_Step`. "S" is a B that is split, without the gradient of the weights.
     """
     m, last = table.num_microbatches, table.num_depths - 1
     stages = [place.stage for place in table.routes[0]]
-    apart = [0, *(int(before != after) for before, after in pairwise(stages)), 0]
-    nothing = 3 * m * (last + 1)
-    ties: list[dict] = [{} for _ in table.rows]
+    hops = [0, *(int(before != after) for before, after in pairwise(stages)), 0]
+    no_need = 3 * m * (last + 1)  # the first result without a kind, which exists from the start
+    dependencies: list[dict] = [{} for _ in table.rows]
     for (stage, chunk), depth in table.depths.items():
         forward, entry = m * depth, _NUM_KINDS * depth
         backward, weight = forward + m * (last + 1), forward + 2 * m * (last + 1)
         back = forward if depth == last else backward + m
-        ties[stage] |= {
-            ("F", chunk): (forward - m if depth else nothing, apart[depth], forward, entry + _FORWARD),
-            ("B", chunk): (back, apart[depth + 1], backward, entry + _BACKWARD),
-            ("S", chunk): (back, apart[depth + 1], backward, entry + _INPUT_GRADIENT),
-            ("W", chunk): (nothing, 0, weight, entry + _WEIGHT_GRADIENT),  # its B is before it in the row
+        dependencies[stage] |= {
+            ("F", chunk): (forward - m if depth else no_need, hops[depth], forward, entry + _FORWARD),
+            ("B", chunk): (back, hops[depth + 1], backward, entry + _BACKWARD),
+            ("S", chunk): (back, hops[depth + 1], backward, entry + _INPUT_GRADIENT),
+            ("W", chunk): (no_need, 0, weight, entry + _WEIGHT_GRADIENT),  # its B is before it in the row
         }
-    return ties
+    return dependencies

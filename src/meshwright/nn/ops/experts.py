@@ -164,7 +164,8 @@ class ExpertOps(ProductOps):
                 self._kinds["dispatch"] = MATMUL
         y = block(self, w, rows)
         if row_routing(layout).rows:
-            # After the bias, which only the first device's columns add, and under the product's name.
+            # The sum comes after the bias, which only the device with the first columns adds. Audits find it
+            # under the name of the product.
             with jax.named_scope("expert_out"):
                 y = checkpoint_name(sums_of_columns(y, routes, layout, moe), MATMUL)
         with jax.named_scope("combine"):

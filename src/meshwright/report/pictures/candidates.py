@@ -19,7 +19,7 @@ _HEIGHT, _RIGHT, _ENTRY = 380, 250, 34  # of the plot, for names at its right, f
 def candidates_figure(
     candidates: Sequence[Candidate], chosen: Candidate, usual: Sequence[ScalingPoint]
 ) -> Figure:
-    """A dot for each of `found`; the chosen layout and the best of each usual strategy have names."""
+    """A dot for each candidate; the chosen layout and the best of each usual strategy have names."""
     named = {point.strategy: point.candidate for point in usual if point.strategy in STRATEGIES} | {
         BEST: chosen
     }
@@ -36,10 +36,10 @@ def candidates_figure(
 
 def _panel(candidates: Sequence[Candidate], named: dict[str, Candidate], width: float) -> Panel:
     """On a phone the names are below the plot, otherwise at its right."""
-    is_wide, everyone = width > PHONE, [*candidates, *named.values()]
+    is_wide, drawn = width > PHONE, [*candidates, *named.values()]
     usable = named[BEST].hardware.chip.program_bytes
-    sizes = padded_ends([usable, *(float(one.memory.total) for one in everyone)], 0.04)
-    times = padded_ends([one.step_seconds for one in everyone], 0.06)
+    sizes = padded_ends([usable, *(float(one.memory.total) for one in drawn)], 0.04)
+    times = padded_ends([one.step_seconds for one in drawn], 0.06)
     x, y = (
         ChartAxis("memory of one chip", format_bytes, sizes, True),
         ChartAxis("step time", format_seconds, times, True),
@@ -78,7 +78,7 @@ def _panel(candidates: Sequence[Candidate], named: dict[str, Candidate], width: 
 
 
 def _edge(chart: Chart, usable: float) -> Markup:
-    """The line of the usable memory and the area beyond it; its words are on the side with space."""
+    """A line at the usable memory, labelled on the side with space, and the area beyond it."""
     x, top, bottom = chart.x.place(usable), chart.y.end - 10, chart.y.start
     words = f"{format_bytes(usable)} usable"
     fits = x - text_width(words) - 8 > chart.x.start

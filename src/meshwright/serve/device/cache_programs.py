@@ -21,10 +21,11 @@ from meshwright.nn.start.device_mesh import partition_spec
 class CacheTypes:
     """The types of a cache's arrays on a mesh: pages of `page_size` positions, and states without pages.
 
-    num_slots: sequences a replica. num_snapshots, num_kept_drafts: arguments of `num_state_entries`, the
-    number of a replica's states; num_entries: of all replicas. num_pages: pages a replica. num_window_pages:
-    pages a replica for layers with a window; 0: they use the other pages. page_axes: mesh axes that split
-    pages. batch_axes: those that split the tokens of a step, into num_shards of replicas_per_shard each.
+    num_slots: sequences of a replica. num_snapshots, num_kept_drafts: see `num_state_entries`, which gives
+    the entries of a replica's states; num_entries: entries of all replicas. num_pages: pages of a replica.
+    num_window_pages: its pages for layers with a window; 0: they use the other pages. page_axes: mesh axes
+    that split pages. batch_axes: mesh axes that split the tokens of a step into num_shards shards; each
+    serves replicas_per_shard replicas.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class CachePrograms:
         return {name: pools[name] for name in self.types.page_names}
 
     def _by_state(self, local: Any, pools: Pools, entries: Any, *more: Pools) -> Pools:
-        """`local` of each array of the states, a shard's entries, and its part of every further tree."""
+        """The states after `local(state, entries, *others)` on each shard. more: trees that give `others`."""
         numbers = jax.tree.leaves(entries)
         by_shard = [PartitionSpec(self.types.batch_axes)] * len(numbers)
 
@@ -159,7 +160,7 @@ class CachePrograms:
         }
 
     def _by_pool(self, local: Any, pools: Pools, numbers: Array, *more: Any) -> Any:
-        """`local` of each array of the pools, with its part of every further tree, on each device."""
+        """The pools after `local(pool, numbers, *others)` on each device. more: trees that give `others`."""
 
         def of_array(pool: Array, *others: Array) -> Array:
             spec = jax.typeof(pool).sharding.spec
