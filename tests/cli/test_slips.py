@@ -171,7 +171,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --model-parallel-size 8", "is --given tensor=8 here"),
         ("plan train $P --strategy ddp", "is --given data=8 here"),
         ("plan train $P --max_epochs 3", "a plan prices one step"),
-        ("plan train $P --time-limit 30d", "type --days 30"),
+        ("plan train $P --time-limit 30d", "is --smallest --days 30 here"),
         ("plan train $P --compare a100:8", "joined by commas"),
         ("plan serve $S --p95-latency 2s", "--tpot-p95 30ms here"),
         ("plan serve $S --avg-input 1024", "is --prompt-tokens here"),

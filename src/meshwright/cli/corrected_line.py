@@ -22,6 +22,7 @@ from meshwright.cli.line_options import joined_words, placed, replaced
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import is_no_value, with_a_right_value
+from meshwright.cli.other_files import step_of
 from meshwright.cli.other_notation import array_of_bytes, expression_here, sizes_here
 from meshwright.cli.other_subjects import HOSTS, words_of
 from meshwright.cli.other_values import plain_words
@@ -267,7 +268,14 @@ def _of_audit(pieces: Sequence[Piece]) -> list[Piece]:
             made[script] = Piece("", f"{made[script].value}:{piece.value}")
         else:
             made.append(piece if piece.option else _program(piece.value))
-    return made
+    return [_with_function(piece) for piece in made]
+
+
+def _with_function(piece: Piece) -> Piece:
+    """A script as its step: the function with that name, or its first one."""
+    if piece.option or not piece.value.endswith(".py") or not Path(piece.value).is_file():
+        return piece
+    return Piece("", f"{piece.value}:{step_of(Path(piece.value))}")
 
 
 def _program(name: str) -> Piece:

@@ -63,7 +63,7 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     """The message `answer` about a command line, with the whole line to type if one is known."""
     # Here, since most command lines are right.
     from meshwright.cli.corrected_line import corrected_line, notes_of, unknown_names
-    from meshwright.cli.line_notes import without_contradictions
+    from meshwright.cli.line_notes import without_contradictions, without_kept
 
     line = corrected_line(args, commands)
     if not line:
@@ -79,6 +79,7 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     if answer.startswith("command ") and "did you mean" not in answer:  # the line says which is meant
         answer = answer.partition("; ")[0]
     notes = notes_of(args, line)
+    answer = without_kept(answer, notes)
     parts = without_contradictions(answer.rstrip(".").split("; "), line)
     unsaid = [note for option, note in notes.items() if not any(option in part for part in parts)]
     while len(parts) > 1 and len("; ".join([*parts, *unsaid])) + len(line) > _MOST_CHARACTERS:

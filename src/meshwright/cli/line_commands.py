@@ -16,6 +16,7 @@ from meshwright.cli.other_words import ALIKE, command_here, command_of_words, no
 from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
 
 _STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
+_PREDICTED = {"throughput", "latency", "decode", "prefill", "inference"}  # of a model without a server
 # The usual command of a group, for a line that names none.
 _USUAL = {"plan": "train", "bench": "serve"}
 
@@ -65,6 +66,8 @@ def _of_group(name: str, words: Sequence[str]) -> Iterator[tuple[Command, list[s
     """The commands of a group such as `plan` that the words name, then its usual one."""
     group: Any = to_command(import_module(f"meshwright.cli.{name}").app)
     inner = list(group.commands)
+    if name == "bench" and "--model" in words and "--url" not in words and words[1] in _PREDICTED:
+        yield from filter(None, (of_typed(["plan", "serve", *words[2:]]),))
     for word in words[1:]:
         if command := command_at((name, subcommand_here(word, inner) or word)):
             at = words.index(word)

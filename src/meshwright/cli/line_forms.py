@@ -64,6 +64,7 @@ def _machine_of(first: str, second: str) -> str:
     )
 
 
+_ANSWER = 512  # tokens of an answer within a given context
 _LEAST_TOKENS = 1_000_000_000  # of a run; fewer are a batch
 # Options of other programs whose value is converted with the values of other options, by the option of ours
 # that they become.
@@ -190,8 +191,9 @@ def _interleave(layers: str, given: Mapping[str, str]) -> list[Piece]:
     """The number of chunks of a stage that have `layers` layers."""
     from meshwright.models.presets import load_model
 
-    number = Fraction(load_model(given["--model"]).num_layers, _degree("pipe", given) * int(layers))
-    if number.denominator != 1:
+    stages = _degree("pipe", given)
+    number = Fraction(load_model(given["--model"]).num_layers, stages * int(layers))
+    if number.denominator != 1 or stages == 1:
         return []
     chunks = f"schedule=interleaved,interleave={number}" if number > 1 else "schedule=1f1b"
     return [_words_piece(given, chunks)]
@@ -266,6 +268,9 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     if command.path == ("plan", "serve") and {"--prompt-tokens", "--output-tokens"} <= given:
         pieces = _of_batch(pieces)
         given = {piece.option for piece in pieces}
+    if command.path == ("plan", "serve") and not given & {"--phase", "--prompt-tokens", "--output-tokens"}:
+        pieces = [each for piece in pieces for each in _lengths_of(piece)]
+        given = {piece.option for piece in pieces}
     if command.path == ("plan", "serve") and "--phase" not in given:
         pieces = [
             piece for piece in pieces if not (piece.is_other and piece.option in ("--context", "--batch"))
@@ -309,6 +314,19 @@ _OF_REQUESTS = {
     "-o",
     "--output",
 }
+
+
+def _lengths_of(piece: Piece) -> list[Piece]:
+    """The context of another program as a prompt and an answer; other pieces unchanged."""
+    from meshwright.units import parse_length
+
+    if piece.option != "--context" or not piece.is_other:
+        return [piece]
+    with suppress(MeshwrightError):
+        context = parse_length(piece.value)
+        answer = min(_ANSWER, context // 2)
+        return [Piece("--prompt-tokens", f"{context - answer}"), Piece("--output-tokens", f"{answer}")]
+    return [piece]
 
 
 def _of_batch(pieces: Sequence[Piece]) -> list[Piece]:

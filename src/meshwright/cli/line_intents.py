@@ -35,6 +35,7 @@ _LINES: dict[str, dict[str, str]] = {
     },
     "finetune fine-tune sft lora peft adapt": {"folder": "train --from {}", "model": "train --from {}"},
     "price cost": {"plan": "compare {}", "model": "plan train --model {}"},
+    "status progress state health loss": {"folder": "report {}", "plan": "compare {}"},
     "roofline roof peak peaks": {"machine": "hardware {}"},
 }
 # Words of questions, and the line for a question with all of them; the first match counts.
@@ -63,6 +64,7 @@ _QUESTIONS = (
 )
 # Words that only join names and numbers in a sentence.
 FILLERS = {"the", "on", "for", "with", "using", "of", "to", "and", "vs", "versus", "against", "please"}
+_REQUESTS = {"requests", "request", "req", "reqs", "queries", "prompts", "calls"}
 _PERIODS = {"second", "sec", "minute", "min", "hour", "day"}
 _PLAIN = re.compile(r"[a-z'?]+", re.I)  # a word of a sentence, without figures
 
@@ -77,8 +79,12 @@ def without_fillers(words: Sequence[str]) -> list[str]:
     """
     kept: list[str] = []
     for before, word in zip(("-", *words), words, strict=False):
+        if before == "--resume" and word.lower() in ("latest", "last", "auto"):
+            continue
         is_rate = before.lower() in ("per", "a", "an") and word.lower() in _PERIODS
-        if is_rate and len(kept) > 1 and kept[-2][:1].isdigit():
+        if is_rate and len(kept) > 2 and kept[-2].lower() in _REQUESTS and kept[-3][:1].isdigit():
+            kept[-3:] = ["--rate", f"{kept[-3]}/{word}"]  # 20 requests per second
+        elif is_rate and len(kept) > 1 and kept[-2][:1].isdigit():
             kept[-2:] = [f"{kept[-2]}/{word}"]  # 1000 per minute
         elif word.lower() not in FILLERS or before.startswith("-"):
             kept.append(word)

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from meshwright.cli.line_forms import AS_HELD
 from meshwright.cli.line_options import replaced
@@ -11,6 +11,10 @@ from meshwright.cli.other_subjects import subject
 from meshwright.cli.other_words import answer_here, option_here
 
 _RENAMED = re.compile(r"--?[\w.-]+ is (--[a-z-]+)\b.* here")
+_UNKNOWN = re.compile(
+    r"(?P<command>mw [a-z ]+) has no (?P<option>--?[^;]+); (?:leave it out, or take an option that [^;]*"
+    r"|it is an option of [^;]*)(?:; |$)"
+)
 # The texts of a line, any of which shows an option of ours.
 _SHOWN = {
     "--given": ("--given ", "--layout "),
@@ -53,6 +57,20 @@ def _is_kept(piece: Piece, line: str, command: Command) -> bool:
         else shlex.quote(each.value) in words
         for each in ours or []
     )
+
+
+def without_kept(answer: str, notes: Mapping[str, str]) -> str:
+    """An answer to a wrong line without advice to leave out options that the offered line keeps.
+
+    notes: of `left_out`.
+    """
+    unknown = [match for match in _UNKNOWN.finditer(answer) if match["option"] not in notes]
+    if not unknown:
+        return answer
+    for match in unknown[::-1]:
+        answer = answer[: match.start()] + answer[match.end() :]
+    names = ", ".join(match["option"] for match in unknown)
+    return "; ".join(filter(None, (f"{unknown[0]['command']} has no {names}", answer.removesuffix("; "))))
 
 
 def without_contradictions(parts: Sequence[str], line: str) -> list[str]:

@@ -17,7 +17,7 @@ from meshwright.cli.value_kinds import KINDS, OF_PLANS, RESHARD_WORDS
 from meshwright.hardware.catalog import usual
 
 # Options of other programs for the model, which some commands take as an argument.
-_MODEL_NAMES = ("name", "model-name", "model-id", "model", "preset")
+_MODEL_NAMES = ("name", "model-name", "model-id", "model", "preset", "config", "config-file", "path")
 _BEGINNING = 5  # characters, with dashes, that a misspelt option has in common with the right one
 _NONSENSE = "?!"  # refused except by options that take any text
 _SETTING = re.compile(r"\w+\s*[<>=!]")  # a word of --given or --layout
@@ -36,10 +36,10 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     """The pieces in place of an unknown option; [] to leave it out, None if it has no replacement."""
     given, value, path = piece.option, piece.value, " ".join(("mw", *command.path))
     options = list(command.options)
-    if held := held_option(given, command):
-        return [Piece(held, value)]
-    if given in command.options and value:
+    if value and given in command.options:
         return _flag(given, value)
+    if pieces := _held(given, value, command):
+        return pieces
     if value and (_is_of_argument(given, value, command) or _is_plan_of(value, command)):
         return [Piece("", value)]
     if value and {"--run", "--resume"} <= set(options) and "resume" in given:
@@ -60,6 +60,15 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     if command.arguments and is_input and value and Path(value).exists():
         return [Piece("", value)]
     return _by_likeness(given, value, command)
+
+
+def _held(given: str, value: str, command: Command) -> list[Piece]:
+    """An option whose value needs others of the line, or a size such as `--B 4096`; [] for other options."""
+    if held := held_option(given, command):
+        return [Piece(held, value)]
+    if not value or "--dims" not in command.options or not re.fullmatch("--?[A-Z]", given):
+        return []
+    return [Piece("--mesh" if given[-1] in "XYZ" else "--dims", f"{given[-1]}={value}")]
 
 
 def _flag(flag: str, value: str) -> list[Piece]:

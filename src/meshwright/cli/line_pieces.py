@@ -18,7 +18,7 @@ _USES: dict[str, Use] = {
     "--kv-dtype": "cache",
     "--compute-dtype": "activations",
 }
-LISTS = "--given", "--layout", "--set"  # options whose values are words joined by commas
+LISTS = "--given", "--layout", "--set", "--dims", "--mesh"  # options whose values are words joined by commas
 
 
 @dataclass(frozen=True)

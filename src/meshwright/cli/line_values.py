@@ -135,6 +135,8 @@ def _other_form(option: str, value: str, message: str) -> str:
     chip, _, counts = value.partition(":")
     if option == "--hardware" and re.fullmatch(r"\d+(,\d+)+", counts):
         return _sizes(chip, counts.split(","))
+    if re.fullmatch(r"\d{1,3}(\.\d{3}){2,}", value.strip()):
+        return value.strip().replace(".", "")  # 4.000.000
     if re.fullmatch(r"0,\d+", value.strip()):
         return value.strip().replace(",", ".")
     is_type = option.endswith("dtype") or option == "--to"
@@ -198,7 +200,7 @@ def _has_digits_of(value: str, other: str, option: str) -> bool:
         return len(re.findall(_SIGNS, value)) <= len(re.findall(_SIGNS, other))
     if option in ("--model", "--hardware", "--to", "--engine", "--for") or option.endswith("dtype"):
         return True
-    return bool(given) and all(number in given for number in re.findall(r"\d+", other))
+    return bool(given) and (all(number in given for number in offered) or "".join(offered) == "".join(given))
 
 
 def _has_numbers_of(name: str, hint: str) -> bool:

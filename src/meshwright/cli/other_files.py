@@ -106,9 +106,13 @@ def _of_another_program(path: Path, args: Sequence[str]) -> str:
 
 def _of_script(path: Path) -> str:
     """The answer to a script in place of a plan: how to audit its step, or its first function."""
-    functions = re.findall(r"^def (\w+)", read_text(path, MeshwrightError), re.M)
-    step = next((name for name in functions if "step" in name), next(iter(functions), "step"))
-    return f"is a script; to audit one of its functions type mw audit {path}:{step}"
+    return f"is a script; to audit one of its functions type mw audit {path}:{step_of(path)}"
+
+
+def step_of(script: Path) -> str:
+    """The function of a script with `step` in its name, otherwise its first one."""
+    functions = re.findall(r"^def (\w+)", read_text(script, MeshwrightError), re.M)
+    return next((name for name in functions if "step" in name), next(iter(functions), "step"))
 
 
 _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")

@@ -35,6 +35,7 @@ def expression_here(text: str, axes: str) -> str:
     if match := _EINSUM.fullmatch(text) or _QUOTED.search(text):
         first, second, out = (f"[{', '.join(letters.upper())}]" for letters in match.groups())
         return f"A{first} . B{second} -> C{out}"
+    text = re.sub(r"_\{([A-Z]{2,})\}", r"_\1", text)
     plain = re.sub(r"_([a-z])\b", lambda letter: f"_{letter[1].upper()}", text)
     plain = re.sub(r"\b([A-Z])([a-z])(?=\s*[,\]])", lambda two: f"{two[1]}_{two[2].upper()}", plain)
     plain = _ARROW.sub(" -> ", _JOINED.sub("] . ", plain))

@@ -442,6 +442,7 @@ def subject(given: str, command: str, value: str = "") -> str:
     answer = next((answer for answer, theirs in answers.items() if names & set(theirs.split())), "")
     if names & _USERS and value.isdecimal():
         answer = re.sub(r"\b100\b", value, answer)
+    value = str(value.count(",") + 1) if "," in value else value
     if names & HOSTS and value.isdecimal():
         answer = re.sub(r":\dx8\b", f":{value}x8", re.sub(r"\b\d hosts", f"{value} hosts", answer))
     return f"{given}: {answer}" if answer else ""

@@ -17,7 +17,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--seq-len": (
         "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
         "--context", "--ctx", "--len", "--length", "--tokens", "--max-length", "--block-size",
-        "--max-target-length", "--model-max-length", "--sl", "--t",
+        "--max-target-length", "--model-max-length", "--sl", "--t", "--s",
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
     "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
@@ -127,7 +127,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--context": (
         "--max-model-len", "--max-seq-len", "--ctx-size", "--context-length", "--max-total-tokens",
-        "--seq-len",
+        "--seq-len", "--kv-len", "--kv-length", "--cache-len", "--cache-length", "--ctx",
     ),
     "--prompt-tokens and --output-tokens": (
         "--max-model-len", "--seq-len", "--max-seq-len", "--context-length",
@@ -179,7 +179,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--budget", "--max-cost", "--max-price", "--max-cost-per-hour", "--max-hourly-cost",
         "--hourly-budget",
     ),
-    "--smallest --days 30": ("--deadline", "--duration", "--in-days", "--finish-in"),
+    "--smallest --days 30": (
+        "--deadline", "--duration", "--in-days", "--finish-in", "--time-limit", "--within", "--max-days",
+    ),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
     "--set num_layers=32": ("--num-layers", "--layers"),
     "--set d_model=4096": ("--hidden-size", "--d-model"),
@@ -303,7 +305,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
             "--compare", "--vs", "--versus", "--against",
         ),
         "with --smallest and --tokens 15T type --days 30": (
-            "--time-limit", "--max-time", "--wall-time", "--hours",
+            "--max-time", "--wall-time", "--hours",
         ),
         "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
         "a plan prices one step; --tokens 15T adds the time of a run": _LENGTH_OF_RUN,
@@ -419,7 +421,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "model": (
         "models", "list", "ls", "presets", "params", "parameters", "count", "inspect", "show", "summary",
-        "flops", "list-models", "cache", "kv", "kv-cache", "config",
+        "flops", "list-models", "cache", "intensity", "arithmetic-intensity", "kv", "kv-cache", "config",
     ),
     "hardware": (
         "specs", "spec", "datasheet", "chips", "gpus", "gpu", "tpu", "tpus", "devices", "machines",
@@ -444,7 +446,9 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("diff", "vs"),
     "validate": ("accuracy", "score"),
     "launch slurm -- mw train plan.toml": ("sbatch", "srun", "slurm", "salloc", "squeue"),
-    "launch k8s -- mw train plan.toml": ("kubectl", "k8s", "kubernetes", "helm", "kueue", "xpk"),
+    "launch k8s --image IMAGE -- mw train plan.toml": (
+        "kubectl", "k8s", "kubernetes", "helm", "kueue", "xpk",
+    ),
     "launch local -n 2 -- mw train plan.toml": (
         "torchrun", "mpirun", "mpiexec", "accelerate", "deepspeed", "ray", "distributed",
     ),

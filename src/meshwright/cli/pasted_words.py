@@ -8,6 +8,9 @@ from pathlib import Path
 # Words before a command: prompts of shells, and the name of this program.
 _BEFORE = {"$", "%", ">", ">>>", "#", "!", "sudo", "please", "mw", "meshwright"}
 _MODULE = ("python", "-m", "meshwright")
+_COMMAND_WORDS = 2
+_CAPITALS = re.compile(r"--[A-Z][A-Z_-]{3,}")
+_COLON = re.compile(r"^(--[a-z][a-z_-]+):(?=.)")
 _LINE_ENDS = {"\\", "^", "`", ";", "&", "&&"}
 # An option after other words: several words in one pair of quotes.
 _OPTION_WITHIN = re.compile(r"\s--?[a-z]")
@@ -24,8 +27,10 @@ def unpasted(words: Sequence[str]) -> list[str]:
     ['fit', 'llama-3-8b', '--hardware', 'rtx4090']
     >>> unpasted(["plan train --model llama-3-8b", "/hardware", "h100:8", "--seq-len", "=", "8k"])
     ['plan', 'train', '--model', 'llama-3-8b', '--hardware', 'h100:8', '--seq-len', '8k']
+    >>> unpasted(["FIT", "llama-3-8b", "--HARDWARE", "rtx4090", "--seq-len:8k"])
+    ['fit', 'llama-3-8b', '--hardware', 'rtx4090', '--seq-len=8k']
     """
-    made = list(_separate(words))
+    made = [_in_our_case(word, at) for at, word in enumerate(_separate(words))]
     while made and made[0] in _BEFORE:
         del made[0]
     if tuple(made[:3]) == _MODULE or tuple(made[:3]) == ("python3", *_MODULE[1:]):
@@ -33,6 +38,16 @@ def unpasted(words: Sequence[str]) -> list[str]:
     if "#" in made:
         del made[made.index("#") :]
     return made
+
+
+def _in_our_case(word: str, at: int) -> str:
+    """A command or option in capitals in lower case, and `--option:value` with an equals sign.
+
+    at: the place in the line; a command has one or two words. Letters such as --T keep their case.
+    """
+    if (at < _COMMAND_WORDS and word.isupper() and word.isalpha()) or _CAPITALS.fullmatch(word):
+        return word.lower()
+    return _COLON.sub(r"\1=", word)
 
 
 def _separate(words: Sequence[str]) -> Iterator[str]:
