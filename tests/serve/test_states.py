@@ -182,6 +182,28 @@ def test_indexers_of_prompts_whose_positions_are_split(config: ModelConfig) -> N
     assert generate(runner, *map(greedy, PROMPTS)) == answers
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [SPARSE, SPARSE_BLOCKS], ids=lambda config: config.name)
+def test_indexers_after_cached_prefixes_and_wrong_drafts(config: ModelConfig) -> None:
+    """Keys of an index are in the pages of a prefix, and those of wrong drafts are written over."""
+    split = layout(2)
+    params = init_params(config, split, device_mesh(split), seed=0)
+    runner = runner_of(config, params, split, num_slots=2, num_drafts=3)
+    starts, shared = restarts_of(runner), [7, 3, 5, 1, 2, 8, 6, 4] * 2
+    prompts = [[*shared, 4, 2, 9], [*shared, 4, 2, 9], [*shared, 6], [*shared, 4, 2, 9, *range(10, 20)]]
+
+    async def one_by_one(engine: Engine) -> list[list[int]]:
+        return [[event.token async for event in engine.submit(greedy(prompt))] for prompt in prompts]
+
+    with Engine(runner) as engine:
+        answers = asyncio.run(one_by_one(engine))
+    assert len(starts) == 1, "only the first prompt has no cached prefix"
+    assert_greedy(config, answers, prompts)
+    drafter = _Drafts({tuple(prompt): answer for prompt, answer in zip(prompts, answers, strict=True)}, 3)
+    assert generate(runner, *map(greedy, prompts), drafter=drafter) == answers
+    assert set(drafter.num_right) >= {0, 1, 2}
+
+
 KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_latent")
 KINDS += ("bamba", "kimi_linear", "falcon_h1", "falcon_mamba", "jamba", "minimax", "mamba2")
 KINDS += ("recurrent_gemma",)
