@@ -458,3 +458,21 @@ def test_the_devices_of_fsdp_may_be_neighbours() -> None:
     assert layout != Layout.parse("data=2,fsdp=4,tensor=2")
     with pytest.raises(LayoutError, match="inner = fsdp changes nothing with tensor = 1"):
         Layout.parse("data=2,fsdp=4,inner=fsdp")
+
+
+@pytest.mark.parametrize(
+    ("text", "phase", "why"),
+    [
+        ("pipe=4,microbatches=4", "train", "layers that differ in their indexer, in a pipeline"),
+        ("context=2,context_method=ulysses", "train", "an indexer with heads exchanged for positions"),
+        (
+            "tensor=4,kv_replicas=2,cache=batch",
+            "generate",
+            "an indexer that chooses blocks, with the cache split by sequences",
+        ),
+    ],
+)
+def test_uses_of_an_indexer_that_do_not_run(text: str, phase: str, why: str) -> None:
+    model, layout = load_model("minimax-m3"), Layout.parse(text)
+    assert (why_not(model, layout, phase) or "").startswith(why)
+    assert why_not(model, Layout.parse("fsdp=4,tensor=4,sequence_parallel=true")) is None
