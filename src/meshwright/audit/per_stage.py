@@ -106,37 +106,26 @@ def _add_row(
     seconds = sum(one.step_seconds for one in planned)
     excess = seconds * (gathered / wanted - 1) if wanted else None
     common = {"op": "permute", "axes": list(_PIPE)}
-    row = {
-        "tensor": what,
-        "direction": direction,
-        "planned": (
-            planned
-            and common
-            | {
-                "bytes": wanted,
-                "count": sum(p.count for p in planned),
-                "seconds": seconds,
-                "exposed_seconds": sum(p.exposed_seconds for p in planned),
-                "sent": round(wanted / pipe),
-            }
-        )
-        or None,
-        "emitted": (
-            sent
-            and common
-            | {
-                "bytes": gathered,
-                "count": sum(sent.values()),
-                "seconds": None if excess is None else seconds + excess,
-                "exposed_seconds": None,
-                "sent": blocks,
-            }
-        )
-        or None,
-        "status": status,
-        "note": "sent by the loop over the table",
-    }
-    document["rows"].append(row)
+
+    def side(num_bytes: int, count: float, taken: float | None, exposed: float | None, of_stage: int) -> dict:
+        times = {"seconds": taken, "exposed_seconds": exposed}
+        return common | {"bytes": num_bytes, "count": count} | times | {"sent": of_stage}
+
+    exposed = sum(one.exposed_seconds for one in planned)
+    with_excess = None if excess is None else seconds + excess
+    sent_as_planned = round(wanted / pipe)
+    document["rows"].append(
+        {
+            "tensor": what,
+            "direction": direction,
+            "planned": side(wanted, sum(one.count for one in planned), seconds, exposed, sent_as_planned)
+            if planned
+            else None,
+            "emitted": side(gathered, sum(sent.values()), with_excess, None, blocks) if sent else None,
+            "status": status,
+            "note": "sent by the loop over the table",
+        }
+    )
     document["planned"] += [p.to_dict() for p in planned]
     entries = [
         common
