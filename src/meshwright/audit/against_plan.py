@@ -204,7 +204,7 @@ def _program_findings(
     remarks += unplanned_findings(arithmetic, planned.operations, prices, unplanned_share)
     narrow = narrow_results(program, differentiated=trains)
     statistics = rounded_statistics(program, differentiated=trains)
-    adds_wide = dtype_bytes(precision.gradients_dtype or precision.trained_dtype) > _NARROW_BYTES
+    adds_wide = dtype_bytes(precision.accumulated_dtype) > _NARROW_BYTES
     rounded = _rounded_elements(plan, planned)
     remarks += type_findings(narrow, statistics, planned, rounded, adds_wide=adds_wide)
     remarks += rounding_findings(narrowest_elements(program), plan.layout)

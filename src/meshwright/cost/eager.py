@@ -69,7 +69,7 @@ def eager_phases(
     weights, gradients, optimizer = states
     scattered = layout.rules.zero_stage >= 2
     made_in = dtype_bytes(layout.precision.trained_dtype)
-    kept_in = dtype_bytes(layout.precision.gradients_dtype or layout.precision.trained_dtype)
+    kept_in = dtype_bytes(layout.precision.accumulated_dtype)
     # Gradients in another form than autograd's have separate arrays, which stay.
     accumulated = scattered or layout.schedule.microbatches > 1 or made_in != kept_in
     early = gradients if accumulated else 0  # before the first of this step
@@ -116,7 +116,7 @@ def update_bytes(optimizer: Any, layout: Layout, software: TrainingProgram) -> A
     precision = layout.precision
     moment_bytes = dtype_bytes(precision.optimizer_dtype)
     updated_in = dtype_bytes("f32" if precision.master_weights else precision.trained_dtype)
-    made_in = dtype_bytes(precision.gradients_dtype or precision.trained_dtype)
+    made_in = dtype_bytes(precision.accumulated_dtype)
     copied = updated_in if made_in < updated_in else 0
     listed = moment_bytes if software.by_tensor_lists else 0
     return whole(optimizer / 2 / moment_bytes * (copied + listed))

@@ -285,7 +285,7 @@ class Recorder:
             steps = [(step, step.op not in at_once, dtype) for step in _reduced(yielded, home)]
         else:
             adding = _adding(yielded, adds)
-            added = self.layout.precision.gradients_dtype or self.layout.precision.trained_dtype
+            added = self.layout.precision.accumulated_dtype
             steps = [(step, False, dtype) for step in _reduced(yielded, adding)]
             steps += [(step, True, added) for step in _reduced(adding, home)]
         return tuple(

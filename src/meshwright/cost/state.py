@@ -65,7 +65,7 @@ class StageState:
         gradients = stored.updated if reduced_at_once else stored.gradients
         return (
             whole(stored.weight_bytes + (0 if offloads else self._master)),
-            whole(gradients * dtype_bytes(precision.gradients_dtype or precision.trained_dtype)),
+            whole(gradients * dtype_bytes(precision.accumulated_dtype)),
             whole(0 if offloads else self._optimizer),
         )
 
@@ -135,7 +135,7 @@ class StageState:
     def _between_stages(self) -> Iterator[Transfer]:
         """The weights sent to other stages, and the gradients returned to their stage."""
         layout = self.layout
-        dtype = layout.precision.gradients_dtype or layout.precision.trained_dtype
+        dtype = layout.precision.accumulated_dtype
         if any(share.lent for _, share in self._parts):
             lent = sum(share.lent * part.stored_bytes for part, share in self._parts)
             yield self._to_stages("weights between stages", lent, layout.precision.weights_dtype)

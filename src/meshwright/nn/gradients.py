@@ -83,7 +83,7 @@ def differentiated(config: ModelConfig, layout: Layout, params: Mapping[str, Any
     def leaf(path: str, param: Param, weight: Array) -> Array:
         gradient = _gradient(layout, path, param)
         spec = partition_spec(gradient.replace(unreduced=()), gradient.unreduced)
-        return resharded(weight, spec).astype(jax_dtype(_added_in(layout)))
+        return resharded(weight, spec).astype(jax_dtype(layout.precision.accumulated_dtype))
 
     return _mapped(config, leaf, params)
 
@@ -96,7 +96,7 @@ def as_used(config: ModelConfig, layout: Layout, params: Mapping[str, Any], leav
 
     def leaf(path: str, param: Param, weight: Array, differentiated: Array) -> Array | Scattered:
         is_scattered = not param.has_gradient or _is_scattered(layout, path, param.letters)
-        if is_scattered or _added_in(layout) != layout.precision.trained_dtype:
+        if is_scattered or layout.precision.accumulated_dtype != layout.precision.trained_dtype:
             return Scattered(weight, differentiated, of_a_layer(param.letters), param.has_gradient)
         return differentiated
 
@@ -154,11 +154,6 @@ def sent_types(layout: Layout, dtype: DTypeLike) -> SentIn | None:
     """Types in which weights in `dtype` and gradients travel in training; None if both are `dtype`."""
     name = layout.precision.gradients_dtype if layout.phase == "train" else None
     return None if name is None or jax_dtype(name) == dtype else SentIn(dtype, jax_dtype(name))
-
-
-def _added_in(layout: Layout) -> str:
-    """The type for adding up the gradients of microbatches, and for handing them to the optimizer."""
-    return layout.precision.gradients_dtype or layout.precision.trained_dtype
 
 
 def zeros(config: ModelConfig, layout: Layout, leaves: Mapping[str, Any]) -> Any:
