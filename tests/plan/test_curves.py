@@ -37,11 +37,12 @@ def test_a_ring_waits_for_its_devices_and_a_tree_for_their_logarithm():
 
 
 def test_a_ring_takes_half_of_its_hops():
-    """2 of 4 and 14 of 28 chips of v5p, whose links close; of v5e only those of 16 chips do."""
+    """2 of 4 and 14 of 28 chips of v5p, whose links close; of v5e only those of 16 chips do, of v3 those of 32."""
     rings = values(curves.ring_latency("v5p", 1024))["AllGather"]
     assert rings[4] == pytest.approx(2e-6) and rings[28] == pytest.approx(14e-6)
     lines = values(curves.ring_latency("v5e", 1024))["AllGather"]
     assert lines[12] == pytest.approx(11e-6) and lines[16] == pytest.approx(8e-6)
+    assert values(curves.ring_latency("v3", 1024))["AllGather"][32] == pytest.approx(16e-6)
     assert list(values(curves.ring_latency("v5p", 1024, most=8))["AllGather"]) == [2, 4, 8]
 
 

@@ -201,7 +201,7 @@ def _machines(chip: str, most: int) -> Iterable[Hardware]:
         return
     if isinstance(network, Torus):
         others = [network.wraparound_multiple_of or 1] * (len(network.pod) - 1)
-        for size in (2, 4, 8, 12, 16, 20, 24, 28):
+        for size in (2, *range(4, 33, 4)):
             if size <= min(max(network.pod), most):
                 yield catalog.load(f"{chip}:{'x'.join(map(str, (size, *others)))}")
         return
