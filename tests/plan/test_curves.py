@@ -37,7 +37,7 @@ def test_a_ring_waits_for_its_devices_and_a_tree_for_their_logarithm():
 
 
 def test_a_ring_takes_half_of_its_hops():
-    """2 of 4 and 14 of 28 chips of v5p, whose links close; of v5e only those of 16 chips do, of v3 those of 32."""
+    """2 of 4 and 14 of 28 chips of v5p, whose links close; of v5e only 16 chips close, of v3 32."""
     rings = values(curves.ring_latency("v5p", 1024))["AllGather"]
     assert rings[4] == pytest.approx(2e-6) and rings[28] == pytest.approx(14e-6)
     lines = values(curves.ring_latency("v5e", 1024))["AllGather"]
