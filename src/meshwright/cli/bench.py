@@ -155,7 +155,7 @@ def matmul(hardware: str = LOCAL_HARDWARE, as_json: bool = JSON) -> None:
 def train(
     plans: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[PLAN.toml]...", help="Plans to time; without them, give a model."),
+        typer.Argument(metavar="PLAN.toml", help="Plans to time; without them, give a model."),
     ] = None,
     model: str | None = option(None, help="A preset, config.json, checkpoint folder or TOML.", unset="demo"),
     hardware: str | None = option(None, help="This machine: cpu:8, h100:8.", unset="cpu:8"),
