@@ -621,6 +621,12 @@ TRAINING: dict[str, tuple[Any, str, Callable[[], Patches]]] = {
     "another epsilon of norms": (DENSE, "fsdp=2", lambda: [_object(jax_ops, "norm", _norm_without_eps)]),
     "queries a position late": (DENSE, "fsdp=2", _positions_from_one),
     "no decay": (DENSE, "fsdp=2", lambda: _adamw_with(weight_decay=0.0)),
+    "an activation without its clamp": (
+        replace(DENSE, activation="clamped_silu"), "fsdp=2", lambda: [_object(norms, "_CLAMP", 1e9)]
+    ),
+    "values that are not clipped": (
+        replace(DENSE, clip_qkv=8.0), "fsdp=2", lambda: [_object(jax_ops, "clip", lambda x, limit: x)]
+    ),
     "decay of norms": (DENSE, "fsdp=2", lambda: _adamw_with(mask=None)),
     "another second moment": (DENSE, "fsdp=2", lambda: _adamw_with(b2=0.999)),
     "not clipped": (

@@ -28,6 +28,7 @@ from meshwright.audit.compare.findings import (
     wide_findings,
 )
 from meshwright.audit.compare.flops import compare_products, wider_products
+from meshwright.audit.compare.kernel_heads import head_findings
 from meshwright.audit.compare.line_up import TensorRow, line_up, weighed
 from meshwright.audit.compare.rewrites import Side
 from meshwright.audit.compile.planned_program import PlannedStep
@@ -210,6 +211,7 @@ def _program_findings(
     remarks += rounding_findings(narrowest_elements(program), plan.layout)
     remarks += host_findings(host_transfers(program), plan.layout)
     remarks += condition_findings(program) if planned.update else []
+    remarks += head_findings(program, plan, prices)
     return remarks + state_findings(state_passes(program, differentiated=trains), planned, prices)
 
 

@@ -174,6 +174,30 @@ def _cudnn(program: Program, call: TracedValue) -> int | None:
     return 2 * batch * heads * pairs * (products.queries * q.dims[-1] + products.values * v.dims[-1])
 
 
+class KernelHeads(NamedTuple):
+    """Heads of queries, and of keys and values, that an attention kernel reads on a device.
+
+    extra_bytes: of keys and values, for each head more.
+    """
+
+    queries: int
+    keys: int
+    extra_bytes: int
+
+
+def kernel_heads(call: TracedValue) -> KernelHeads | None:
+    """The heads of a kernel of whole sequences; None for other instructions."""
+    if _is_cudnn(call.instruction):
+        q, k, v = _kernel_operands(call)[:3]
+        at = -2
+    elif _splash_pass(call.instruction):
+        q, k, v = [shape for shape in _kernel_operands(call) if not shape.dtype.startswith("s")][:3]
+        at = -3
+    else:
+        return None
+    return KernelHeads(q.dims[at], k.dims[at], (k.num_bytes + v.num_bytes) // k.dims[at])
+
+
 def _kernel_operands(call: TracedValue) -> list[ArrayShape]:
     instructions = call.place.computation.instructions
     return [instructions[name].shapes[0] for name in call.instruction.operands]
