@@ -225,6 +225,20 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("status ckpt", "report ckpt"),
         ("train --run ckpt --resume latest --max-steps 9", "train --run ckpt --resume --steps 9"),
         ("audit train.py --hardware h100:8", "audit train.py:step --hardware h100:8"),
+        # options that stand for all chips, or for a number that was dropped
+        ("plan train $P --strategy fsdp", "plan train $P --given fsdp=8"),
+        ("plan train $P --tp=2 --pp=2 --dp=2 --vpp 4",
+         "plan train $P --given tensor=2,pipe=2,data=2,schedule=interleaved,interleave=4"),
+        ("plan train $P --precision fp8", "plan train $P --given matmul_dtype=fp8"),
+        ("plan serve --model llama-3-8b --hardware h100:8 --batch-size 64 --max-input-length 2000 "
+         "--max-total-tokens 2500",
+         "plan serve --model llama-3-8b --hardware h100:8 --phase generate --batch 64 --context 2500"),
+        ("plan serve --model llama-3-8b --hardware h100:8 --batch 32 --ctx 8k",
+         "plan serve --model llama-3-8b --hardware h100:8 --batch 32 --context 8k --phase generate"),
+        ("launch -n 2 train plan.toml --data a", "launch local -n 2 -- mw train plan.toml --data a"),
+        ("show hardware h100", "hardware h100"),
+        ("carbon plan.toml", "compare plan.toml"),
+        ("plan train --model llama-3-8b,--hardware h100:8,--batch-tokens 1M,--seq-len 8k", "plan train $P"),
         # the same option again
         ("plan train $P --given tensor=4 --given pipe=1", "plan train $P --given tensor=4,pipe=1"),
         ("plan train $P --remat full --remat full", "plan train $P --given remat=full"),
@@ -342,6 +356,11 @@ def test_no_line_is_guessed(typed: str, capsys: pytest.CaptureFixture[str]) -> N
         (
             "serve org/name --tensor-parallel-size 4",
             "hf download org/name --local-dir name && mw serve --checkpoint name --tensor 4",
+        ),
+        (
+            "train my.txt --n_layer 6 --n_head 8 --n_embd 512 --block_size 256",
+            "mw plan train --set num_layers=6,num_heads=8,d_model=512,max_seq_len=256 --seq-len 256 --model "
+            "tiny --hardware cpu:8 --batch-tokens 4096 -o plan.toml && mw train plan.toml --data my.txt",
         ),
         ("plan train $P --html", "mw plan train $P -o plan.toml && mw report plan.toml -o report.html"),
         ("plan train $P --report a.html", "mw plan train $P -o plan.toml && mw report plan.toml -o a.html"),

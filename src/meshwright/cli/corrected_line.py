@@ -180,13 +180,27 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
         rest = _of_bytes(rest, command)
     if command.path[0] == "launch" and not _is_for_its_hosts(rest, command):
         return ""
+    inner: list[str] = []
+    if command.path[0] == "launch":
+        rest, inner = _parts_of_launch(rest, command)
     for piece in _listed(joined_words(pieces_of(rest, command), command), command):
         ours = _in_our_words(piece, command)
         if ours is None and not drops:
             return ""
         pieces += ours or []
+    pieces += [Piece("", word) for word in inner]
     every = placed(pieces, command)
     return "" if every is None else _finished(every, command, completes=not drops)
+
+
+def _parts_of_launch(words: Sequence[str], command: Command) -> tuple[list[str], list[str]]:
+    """The options of mw launch, and the command to start, which begins at its name or its plan."""
+    begins = (at for at, word in enumerate(words) if word in ("train", "mw") or word.endswith(".toml"))
+    at = next(begins, len(words))
+    options, inner = list(words[:at]), list[str]()
+    for piece in pieces_of(words[at:], command):
+        (options if piece.option in command.options else inner).extend(piece.words)
+    return options, inner
 
 
 def _in_our_words(piece: Piece, command: Command) -> list[Piece] | None:
@@ -205,7 +219,7 @@ def _in_our_words(piece: Piece, command: Command) -> list[Piece] | None:
 def _is_for_its_hosts(words: Sequence[str], command: Command) -> bool:
     """Whether a line of mw launch names no number of hosts, or the number of its plan.
 
-    The plan decides; a line for another number would not do what was asked.
+    The plan decides, so a line for another number is not offered.
     """
     named = [piece.value for piece in pieces_of(words, command) if set(words_of(piece.option)) & HOSTS]
     if not named or command.path == ("launch", "local"):

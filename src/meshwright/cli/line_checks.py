@@ -8,7 +8,7 @@ from meshwright.errors import MeshwrightError, PlanError
 
 
 def run_fault(command: Command, pieces: Sequence[Piece]) -> str:
-    """The message with which a command would refuse the options of a line together; empty if it runs."""
+    """The message of a command that refuses the options of a line together; empty if it runs."""
     given = {piece.option: piece.value for piece in pieces}
     try:
         if command.path in (("shard",), ("collective",)):

@@ -93,7 +93,7 @@ AS_HELD = {
 
 
 def held_option(given: str, command: Command) -> str:
-    """The name under which an option of another program waits for `converted`; empty for other options.
+    """A name for an option of another program until `converted` replaces it; empty for other options.
 
     >>> from meshwright.cli.line_commands import command_at
     >>> held_option("--mbs", command_at(("plan", "train")))
@@ -116,14 +116,17 @@ def converted(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _with_all_experts(piece: Piece, pieces: Sequence[Piece]) -> Piece:
-    """A layout whose experts are split over all chips, as vLLM's; tensor takes the chips that are left."""
+    """A layout with `all` chips for an axis in numbers; with experts on all, tensor takes the chips left."""
     from meshwright.hardware.catalog import load
 
-    if "expert=all" not in piece.value:
+    if "=all" not in piece.value:
         return piece
     given = {each.option: each.value for each in pieces}
     with suppress(MeshwrightError, KeyError):
         chips = load(given["--hardware"]).num_chips
+        if "expert=all" not in piece.value:
+            others = prod(_degree(axis, given) for axis in ("data", "fsdp", "tensor", "pipe", "context"))
+            return replace(piece, value=piece.value.replace("=all", f"={chips // others}"))
         words = [word for word in piece.value.split(",") if word != "expert=all"]
         left = chips // prod(_degree(axis, given) for axis in ("data", "tensor", "pipe"))
         tensor = [f"tensor={left}"] if left > 1 and "tensor=" not in piece.value else []
@@ -204,7 +207,7 @@ def _words_piece(given: Mapping[str, str], words: str) -> Piece:
 
 
 def _requests(duration: str, given: Mapping[str, str]) -> list[Piece]:
-    """The number of requests of a load of these seconds."""
+    """The number of requests of a load that lasts for a duration."""
     from meshwright.units import parse_rate, parse_seconds
 
     return [Piece("--requests", f"{round(parse_rate(given['--rate']) * parse_seconds(duration))}")]
@@ -248,52 +251,72 @@ def _num_devices(mesh: str) -> int:
 
 
 def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
-    """The pieces without options of another program that the rest of the line excludes.
-
-    In mw plan serve, --ttft-p95 and --tpot-p95 need --rate, and --context and --batch need --phase. In
-    mw plan train, --smallest is added to --days and --tokens, which it needs.
-    """
+    """The pieces without options of another program that the rest of the line excludes."""
     given = {piece.option for piece in pieces}
-    if command.path == ("train",):
-        pieces = _of_training(pieces)
-    if command.path == ("plan", "train") and {"--layout", "--for"} <= given:  # one layout is not ranked
-        pieces = [piece for piece in pieces if piece.option != "--for"]
+    if "--host" in given and "--port" in command.options and "--port" not in given:
+        pieces = [each for piece in pieces for each in _address(piece)]
     if command.path[0] == "plan":
         pieces = [
             replace(piece, value=_plan_file(piece.value)) if piece.option in ("-o", "--output") else piece
             for piece in pieces
         ]
-    if "--host" in given and "--port" in command.options and "--port" not in given:
-        pieces = [each for piece in pieces for each in _address(piece)]
-    if command.path == ("plan", "serve") and {"--prompt-tokens", "--output-tokens"} <= given:
-        pieces = _of_batch(pieces)
-        given = {piece.option for piece in pieces}
-    if command.path == ("plan", "serve") and not given & {"--phase", "--prompt-tokens", "--output-tokens"}:
-        pieces = [each for piece in pieces for each in _lengths_of(piece)]
-        given = {piece.option for piece in pieces}
-    if command.path == ("plan", "serve") and "--phase" not in given:
-        pieces = [
-            piece for piece in pieces if not (piece.is_other and piece.option in ("--context", "--batch"))
-        ]
-    if command.path == ("plan", "serve") and "--rate" not in given:
-        means = {"--ttft-p95": "--ttft", "--tpot-p95": "--tpot"}
-        pieces = [replace(piece, option=means.get(piece.option, piece.option)) for piece in pieces]
-    if command.path == ("plan", "train") and "--tokens" in given and "--batch-tokens" not in given:
+    match command.path:
+        case ("train",):
+            return _of_training(pieces)
+        case ("plan", "train"):
+            return _of_training_plan(pieces)
+        case ("plan", "serve"):
+            return _of_serving_plan(pieces)
+        case ("report",):
+            return [_as_page(piece) for piece in pieces]
+    return list(pieces)
+
+
+def _of_training_plan(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of mw plan train with --smallest, which --days needs."""
+    given = {piece.option for piece in pieces}
+    if {"--layout", "--for"} <= given:  # one layout is not ranked
+        pieces = [piece for piece in pieces if piece.option != "--for"]
+    if "--tokens" in given and "--batch-tokens" not in given:
         pieces = [_as_batch(piece) for piece in pieces]
-    if command.path == ("report",):
-        pieces = [
-            replace(piece, value=str(Path(piece.value).with_suffix(".html")))
-            if piece.option in ("-o", "--output")
-            else piece
-            for piece in pieces
-        ]
-    if {"--days", "--tokens"} <= given and "--smallest" not in given and "--smallest" in command.options:
+    if {"--days", "--tokens"} <= given and "--smallest" not in given:
         pieces = [*pieces, Piece("--smallest")]
     return list(pieces)
 
 
+def _of_serving_plan(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of mw plan serve: of requests, or of one step.
+
+    --ttft-p95 and --tpot-p95 need --rate, and --context and --batch need --phase.
+    """
+    given = {piece.option for piece in pieces}
+    if "--batch" in given and "--phase" not in given:
+        pieces = [*pieces, Piece("--phase", "generate")]
+        given.add("--phase")
+    if {"--prompt-tokens", "--output-tokens"} <= given:
+        pieces = _of_batch(pieces)
+    elif "--prompt-tokens" in given:
+        pieces = _with_answers(pieces)
+    elif "--phase" not in given:
+        pieces = [each for piece in pieces for each in _lengths_of(piece)]
+    given = {piece.option for piece in pieces}
+    if "--phase" not in given:
+        of_step = ("--context", "--batch")
+        pieces = [piece for piece in pieces if not (piece.is_other and piece.option in of_step)]
+    if "--rate" not in given:
+        means = {"--ttft-p95": "--ttft", "--tpot-p95": "--tpot"}
+        pieces = [replace(piece, option=means.get(piece.option, piece.option)) for piece in pieces]
+    return list(pieces)
+
+
+def _as_page(piece: Piece) -> Piece:
+    """The file of a report as HTML; other pieces unchanged."""
+    is_file = piece.option in ("-o", "--output")
+    return replace(piece, value=str(Path(piece.value).with_suffix(".html"))) if is_file else piece
+
+
 def _as_batch(piece: Piece) -> Piece:
-    """The tokens of a run as those of a step, if they are too few for a run."""
+    """Too few tokens for a run as the tokens of a step."""
     from meshwright.units import parse_count
 
     with suppress(MeshwrightError):
@@ -314,6 +337,21 @@ _OF_REQUESTS = {
     "-o",
     "--output",
 }
+
+
+def _with_answers(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces with the rest of another program's context after the prompt as the answer."""
+    from meshwright.units import parse_length
+
+    given = {piece.option: piece for piece in pieces}
+    context = given.get("--context")
+    with suppress(MeshwrightError):
+        if context is not None and context.is_other:
+            answer = parse_length(context.value) - parse_length(given["--prompt-tokens"].value)
+            if answer > 0:
+                kept = [piece for piece in pieces if piece.option != "--context"]
+                return _of_batch([*kept, Piece("--output-tokens", f"{answer}")])
+    return list(pieces)
 
 
 def _lengths_of(piece: Piece) -> list[Piece]:

@@ -36,6 +36,8 @@ _LINES: dict[str, dict[str, str]] = {
     "finetune fine-tune sft lora peft adapt": {"folder": "train --from {}", "model": "train --from {}"},
     "price cost": {"plan": "compare {}", "model": "plan train --model {}"},
     "status progress state health loss": {"folder": "report {}", "plan": "compare {}"},
+    "cheapest cheap": {"model": "plan train --smallest --model {}"},
+    "energy carbon power watts emissions co2": {"plan": "compare {}"},
     "roofline roof peak peaks": {"machine": "hardware {}"},
 }
 # Words of questions, and the line for a question with all of them; the first match counts.
@@ -123,7 +125,8 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
         if (line := lines.get(kind_of(word))) and not words[at - 1].startswith("-"):
             rest = [*words[1:at], *words[at + 1 :]]
             yield [*_filled(line, word), *rest]
-            if named := [each for each in rest if not _PLAIN.fullmatch(each) or kind_of(each)]:
+            named = [each for each in rest if not _PLAIN.fullmatch(each) or kind_of(each)]
+            if named != rest:
                 yield [*_filled(line, word), *named]  # without words of a sentence
             return
     if "--model" in words[:-1] and "model" in lines:

@@ -45,7 +45,8 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     if value and {"--run", "--resume"} <= set(options) and "resume" in given:
         return [Piece("--run", value.rstrip("/").partition("/checkpoints")[0]), Piece("--resume")]
     if words := strategy(given, options, value):
-        return pieces_of(shlex.split(words), command)
+        # Over all chips, whose number is known with the machine.
+        return pieces_of(shlex.split(re.sub(r"\b(data|fsdp)=8$", r"\1=all", words)), command)
     if answer_here(given, path) or _OF_EPOCHS & set(re.split(r"\W|_", given.lower())):
         return []
     if words := option_here(given, options, value) or with_value(meaning(given, options), value):

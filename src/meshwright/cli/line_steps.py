@@ -1,4 +1,4 @@
-"""Lines of two commands, for what one command of mw does not do: download a model, plan before training."""
+"""Lines of two commands: download a model and use it, plan a model and train it."""
 
 import re
 import shlex
@@ -20,6 +20,7 @@ _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 # Names of folders that are no owners on the hub.
 _FOLDERS = {"runs", "run", "ckpt", "checkpoints", "models", "model", "data", "out", "output", "weights"}
 _LONGEST_SEQUENCE = 4096  # of the example of a plan
+_OWN_MODEL = "tiny"  # whose sizes are changed
 _SEQUENCES = 16  # of the example of a plan
 
 
@@ -45,7 +46,7 @@ def downloaded(pieces: Sequence[Piece], given: Collection[str]) -> tuple[list[Pi
 
 
 def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tuple[list[Piece], list[Piece]]:
-    """The pieces of a line of mw train that names a preset, as those of mw plan train and of mw train.
+    """The pieces of mw plan train and of mw train, for a line of mw train that names a preset.
 
     Both are empty if the line names no preset, or one to fine-tune.
     """
@@ -62,6 +63,11 @@ def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tup
         else:
             is_text = not piece.option and is_corpus(piece.value)
             of_run.append(replace(piece, option="--data") if is_text else piece)
+    options = {piece.option for piece in of_plan}
+    if "--set" in options and "--model" not in options:  # the sizes of a model of the user's own
+        length = next((piece.value for piece in of_plan if piece.option == "--seq-len"), "")
+        longer = [Piece("--set", f"max_seq_len={length}")] if length else []
+        of_plan += [Piece("--model", _OWN_MODEL), *longer]
     if not _is_of_preset(of_plan) or {"--from", "--lora", "--rl", "--run"} & {each.option for each in of_run}:
         return [], []
     return [*of_plan, *_examples(of_plan), Piece("-o", "plan.toml")], [Piece("", "plan.toml"), *of_run]
@@ -80,7 +86,8 @@ def _examples(pieces: Sequence[Piece]) -> list[Piece]:
     from meshwright.models.presets import load_model
 
     given = {piece.option: piece.value for piece in pieces}
-    length = min(load_model(given["--model"].lower()).max_seq_len, _LONGEST_SEQUENCE)
+    longest = min(load_model(given["--model"].lower()).max_seq_len, _LONGEST_SEQUENCE)
+    length = int(given["--seq-len"]) if given.get("--seq-len", "").isdecimal() else longest
     batch = f"{_SEQUENCES * length}"
     usual = {"--hardware": "cpu:8", "--seq-len": f"{length}", "--batch-tokens": batch}
     return [Piece(name, value) for name, value in usual.items() if name not in given]

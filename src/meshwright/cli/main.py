@@ -158,7 +158,7 @@ def main(args: Sequence[str], *, offers_line: bool = True) -> int:
     """
     warnings.showwarning = _show_warning
     try:
-        result = to_command(app).main(args=list(args) or ["--help"], prog_name="mw", standalone_mode=False)
+        result = to_command(app).main(args=_with_help_last(args), prog_name="mw", standalone_mode=False)
         sys.stdout.flush()
     except MeshwrightError as error:
         from meshwright.cli.other_files import other_file  # here, since help reads no files
@@ -189,6 +189,12 @@ def main(args: Sequence[str], *, offers_line: bool = True) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     return result if isinstance(result, int) else 0
+
+
+def _with_help_last(args: Sequence[str]) -> list[str]:
+    """The arguments, with `--help plan train` as `plan train --help`; --help if there are none."""
+    is_first = len(args) > 1 and args[0] in ("--help", "-h") and args[1] in COMMANDS
+    return [*args[1:], args[0]] if is_first else list(args) or ["--help"]
 
 
 def run(*, offers_line: bool = True) -> None:

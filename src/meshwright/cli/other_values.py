@@ -55,6 +55,8 @@ def with_value(words: str, value: str) -> str:
         return words
     if words.startswith("--hardware"):
         return _machine(words, value)
+    if words.endswith("schedule=interleaved,interleave=2") and value.isdecimal():
+        return words.replace("interleave=2", f"interleave={value}")
     if special := _special(words, value):
         return special
     if words.startswith("--headroom 10%"):

@@ -161,7 +161,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--output", "--out", "--run-dir", "--logdir", "-o",
     ),
     "--resume": ("--resume-from-checkpoint", "--load", "--continue", "--resume-from"),
-    "--checkpoint-every": ("--save-steps", "--save-interval", "--checkpoint-interval", "--save-every"),
+    "--checkpoint-every": (
+        "--save-steps", "--save-interval", "--checkpoint-interval", "--save-every",
+        "--ckpt-interval", "--ckpt-every", "--ckpt-freq", "--checkpoint-freq", "--save-freq",
+    ),
     "-o": (
         "--out", "--save", "--out-file", "--outfile", "--file", "--write", "--html", "--export", "--toml",
         "--emit",
@@ -183,10 +186,13 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--deadline", "--duration", "--in-days", "--finish-in", "--time-limit", "--within", "--max-days",
     ),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
-    "--set num_layers=32": ("--num-layers", "--layers"),
-    "--set d_model=4096": ("--hidden-size", "--d-model"),
-    "--set num_heads=32": ("--num-attention-heads",),
+    "--set num_layers=32": ("--num-layers", "--layers", "--n-layer", "--n-layers", "--depth"),
+    "--set d_model=4096": (
+        "--hidden-size", "--d-model", "--hidden", "--n-embd", "--embd", "--width", "--dim",
+    ),
+    "--set num_heads=32": ("--num-attention-heads", "--heads", "--n-head", "--n-heads"),
     "--set d_ff=14336": ("--ffn-hidden-size",),
+    "--draft-checkpoint": ("--speculative-model", "--draft-model", "--draft-model-path", "--draft"),
     "--drafts": ("--num-speculative-tokens", "--speculative", "--speculative-tokens", "--spec-tokens"),
     "--mode": ("--disaggregated", "--disaggregation", "--chunked-prefill"),
     "--prefix-hit 0.5, the share of prompts in the cache,": ("--enable-prefix-caching", "--prefix-caching"),
@@ -538,7 +544,9 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
         first_option = ours.split()[0].rstrip(",")
         if first_option in options:
             narrow = first_option == "--compute-dtype" and value not in types_for("activations")
-            if narrow and "--given" in options and value in types_for("operands"):
+            is_training = first_option == "--weights-dtype" and "--batch-tokens" in options
+            is_narrow = narrow or (is_training and value == "fp8")
+            if is_narrow and "--given" in options and value in types_for("operands"):
                 return f"--given matmul_dtype={value}"
             return with_value(ours, value)
     letter = f"-{given.lstrip('-')}"

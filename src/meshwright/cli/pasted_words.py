@@ -52,8 +52,8 @@ def _in_our_case(word: str, at: int) -> str:
 
 def _separate(words: Sequence[str]) -> Iterator[str]:
     before = ""
-    for word in words:
-        plain = word.strip()
+    for word in (part for typed in words for part in re.split(r",(?=--[a-z])", typed)):
+        plain = _unquoted(word.strip())
         plain = _posix(plain.rstrip(",;") or plain)
         is_equals = plain == "=" and before.startswith("--")
         if plain in _LINE_ENDS or is_equals:
@@ -67,11 +67,18 @@ def _separate(words: Sequence[str]) -> Iterator[str]:
         before = plain
 
 
-def _posix(word: str) -> str:
-    """A path of Windows as WSL has it; other words unchanged.
+def _unquoted(word: str) -> str:
+    """A word without quotes around it; other words unchanged."""
+    quotes = "'\""
+    is_quoted = len(word) > 1 and word[0] in quotes and " " not in word
+    return word.strip(quotes) if is_quoted else word
 
-    >>> _posix(".\\data\\a.txt"), _posix("C:\\runs\\1"), _posix("A \\ b")
-    ('data/a.txt', '/mnt/c/runs/1', 'A \\ b')
+
+def _posix(word: str) -> str:
+    r"""A path of Windows as WSL has it; other words unchanged.
+
+    >>> _posix(r".\data\a.txt"), _posix(r"C:\runs\1"), _posix("a/b")
+    ('data/a.txt', '/mnt/c/runs/1', 'a/b')
     """
     if not _WINDOWS.fullmatch(word):
         return word
