@@ -28,14 +28,13 @@ from typing import NamedTuple
 from meshwright.cost.reshard_seconds import PricedReshard, priced_reshard, step_price
 from meshwright.cost.strategy import ContractionQuestion, Objective, Strategy
 from meshwright.dtypes import dtype_bytes
-from meshwright.errors import LayoutError, NotationError
+from meshwright.errors import NotationError
 from meshwright.notation.array import Axes, ShardedArray
 from meshwright.notation.collective import Collective, reshard
 from meshwright.notation.einsum import EinsumSide
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.resharding import Reshards, is_searchable
 from meshwright.notation.roles import axis_orders, textbook_roles
-from meshwright.units import format_bytes
 
 # strategies() lists strategies up to this many times as slow as the cheapest.
 REACH = 1.5
@@ -61,37 +60,13 @@ def strategies(
 
     Raises NotationError if a dimension does not divide or a wanted partial sum is impossible.
     """
-    return _priced(question, _Candidates(objective, memory_limit_bytes, REACH))
-
-
-def cheapest(
-    question: ContractionQuestion,
-    *,
-    memory_limit_bytes: float | None = None,
-    objective: Objective = "latency",
-) -> Strategy:
-    """The first of `strategies`, without a search for slower ones.
-
-    Raises NotationError as `strategies`, and LayoutError if no strategy fits the memory.
-    """
-    ranked = _priced(question, _Candidates(objective, memory_limit_bytes, 1.0))
-    if not ranked[0].fits(memory_limit_bytes):
-        raise LayoutError(
-            f"no strategy fits {format_bytes(memory_limit_bytes or 0)} a device; the leanest needs "
-            f"{format_bytes(min(one.bytes_per_device for one in ranked))}: shard an operand further or "
-            "use more devices"
-        )
-    return ranked[0]
-
-
-def _priced(question: ContractionQuestion, candidates: "_Candidates") -> list[Strategy]:
-    """The listed strategies, in order."""
+    candidates = _Candidates(objective, memory_limit_bytes)
     _check(question)
     pricing = Pricing(question)
     textbook = set(_combinations(pricing, exhaustive=False))
     for bound, roles in sorted(_bounds(pricing, candidates.objective, textbook), key=lambda pair: pair[0]):
         in_textbook = roles in textbook
-        if bound <= candidates.limit or (in_textbook and candidates.keeps_textbook):
+        if bound <= candidates.limit or in_textbook:
             candidates.add(pricing.strategies(roles, candidates.limit, textbook=in_textbook), in_textbook)
     listed = candidates.listed()
     if not listed:
@@ -140,13 +115,12 @@ def _bounds(
 class _Candidates:
     """The priced strategies for one objective and memory limit.
 
-    limit: most seconds of a listed strategy, `reach` times the cheapest's.
+    limit: most seconds of a listed strategy, REACH times the cheapest's.
     """
 
-    def __init__(self, objective: Objective, memory_limit: float | None, reach: float) -> None:
+    def __init__(self, objective: Objective, memory_limit: float | None) -> None:
         self.objective: Objective = objective
-        self._memory_limit, self._reach = memory_limit, reach
-        self.keeps_textbook = reach > 1
+        self._memory_limit = memory_limit
         self._all: list[Strategy] = []
         self._textbook: list[Strategy] = []
         self.limit = inf
@@ -154,12 +128,12 @@ class _Candidates:
     def add(self, strategies: Iterator[Strategy], in_textbook: bool) -> None:
         for strategy in strategies:
             seconds = strategy.objective_seconds(self.objective)
-            if self.keeps_textbook and in_textbook and strategy.window is None and _is_textbook(strategy):
+            if in_textbook and strategy.window is None and _is_textbook(strategy):
                 self._textbook.append(strategy)
             if seconds <= self.limit:
                 self._all.append(strategy)
                 if strategy.fits(self._memory_limit) and not strategy.leaves_partial_sum:
-                    self.limit = min(self.limit, self._reach * seconds)
+                    self.limit = min(self.limit, REACH * seconds)
 
     def listed(self) -> list[Strategy]:
         """Strategies on the Pareto front within the limit, plus the textbook's."""

@@ -41,9 +41,7 @@ def _one_device(config: ModelConfig) -> tuple[float, Arrays]:
     ("config", "text"),
     [
         (TWO_DELTAS, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
-        pytest.param(
-            SELECTIVE, "context=2,fsdp=2,tensor=2,sequence_parallel=true", marks=pytest.mark.slow
-        ),
+        pytest.param(SELECTIVE, "context=2,fsdp=2,tensor=2,sequence_parallel=true", marks=pytest.mark.slow),
         pytest.param(LIGHTNING, "context=2,data=2,tensor=2", marks=pytest.mark.slow),
         pytest.param(LINEAR_UNIT, "context=4,tensor=2,sequence_parallel=true", marks=pytest.mark.slow),
         pytest.param(SELECTIVE, "context=4,data=2,remat=matmuls", marks=pytest.mark.slow),
