@@ -231,6 +231,20 @@ def test_a_serving_plan_opens_with_its_verdict(capsys):
     assert lines[1].startswith("Best: ") and any(line.startswith("Price: ") for line in lines[:5])
 
 
+def test_a_plan_for_a_load_is_written(tmp_path, capsys) -> None:
+    """Before, -o was dropped without a word."""
+    path = tmp_path / "s.toml"
+    load = [*MODEL, "--hardware", "h100:1x1", "--rate", "2", "--prompt-tokens", "256", "--output-tokens", "8"]
+    assert main([*load, "-o", str(path)]) == 0
+    plan = load_plan(path)
+    assert (plan.hardware, plan.workload.phase, plan.workload.seq_len) == ("h100:1x1", "generate", 265)
+    assert json.loads(path.with_suffix(".json").read_text())["rate_per_second"] == 2
+    assert main(["report", str(path)]) == 2
+    assert "the servers for a load, which have no page" in capsys.readouterr().err
+    assert main([*load, "--explain"]) == 2
+    assert "leave out --explain" in capsys.readouterr().err
+
+
 def test_a_server_needs_memory_for_its_programs(capsys) -> None:
     """On TPUs, whose compiled layers are some megabytes in every one of the programs."""
     found = document(capsys, *ASKED)

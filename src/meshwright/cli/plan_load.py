@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
-from meshwright.cli.console import emit, show, waiting
+from meshwright.api.serving import write_serve_plan
+from meshwright.cli.console import emit, note, show, waiting
 from meshwright.engines.serving_engine import ServingEngine
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
@@ -27,12 +29,18 @@ def plan_for_load(
     precisions: Sequence[Mapping[str, object]],
     layout: Layout | None,
     as_json: bool,
+    output: Path | None = None,
 ) -> None:
-    """Print the cheapest servers that meet the targets, cheaper ones that do not, and the launch line."""
+    """Print the cheapest servers that meet the targets, cheaper ones that do not, and the launch line.
+
+    output: the file for the plan of one of the servers; the document is written next to it.
+    """
     small = [machine for machine in machines if machine.num_chips <= _MOST_CHIPS]
     with waiting("simulating servers"):
         plan = cheapest_servers(config, small or machines, engine, load, precisions, layout)
     document = plan.to_dict(load)
+    if output:
+        note(f"wrote {write_serve_plan(output, plan.plan(load), document)}")
     if as_json:
         emit(document)
         return

@@ -218,7 +218,9 @@ def serve(
     if software and by.rate:
         from meshwright.cli.plan_load import plan_for_load
 
-        plan_for_load(config, machines, software, by.load(work), precisions, asked.layout, as_json)
+        refuse_with({"--explain": explain}, "--rate simulates servers, without a frontier to explain")
+        load = by.load(work)
+        plan_for_load(config, machines, software, load, precisions, asked.layout, as_json, output)
     else:
         _search(asked, work, runnable, explain, output, as_json)
 

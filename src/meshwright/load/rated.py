@@ -18,6 +18,7 @@ from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware.prices import per_hour, per_million_tokens
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import Workload
 from meshwright.load.engine_server import EngineServer, transfer_seconds_of
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn, poisson
@@ -27,6 +28,7 @@ from meshwright.plan.serve.launch_line import has_settings_for, launch_line
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.ranges import serving_ranges
 from meshwright.plan.serve.with_engine import on_engine
+from meshwright.plan_file import Plan
 from meshwright.units import format_number_of, format_seconds
 
 # Requests of a simulation: the arrivals of this many seconds, within these bounds.
@@ -148,6 +150,14 @@ class RatedPlan:
             "launch": line.to_dict(),
             "boot": boot and boot.to_dict(),
         }
+
+    def plan(self, load: RatedLoad) -> Plan:
+        """The generate step of one of the best servers, with all sequences that it takes at once."""
+        server = self.best.server
+        config = replace(server.config, max_seq_len=max(load.context, server.config.max_seq_len))
+        slots = server.limits(load.context, _SEQUENCES).num_slots
+        workload = Workload(slots, load.context, "generate")
+        return Plan(config, server.hardware.spec, workload, server.layout, {})
 
     def _prices(self, load: RatedLoad) -> dict[str, float | None]:
         """Prices of a day, and of a million generated tokens at the load's rate."""
