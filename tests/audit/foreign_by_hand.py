@@ -234,6 +234,54 @@ def _own_rule(*, whole: bool) -> Callable[[], Any]:
     return run
 
 
+def _distilled(*, whole: bool) -> Callable[[], Any]:
+    """The gradient of a student's distance from its teacher, whose rows are whole or not."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def loss(student: Any, teacher: Any, x: Any) -> Any:
+            taught = jnp.tanh((constrained(m, x) if whole else x) @ teacher[0]) @ teacher[1]
+            return jnp.mean((jnp.tanh(x @ student[0]) @ student[1] - taught) ** 2)
+
+        pairs = [(array(m, (512, width)), array(m, (width, 512))) for width in (512, 2048)]
+        return jax.jit(jax.grad(loss)), (*pairs, array(m, (2048, 512), "data"))
+
+    return run
+
+
+def _few_rows(*spec: str | None) -> Callable[[], Any]:
+    """The sums of exponents of few rows by a head that is stored by `spec`."""
+
+    def run() -> Any:
+        m = mesh("x")
+
+        def forward(h: Any, w: Any) -> Any:
+            h = constrained(m, h, None, "x" if spec[0] else None)
+            return jax.nn.logsumexp(h @ w, -1)
+
+        return jax.jit(forward), (array(m, (512, 512)), array(m, (512, 32768), *spec))
+
+    return run
+
+
+def _recurrent_state(*spec: str | None) -> Callable[[], Any]:
+    """A step of a recurrence, whose donated state is stored by `spec`."""
+
+    def run() -> Any:
+        m = mesh("x")
+
+        def forward(state: Any, x: Any) -> Any:
+            state = 0.9 * state + x[..., None]
+            return state, jnp.sum(state, -1)
+
+        state = array(m, (64, 1024, 16), *spec)
+        jitted = jax.jit(forward, donate_argnums=0, out_shardings=(state.sharding, None))
+        return jitted, (state, array(m, (64, 1024), *spec))
+
+    return run
+
+
 BY_HAND = {
     "a pipeline that sums its results in each turn": Case(
         "summed_repeatedly", _filling_pipeline(each_turn=True), _filling_pipeline(each_turn=False)
@@ -255,5 +303,14 @@ BY_HAND = {
     ),
     "a rule that asks for whole rows": Case(
         "contraction_gathered", _own_rule(whole=True), _own_rule(whole=False)
+    ),
+    "a batch made whole for a teacher": Case(
+        "contraction_gathered", _distilled(whole=True), _distilled(whole=False)
+    ),
+    "few rows by a head split by its width": Case(
+        "partial_results_summed", _few_rows("x", None), _few_rows(None, "x")
+    ),
+    "a recurrent state on every device": Case(
+        "replicated_cache", _recurrent_state(None, None), _recurrent_state(None, "x")
     ),
 }

@@ -732,8 +732,10 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
     if not uses or len(sliced) < len(uses):
         return None
-    if is_computed(context.program, emitted.operand()):
-        is_of_rule = primitive_of(emitted.collective.op_name) == "custom_partitioning"
+    name = primitive_of(emitted.collective.op_name)
+    is_constrained = name in _CONSTRAINTS and emitted.collective.parameter in context.batch_names
+    if is_constrained or is_computed(context.program, emitted.operand()):
+        is_of_rule = name == "custom_partitioning"
         return (
             "contraction_gathered",
             f"`{emitted.tensor}` is gathered over {context.over(emitted)}, then each device keeps only its "
@@ -812,11 +814,15 @@ def wide_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if product.instruction.opcode != "dot" or len(set(product.instruction.operands)) < 2:
         return None
     devices = emitted.collective.groups.size
-    smaller = min((product.operand(n).instruction.shapes[0] for n in (0, 1)), key=lambda one: one.num_bytes)
+    operands = [product.operand(n) for n in (0, 1)]
+    smaller = min((one.instruction.shapes[0] for one in operands), key=lambda one: one.num_bytes)
     contracted = re.findall(r"\d+", product.instruction.attributes.get("lhs_contracting_dims", ""))
-    left = product.operand(0).instruction.shapes[0].dims
+    left = operands[0].instruction.shapes[0].dims
     summed = devices * prod(left[int(dim)] for dim in contracted)
-    others = devices * smaller.num_elements // max(summed, 1)
+    # Of weights the longest other dimension counts, also if the rows are fewer.
+    weights = [one for one in operands if not is_computed(context.program, one)]
+    sizes = [one.instruction.shapes[0].num_elements for one in weights] + [smaller.num_elements]
+    others = devices * max(sizes) // max(summed, 1)
     num_bytes = devices * smaller.num_bytes
     if others < _WIDE * summed or emitted.collective.gathered_bytes < _FEWER_BYTES * num_bytes:
         return None

@@ -84,8 +84,8 @@ def _read_by_update_only(program: Program, parameter: Instruction) -> bool:
 
 
 def _caches(program: Program) -> list[Instruction]:
-    """Arrays that the program writes a part of, or that have a cache's name."""
-    written = set()
+    """Arrays that the program writes a part of or donates to a result, or that have a cache's name."""
+    written = {program.main.parameters[number].name for number in program.donated}
     for place in places(program):
         for instruction in place.computation.instructions.values():
             if instruction.opcode in _WRITES:
