@@ -463,7 +463,11 @@ def test_the_devices_of_fsdp_may_be_neighbours() -> None:
 @pytest.mark.parametrize(
     ("text", "phase", "why"),
     [
-        ("pipe=4,microbatches=4", "train", "layers that differ in their indexer, in a pipeline"),
+        (
+            "pipe=4,microbatches=4,schedule=lanes",
+            "train",
+            "layers that differ in their indexer, in a pipeline",
+        ),
         ("context=2,context_method=ulysses", "train", "an indexer with heads exchanged for positions"),
         (
             "tensor=4,kv_replicas=2,cache=batch",

@@ -23,6 +23,7 @@ from tests.nn.test_layouts import (
     SHARED,
     SHARED_BY_FOUR,
     SHARED_MIXTURE,
+    SPARSE_BLOCKS,
     TIED,
     TINY,
 )
@@ -158,6 +159,19 @@ def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1",
+        "pipe=2,fsdp=2,microbatches=4,schedule=dualpipe,remat=full",
+    ],
+)
+def test_stages_with_and_without_an_indexer(text: str) -> None:
+    """Only the first layer of the first stage reads all keys (MiniMax-M3)."""
+    assert_agrees(replace(SPARSE_BLOCKS, num_layers=4), text)
+
+
 def test_the_routers_losses() -> None:
     assert_agrees(MIXTURE, "pipe=2,fsdp=2,expert=2,microbatches=2,schedule=zb-h1", (0.1, 0.01))
 

@@ -51,8 +51,10 @@ def _indexer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | Non
         return None
     if layout.table.attending is not None:
         return "an indexer with heads exchanged for positions (context_method=ulysses)"
-    if config.variants and layout.pipe > 1:
-        return "layers that differ in their indexer, in a pipeline"
+    if layout.pipe > 1 and any(config.at(layer.kind.variant).shares_choice for layer in config.layers):
+        return "layers that read the choice of an earlier layer's indexer, in a pipeline"
+    if layout.pipe > 1 and layout.schedule.is_spmd and config.variants:
+        return f"layers that differ in their indexer, in a pipeline with schedule={layout.schedule.pipeline}"
     if phase == "train":
         return None
     generating = layout.at("generate")

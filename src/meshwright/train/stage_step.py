@@ -31,7 +31,7 @@ from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, summed
 from meshwright.nn.params import abstract_params, flatten, init_params, merged_params, trained
 from meshwright.nn.pipeline.controller import Dispatch, Executor, OnDevices, with_name
-from meshwright.nn.pipeline.stage_programs import LOSS, ROUTERS, STACKS, Chunk, ChunkPrograms, is_stacked
+from meshwright.nn.pipeline.stage_programs import LOSS, ROUTERS, Chunk, ChunkPrograms, is_stacked, stacks_of
 from meshwright.nn.start.compiler_options import Options
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.optimizers import OPTIMIZERS
@@ -141,7 +141,7 @@ class StagedStep:
     ) -> dict[str, Array]:
         """The mean squares [n, 2] of the n weights of every stack with rows in the state."""
         squares = stage.mean_squares(state, grads, norm)
-        return {stack: jnp.stack(jax.tree.leaves(squares[stack])) for stack in STACKS if stack in squares}
+        return {stack: jnp.stack(jax.tree.leaves(squares[stack])) for stack in stacks_of(squares)}
 
     def _over_depths(self, parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
         """The mean squares of whole stacks, from the mean squares of each depth's rows."""

@@ -21,7 +21,7 @@ from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import BLOCK
 from meshwright.layout.pipelines.depths import stage_routes
 from meshwright.layout.workload import InferencePhase
-from meshwright.models.parameters import STACK_LETTERS, Param, dimensions, parameters
+from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.optimizers import OPTIMIZERS
 from meshwright.optimizers.optimizer import PACKED_DTYPES, WeightShard
 from meshwright.plan.train import price
@@ -204,7 +204,7 @@ def _weights(plan: Plan, stage: int | None) -> Iterator[tuple[str, Param, Mappin
 
     A stage with several depths updates each depth.
     """
-    sizes, of_all = dimensions(plan.model), parameters(plan.model).items()
+    of_all = parameters(plan.model).items()
     if stage is None:
         yield from ((path, param, dimensions(plan.model, path)) for path, param in of_all)
         return
@@ -213,9 +213,10 @@ def _weights(plan: Plan, stage: int | None) -> Iterator[tuple[str, Param, Mappin
     schedule = plan.layout.schedule
     owners = stage_routes(schedule.pipeline, plan.layout.pipe, schedule.interleave)[0]
     for place, chunk in zip(owners, Chunk.of_depths(plan.model, plan.layout), strict=True):
-        counts = {STACK_LETTERS[stack]: rows.stop - rows.start for stack, rows in chunk.rows.items()}
-        if place.stage == stage:
-            yield from ((path, param, {**sizes, **counts}) for path, param in of_all if chunk.has(path))
+        for path, param in of_all if place.stage == stage else ():
+            if chunk.has(path):
+                stack, sizes = path.rpartition("/")[0], dimensions(plan.model, path)
+                yield path, param, {**sizes, param.letters[0]: chunk.num_rows(stack)} if stack else sizes
 
 
 def _saved_by_layers(graph: Graph, layout: Layout) -> int | None:

@@ -182,7 +182,11 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         return lax.stop_gradient(x)
 
     def undifferentiated(self, block: Callable[..., Any], *inputs: object) -> Any:
-        return block(*lax.stop_gradient(inputs))
+        token, self._token = self._token, None  # its products have no gradient to leave for later
+        try:
+            return block(*lax.stop_gradient(inputs))
+        finally:
+            self._token = token
 
     def with_draft_loss(self, handed_on: Any, loss: Array) -> Array:
         """The routers' losses, zeros without any, and the loss of the draft head: f32[3]."""

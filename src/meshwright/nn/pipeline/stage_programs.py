@@ -26,7 +26,7 @@ from jax import Array
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.depths import layers_of_depths
 from meshwright.models import transformer
-from meshwright.models.config import Layer, ModelConfig, Stack
+from meshwright.models.config import Layer, ModelConfig, Stack, base_stack
 from meshwright.models.parameters import ENTERING, STACK_LETTERS
 from meshwright.models.transformer import Places
 from meshwright.nn.gradients import added, as_used, differentiated, zeros
@@ -65,12 +65,10 @@ class Chunk:
         depths = layers_of_depths(config.num_layers, schedule.pipeline, layout.pipe, schedule.interleave)
         for depth, numbers in enumerate(depths):
             layers = [config.layers[number] for number in numbers]
-            layers_of_stacks: dict[Stack, list[int]] = {
-                stack: [layer.row for layer in layers if layer.kind.stack == stack] for stack in STACKS
-            }
-            rows: dict[Stack, slice] = {
-                stack: slice(some[0], some[-1] + 1) for stack, some in layers_of_stacks.items() if some
-            }
+            rows_of_stacks: dict[Stack, list[int]] = {}
+            for layer in layers:
+                rows_of_stacks.setdefault(layer.kind.stack, []).append(layer.row)
+            rows = {stack: slice(some[0], some[-1] + 1) for stack, some in rows_of_stacks.items()}
             renumbered = (layer._replace(row=layer.row - rows[layer.kind.stack].start) for layer in layers)
             programs.append(cls(tuple(renumbered), rows, depth, depth == len(depths) - 1))
         return programs
@@ -97,7 +95,8 @@ class Chunk:
         """
         if whole.shape == (1,):
             return whole
-        return next((whole[rows] for stack, rows in self.rows.items() if stack in _names(path)), whole)
+        rows = self.rows.get(_stack_of(path) or "")
+        return whole if rows is None else whole[rows]
 
     def num_rows(self, stack: str) -> int:
         """How many layers of a stack are its own."""
@@ -110,11 +109,25 @@ def is_stacked(path: str) -> bool:
     >>> is_stacked("layers/wq"), is_stacked("opt_state.mu.layers.wq"), is_stacked("opt_state.mu.embed")
     (True, True, False)
     """
-    return any(stack in _names(path) for stack in STACKS)
+    return _stack_of(path) is not None
 
 
-def _names(path: str) -> list[str]:
-    return path.replace(".", "/").split("/")
+def _stack_of(path: str) -> Stack | None:
+    """The stack of a parameter, or of an optimizer's moment of it; None if it is not stacked.
+
+    >>> _stack_of("layers.2/wq"), _stack_of("opt_state.mu.layers.2.wq"), _stack_of("opt_state.mu.layers.wq")
+    ('layers.2', 'layers.2', 'layers')
+    """
+    names = path.replace("/", ".").split(".")
+    for name, after in zip(names, (*names[1:], ""), strict=True):
+        if name in STACKS:
+            return f"{name}.{after}" if after.isdigit() else name
+    return None
+
+
+def stacks_of(weights: Mapping[str, Any]) -> list[str]:
+    """The names of stacks among the weights."""
+    return [name for name in weights if base_stack(name) in STACKS]
 
 
 @dataclass(frozen=True)
@@ -210,7 +223,7 @@ class ChunkPrograms:
     ) -> tuple[Totals, Array, list[Array]]:
         """(totals, y or, for the last chunk, its cotangent, residuals)."""
         _, targets, places = self.batch(rows, index)
-        stacks, leaves = self._parts(weights, STACKS)
+        stacks, leaves = self._parts(weights, stacks_of(weights))
         x = self._entered(self.ops, self._ends(weights)[0], x, rows, index)
 
         def run(leaves: Mapping[str, Any], x: Array) -> tuple[Array, Any]:
@@ -287,7 +300,7 @@ class ChunkPrograms:
         _, targets, places = self.batch(rows, index)
         ops = self.ops.of_validation()
         entered = self._entered(ops, self._ends(weights)[0], x, rows, index)
-        stacks, leaves = self._parts(weights, STACKS)
+        stacks, leaves = self._parts(weights, stacks_of(weights))
         used = as_used(self.config, self.layout, stacks, leaves)
         y, _ = transformer.through(self.config, ops, used, entered, places, None, self.layers)
         if not self.is_last:
@@ -308,7 +321,7 @@ class ChunkPrograms:
         """(gradients of the layers' weights, dx)."""
         assert self._saved is not None, "forward is traced first"
         _, _, places = self.batch(rows, index)
-        vjp = self._saved.made((token, self._parts(weights, STACKS), places), saved)
+        vjp = self._saved.made((token, self._parts(weights, stacks_of(weights)), places), saved)
         d_routers = self.router_weights
         if d_routers is not None:
             d_routers = jnp.asarray(d_routers) / self.layout.schedule.microbatches
@@ -344,7 +357,7 @@ class ChunkPrograms:
 
     def _ends(self, weights: Any, leaves: Any = None) -> tuple[Any, Any]:
         """The weights of the embedding or the head as they are used, and the arrays to differentiate."""
-        shared, fresh = self._parts(weights, [name for name in weights if name not in STACKS])
+        shared, fresh = self._parts(weights, [name for name in weights if base_stack(name) not in STACKS])
         leaves = fresh if leaves is None else leaves
         return as_used(self.config, self.layout, shared, leaves), leaves
 
