@@ -211,7 +211,8 @@ def _of_call(gathers: Sequence[Emitted], prices: Prices) -> Remark:
     seconds = [prices.seconds(one) for one in gathers]
     num_bytes = largest.collective.gathered_bytes
     others = f" and {len(gathers) - 1} more" if len(gathers) > 1 else ""
-    axes = ", ".join(f'"{axis}"' for axis in largest.axes)
+    names = ", ".join(f'"{axis}"' for axis in largest.axes) if prices.named else ""
+    spec = f" (P({names}))" if names else ""
     return Remark(
         "computed_repeatedly",
         largest.tensor,
@@ -219,7 +220,7 @@ def _of_call(gathers: Sequence[Emitted], prices: Prices) -> Remark:
         f"whose work all {largest.collective.groups.size} devices repeat: each then keeps its part of the "
         "result",
         largest.where,
-        f"split the array in in_specs, and the result in out_specs, of the shard_map (P({axes})); call a "
+        f"split the array in in_specs, and the result in out_specs, of the shard_map{spec}; call a "
         "kernel in such a shard_map, since XLA cannot divide it",
         sum(prices.sent(one) for one in gathers),
         None if None in seconds else sum(one for one in seconds if one is not None),
