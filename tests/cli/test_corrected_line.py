@@ -337,6 +337,8 @@ def test_no_line_has_another_number_or_chip(
         "plan train $P --given tensor=4 --given tensor=8",  # two values, of which one would be dropped
         "plan train $P --remat none --remat full",
         "model gpt2 --seq-len 2k --seq-len 4k",
+        "model gemma --heads",  # one of several models
+        "train --config none.toml",  # without its only value the line is no answer
     ],
 )
 def test_no_line_is_guessed(typed: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from meshwright.cli.line_notes import left_out
 from meshwright.cli.line_options import joined_words, placed, replaced
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
-from meshwright.cli.line_values import is_no_value, with_a_right_value
+from meshwright.cli.line_values import is_no_value, is_unknown_name, with_a_right_value
 from meshwright.cli.other_files import step_of
 from meshwright.cli.other_notation import array_of_bytes, expression_here, sizes_here
 from meshwright.cli.other_subjects import HOSTS, words_of
@@ -91,7 +91,12 @@ def _line_of(words: Sequence[str], commands: Collection[str]) -> str:
         lines = (_repaired(command, rest, drops=drops) for command, rest in possible)
         return next(filter(None, lines), "")
 
-    return first(drops=False) or _elsewhere(words, commands) or first(drops=True)
+    line = first(drops=False) or _elsewhere(words, commands) or first(drops=True)
+    # The bare command is no answer to a line with values.
+    bare = tuple(line.split()[1:])
+    is_bare = bare[:1] != () and bare[0] in commands and command_at(bare) is not None
+    has_values = any(not word.startswith("-") for word in words if word not in line.split())
+    return "" if is_bare and has_values and words[0] in commands else line
 
 
 def _planned_first(training: Command, rest: Sequence[str]) -> str:
@@ -361,7 +366,7 @@ def _finished(
         or not command.fault(*piece.words)
         for piece in pieces
     )
-    if not is_right or not command.parses(words):
+    if not is_right or not command.parses(words) or any(is_unknown_name(each, command) for each in pieces):
         return ""
     examples = [
         piece.option for piece in pieces if piece.option not in given and piece.option.startswith("--")

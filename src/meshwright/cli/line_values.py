@@ -65,10 +65,25 @@ def with_a_right_value(piece: Piece, command: Command) -> Piece:
     return piece
 
 
+def is_unknown_name(piece: Piece, command: Command) -> bool:
+    """Whether an argument is neither a model nor a chip, in a command that takes one."""
+    option = "" if piece.option else _named_by(command)
+    try:
+        check_value(option, piece.value, is_one_machine=False)
+    except (MeshwrightError, OSError, ValueError):
+        return True
+    return False
+
+
+def _named_by(command: Command) -> str:
+    """The option whose values a command takes as its argument; "" for other arguments."""
+    taken = next((f"--{name}" for path, name in _ARGUMENTS if command.path == (path,)), "")
+    return taken.replace("--name", "--hardware")
+
+
 def _with_a_right_name(argument: Piece, command: Command) -> Piece:
     """The argument as the name of a model or of a chip, if the command takes one."""
-    taken = next((f"--{name}" for path, name in _ARGUMENTS if command.path == (path,)), "")
-    option = taken.replace("--name", "--hardware")
+    option = _named_by(command)
     if command.path == ("audit",):
         return replace(argument, value=_script(argument.value))
     if not option:
