@@ -218,6 +218,15 @@ def test_a_memory_limit_moves_what_does_not_fit_to_the_end() -> None:
     assert [one.fits(limit) for one in found] == sorted((one.fits(limit) for one in found), reverse=True)
 
 
+def test_of_equal_reshards_the_one_that_hides_is_kept() -> None:
+    """A scatter over both axes at once takes as long as one after the other, and runs under the product."""
+    q = ask(
+        "A[I_XY, J]", "B[J_XY, K]", "C[I_Y, K_X]", "I=32,J=32,K=32", mesh="X=4,Y=2", hardware="v5e:4x2"
+    )  # fmt: skip
+    best = strategies(q, memory_limit_bytes=2688)[0]
+    assert best.bytes_per_device == 1280 and best.seconds == pytest.approx(8.000395e-6, rel=1e-8)
+
+
 # Against the price of every choice of roles.
 
 MACHINES = [
@@ -269,10 +278,8 @@ def test_no_choice_of_roles_is_cheaper(
     limit = share and share * fastest.bytes_per_device
     least = min((one.objective_seconds(objective) for one in everything if one.fits(limit)), default=inf)
     listed = strategies(q, memory_limit_bytes=limit, objective=objective)
-    if least == inf:
-        assert all(one.leaves_partial_sum or not one.fits(limit) for one in listed)
-        return
-    assert listed[0].objective_seconds(objective) == pytest.approx(least, rel=1e-9)
+    # It may be cheaper: of the textbook's roles also reshards by the rules are listed.
+    assert listed[0].objective_seconds(objective) <= least * (1 + 1e-9)
 
 
 @quick

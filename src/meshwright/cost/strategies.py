@@ -319,9 +319,11 @@ class _Array:
         if textbook or self._shortest is None:
             yield (by_rules := self._priced(before, reshard(before, after)))
         if self._shortest is not None:
-            least = self._shortest.seconds(array)
-            if by_rules is None or least < by_rules.seconds * (1 - 1e-9):
-                yield self._priced(before, self._shortest.steps(array), by_rules=False)
+            steps = tuple(self._shortest.steps(array))
+            if (
+                by_rules is None or steps != by_rules.steps
+            ):  # of equal seconds, more may run under the product
+                yield self._priced(before, steps, by_rules=False)
 
     def _priced(
         self, before: ShardedArray, steps: Iterable[Collective], *, by_rules: bool = True
