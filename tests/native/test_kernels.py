@@ -21,11 +21,13 @@ from tests.nn.test_layouts import TINY
 
 from meshwright.layout import Layout
 from meshwright.native import kernels
+from meshwright.nn import cached_ops
 from meshwright.nn.attention.paged import PADDING, Rows
 from meshwright.nn.cached_ops import layered, rows_product
 from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import as_read, quantise, quantised_product, widened
 from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.platforms import CPU
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 
 # Numbers of a row of whole steps, in one block of a panel and in several, and rows of a weight.
@@ -306,6 +308,19 @@ def _logits(dtype: str, computed: str, text: str, *, with_native: bool) -> tuple
     heads = np.tile(np.arange(4, dtype=np.int32), count)
     logits, _ = compiled(params, pools, last, tokens, *columns, heads)
     return np.asarray(logits), compiled.as_text()
+
+
+@pytest.mark.parametrize("kind", ["one device", "int8", "int4"])
+def test_joined_weights_give_the_same_logits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit: a number of a product depends on its row and its column alone."""
+    needs_native()
+    joined, program = _logits(*LAYOUTS[kind], with_native=True)
+    monkeypatch.setattr(cached_ops, "platform_of", lambda _: replace(CPU, joins_weights=False))
+    apart, longer = _logits(*LAYOUTS[kind], with_native=True)
+    np.testing.assert_array_equal(joined, apart)
+    # One product of queries, keys and values, and one of gate and up, instead of five.
+    num_joined, num_apart = (text.count("custom-call(") for text in (program, longer))
+    assert num_apart - num_joined == 3 * TINY.num_layers
 
 
 def test_a_row_that_nobody_holds_has_zeros_and_changes_no_other() -> None:

@@ -32,6 +32,7 @@ from meshwright.files import cache_folder
 from meshwright.native.processor import features
 from meshwright.platforms import platform_of
 
+_PANEL_ROWS = 32  # of w in a panel, and 16 with AVX2
 _STEP_BYTES = 4  # of a row, which a product sums at once
 _SOURCE = Path(__file__).with_name("kernels.cc")
 # Instructions by the system's names: (what is needed, what is used besides where the processor has it).
@@ -101,6 +102,11 @@ def has_whole_steps(size: int, dtype: DTypeLike) -> bool:
 def has_whole_groups(group: int) -> bool:
     """Whether int4 weights with a scale for each `group` inputs can be in panels: two share a byte."""
     return group % (2 * _STEP_BYTES) == 0
+
+
+def has_whole_panels(rows: int) -> bool:
+    """Whether a weight with this number of rows in panels may be followed by another in one array."""
+    return rows % _PANEL_ROWS == 0
 
 
 def panel_order(w: Array) -> Array:

@@ -673,13 +673,20 @@ def _with_joined(params: _Params, mesh: jax.sharding.Mesh, concatenate: Callable
 
 
 def _can_be_joined(parts: Sequence[Any]) -> bool:
-    """Whether parts differ only in their first dimensions, and no axis splits them."""
+    """Whether parts differ only in their first dimensions, no axis splits them, and panels are whole."""
     alike = {
         (jax.tree.structure(part), *((leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(part)))
         for part in parts
     }
     leaves = jax.tree.leaves(parts)
-    return len(alike) == 1 and all(axes is None for leaf in leaves for axes in leaf.sharding.spec)
+    panels = jax.tree.leaves(parts, is_leaf=lambda part: isinstance(part, Panels))
+    # The products of these weights sum over one dimension, the last.
+    are_whole = all(
+        kernels.has_whole_panels(prod(part.shape[:-1])) for part in panels if isinstance(part, Panels)
+    )
+    return (
+        are_whole and len(alike) == 1 and all(axes is None for leaf in leaves for axes in leaf.sharding.spec)
+    )
 
 
 def _type(

@@ -24,6 +24,7 @@ CPU = Platform(
     # XLA widens the operands of a product that it rounds to bf16, copies and all: with weights of 768 x 2048,
     # 2,048 rows took 37 ms, and 18 if they are rounded afterwards (Zen 4).
     wide_products=True,
+    joins_weights=True,
     pairs_rows=True,  # XLA's fast path begins with two rows
     # jaxlib's triangular solve of a batch (`ParallelBatchMap`) hands its parts to XLA's pool of threads and
     # waits in a thread of it: on two devices of two cores both threads waited for ever (jax 0.10.2).
