@@ -1,4 +1,4 @@
-"""FLOPs of calls of LAPACK, against the counts of textbooks."""
+"""FLOPs of LAPACK calls, against the counts of textbooks."""
 
 from collections.abc import Callable
 from typing import Any

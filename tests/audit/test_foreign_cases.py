@@ -53,7 +53,7 @@ def test_the_result_prints_as_ten_lines() -> None:
 
 
 class _Wrapped:
-    """A function that is compiled as Equinox does: its compiled program is in a wrapper."""
+    """A function as equinox.filter_jit returns it: its compiled program is an attribute of a wrapper."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
@@ -62,14 +62,15 @@ class _Wrapped:
         return self.run(*args)
 
     def lower(self, *args: Any) -> Any:
-        assert not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)), "static"
+        types = [leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.ShapeDtypeStruct)]
+        assert not types, "Equinox would take them as static values"
         lowered = jax.jit(self.run).lower(*args)
         return SimpleNamespace(compile=lambda: SimpleNamespace(compiled=lowered.compile()))
 
 
 @pytest.mark.parametrize("of_types", [True, False])
 def test_functions_that_wrap_jit_are_audited(of_types: bool) -> None:
-    """Also with types of arrays next to values that are no arrays: Equinox takes types for static values."""
+    """With arrays, or with ShapeDtypeStructs next to a function, which Equinox takes as static values."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
     split = NamedSharding(mesh, PartitionSpec())
     rows = jax.ShapeDtypeStruct((256, 256), "float32", sharding=split)

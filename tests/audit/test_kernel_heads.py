@@ -1,4 +1,4 @@
-"""Heads of keys and values that attention kernels read, on GPUs and TPUs."""
+"""KV heads that attention kernels read, on GPUs and TPUs."""
 
 from dataclasses import replace
 
@@ -34,8 +34,8 @@ custom_call_target="tpu_custom_call", metadata={{op_name="jit(step)/attention/sp
 
 
 @pytest.mark.parametrize("text", [CUDNN, SPLASH])
-def test_heads_that_are_repeated_before_a_kernel_are_found(text: str) -> None:
-    """Eight heads of queries and four of keys, on two devices each: four and two."""
+def test_kv_heads_repeated_before_a_kernel_are_found(text: str) -> None:
+    """Each of two devices has four of eight query heads and two of four KV heads."""
     model = replace(load_model("tiny"), num_heads=8, num_kv_heads=4, d_head=64)
     plan = Plan(model, "h100:2", Workload(2, 128), Layout.parse("tensor=2"))
     planned, repeated = (
@@ -44,5 +44,5 @@ def test_heads_that_are_repeated_before_a_kernel_are_found(text: str) -> None:
     )
     assert planned == []
     [finding] = repeated
-    assert "reads 4 heads of keys and values for 4 of queries, 2 planned" in finding.what
+    assert "reads 4 KV heads for 4 query heads, 2 planned" in finding.what
     assert finding.bytes == 2 * 2 * (2 * 128 * 64 * 2)

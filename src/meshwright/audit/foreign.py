@@ -293,7 +293,7 @@ def audit_compiled(
 
 
 def _has_types(arguments: object) -> bool:
-    """Whether an argument is a type of an array, and not an array."""
+    """Whether a jax.ShapeDtypeStruct is among the arguments."""
     import jax
 
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arguments))
@@ -302,9 +302,10 @@ def _has_types(arguments: object) -> bool:
 def _of_arrays(
     function: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[Callable[..., Any], tuple[object, ...], Mapping[str, object]]:
-    """A jitted function of only the arrays among the arguments, by their names, and its arguments.
+    """A jitted function of the arrays among the arguments, in a dict by name, and its arguments.
 
-    For functions that are not jax.jit's, such as equinox.filter_jit's, which take types for static values.
+    Other arguments become constants, and results that are no arrays are dropped. For functions that jax.jit
+    did not return, such as equinox.filter_jit's, which treat a ShapeDtypeStruct as a static value.
     """
     import jax
 
@@ -321,7 +322,7 @@ def _of_arrays(
 
 
 def _name_of(path: tuple[Any, ...]) -> str:
-    """An argument's name: its position, or its keyword, and the path in it."""
+    """An argument's name: its position or keyword, then the path of a leaf within it."""
     import jax
 
     return jax.tree_util.keystr(path[1:], simple=True, separator=".")
@@ -412,7 +413,7 @@ def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> P
         jitted = jax.jit(jitted)
     try:
         compiled = compile_it(jitted)
-        text = program_text(getattr(compiled, "compiled", compiled))  # Equinox wraps JAX's own
+        text = program_text(getattr(compiled, "compiled", compiled))  # Equinox wraps JAX's Compiled
     except Exception as error:
         name = getattr(jitted, "__name__", "the function")
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -43,7 +43,7 @@ def stages_against_plan(plan: Plan, target: Target, text: str, stages: StageProg
     for stage in range(layout.pipe):
         planned = planned_step(plan, hardware, compared_on=PLATFORMS[target.name], stage=stage)
         hops = [one for one in planned.collectives if (one.op, one.axes) == ("permute", _PIPE)]
-        # A sum over stages, such as a norm, is finished by the loop: a program sums over the other axes.
+        # A stage's program sums over the other axes; the loop then adds the stages' sums, such as a norm's.
         without_pipe = [
             replace(priced, axes=tuple(axis for axis in priced.axes if axis != STAGES))
             for priced in planned.collectives
@@ -96,7 +96,7 @@ def _add_row(
     sent: Mapping[int, int],
     pipe: int,
 ) -> None:
-    """Adds the row of one kind of transfer. sent: how often a block was sent, by its bytes."""
+    """Adds the row of one kind of transfer. sent: number of blocks sent, by their bytes."""
     what, direction = key
     wanted = round(sum(one.step_bytes for one in planned))
     blocks = sum(size * count for size, count in sent.items())
@@ -107,9 +107,11 @@ def _add_row(
     excess = seconds * (gathered / wanted - 1) if wanted else None
     common = {"op": "permute", "axes": list(_PIPE)}
 
-    def side(num_bytes: int, count: float, taken: float | None, exposed: float | None, of_stage: int) -> dict:
-        times = {"seconds": taken, "exposed_seconds": exposed}
-        return common | {"bytes": num_bytes, "count": count} | times | {"sent": of_stage}
+    def side(
+        num_bytes: int, count: float, step_seconds: float | None, exposed: float | None, stage_bytes: int
+    ) -> dict:
+        times = {"seconds": step_seconds, "exposed_seconds": exposed}
+        return common | {"bytes": num_bytes, "count": count} | times | {"sent": stage_bytes}
 
     exposed = sum(one.exposed_seconds for one in planned)
     with_excess = None if excess is None else seconds + excess

@@ -1,7 +1,7 @@
-"""Findings on the heads of keys and values that attention kernels read.
+"""Findings on the KV heads that attention kernels read.
 
-A kernel has the FLOPs of its queries' heads, whatever the number of KV heads. If these are repeated before
-it, for as many as queries have, only its operands show it.
+The FLOPs of a kernel depend on its query heads only. If KV heads are repeated before the kernel, one for each
+query head, the FLOPs are as planned: only the shapes of the operands show it.
 """
 
 from meshwright.audit.facts.instruction_work import kernel_heads
@@ -14,31 +14,31 @@ from meshwright.plan_file import Plan
 
 
 def head_findings(program: Program, plan: Plan, prices: Prices) -> list[Remark]:
-    """One finding if kernels read more KV heads for each head of queries than planned."""
+    """One finding if kernels read more KV heads for each query head than planned."""
     model, layout = plan.model, attention_layout(plan.layout.at(plan.workload.phase))
     over_queries = layout.activation("q", "BTNH").axes_of("N")
     if model.mla or layout.activation("k", "BTKH").axes_of("K") != over_queries:
-        return []  # each head of queries has its own keys, or devices share heads
-    group, num_bytes, worst = model.num_heads // model.num_kv_heads, 0, None
+        return []  # each query head has its own keys, or devices split query and KV heads differently
+    group, num_bytes, first = model.num_heads // model.num_kv_heads, 0, None
     for place in places(program):
         for instruction in place.computation.instructions.values():
             heads = kernel_heads(TracedValue(instruction, place))
             if heads is None or heads.queries >= group * heads.keys:
                 continue
-            more = heads.keys - heads.queries // group
-            num_bytes += round(more * heads.extra_bytes * known_runs(program, place))
-            worst = worst or (instruction.op_name, heads)
-    if worst is None:
+            num_extra = heads.keys - heads.queries // group
+            num_bytes += round(num_extra * heads.bytes_per_head * known_runs(program, place))
+            first = first or (instruction.op_name, heads)
+    if first is None:
         return []
-    name, heads = worst
+    name, heads = first
     return [
         Remark(
             "product",
             "attention",
-            f"attention: its kernel reads {heads.keys} heads of keys and values for {heads.queries} of "
-            f"queries, {heads.queries // group} planned: they are repeated before it",
+            f"attention: the kernel reads {heads.keys} KV heads for {heads.queries} query heads, "
+            f"{heads.queries // group} planned: KV heads are repeated before the kernel",
             name,
-            "give the kernel the keys and values as they are projected: it reads one for several queries",
+            "pass the KV heads unrepeated: the kernel reads one KV head for several query heads",
             num_bytes,
             prices.read_seconds(num_bytes),
         )

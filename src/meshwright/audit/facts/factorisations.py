@@ -1,14 +1,14 @@
-"""FLOPs of the factorisations that XLA for CPUs and GPUs calls LAPACK and cuSOLVER for.
+"""FLOPs of the factorisations for which XLA calls LAPACK (on CPUs) or cuSOLVER (on GPUs).
 
-For A[m, n], m >= n, with the leading terms of each algorithm:
+The leading terms of each algorithm, for A[m, n] with m >= n:
 
     potrf   n^3 / 3                          A = L L^T
     getrf   m n^2 - n^3 / 3                  P A = L U
-    geqrf   2 m n^2 - 2 n^3 / 3              A = Q R, Q as reflectors; orgqr makes Q of them for as many
+    geqrf   2 m n^2 - 2 n^3 / 3              A = Q R, with Q as reflectors; orgqr forms Q, at the same cost
     syevd   9 n^3, values only 4 n^3 / 3     eigenvalues of a symmetric A
     geev    25 n^3, values only 10 n^3       eigenvalues of any square A
     gesdd   6 m n^2 + 20 n^3, values only 2 m n^2 + 2 n^3
-    trsm    m n^2                            a triangular A[n, n], and m right-hand sides
+    trsm    m n^2                            A X = B for a triangular A[n, n] and m right-hand sides
 
 Source: Golub & Van Loan, "Matrix Computations", 4th edition, sections 3.2, 4.2, 5.2, 5.4, 7.5, 8.3, 8.6.
 """
@@ -20,7 +20,7 @@ from math import prod
 
 from meshwright.audit.hlo.read import Computation, Instruction
 
-# Of m, n, and whether vectors are computed, too.
+# FLOPs by m, n, and whether vectors are computed next to the values.
 _Count = Callable[[int, int, bool], Fraction | int]
 
 
@@ -68,5 +68,5 @@ def factorisation_flops(instruction: Instruction, computation: Computation) -> i
         n = computation.instructions[instruction.operands[0]].shapes[0].dims[-1]
         m = rows * columns // n
     vectors = not _VALUES_ONLY.search(instruction.attributes.get("backend_config", ""))
-    each = _OF_A_MATRIX[call[2]](m, n, vectors)
-    return round(prod(batch) * each * _REAL_PRODUCTS.get(shape.dtype, 1))
+    flops = _OF_A_MATRIX[call[2]](m, n, vectors)
+    return round(prod(batch) * flops * _REAL_PRODUCTS.get(shape.dtype, 1))

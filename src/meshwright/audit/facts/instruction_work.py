@@ -175,27 +175,28 @@ def _cudnn(program: Program, call: TracedValue) -> int | None:
 
 
 class KernelHeads(NamedTuple):
-    """Heads of queries, and of keys and values, that an attention kernel reads on a device.
+    """Numbers of query heads and of KV heads that an attention kernel reads on a device.
 
-    extra_bytes: of keys and values, for each head more.
+    bytes_per_head: bytes of the keys and values of one KV head.
     """
 
     queries: int
     keys: int
-    extra_bytes: int
+    bytes_per_head: int
 
 
 def kernel_heads(call: TracedValue) -> KernelHeads | None:
-    """The heads of a kernel of whole sequences; None for other instructions."""
+    """The heads of a kernel over whole sequences (cuDNN's or splash); None for other instructions."""
     if _is_cudnn(call.instruction):
         q, k, v = _kernel_operands(call)[:3]
-        at = -2
+        heads_dim = -2
     elif _splash_pass(call.instruction):
         q, k, v = [shape for shape in _kernel_operands(call) if not shape.dtype.startswith("s")][:3]
-        at = -3
+        heads_dim = -3
     else:
         return None
-    return KernelHeads(q.dims[at], k.dims[at], (k.num_bytes + v.num_bytes) // k.dims[at])
+    num_kv_heads = k.dims[heads_dim]
+    return KernelHeads(q.dims[heads_dim], num_kv_heads, (k.num_bytes + v.num_bytes) // num_kv_heads)
 
 
 def _kernel_operands(call: TracedValue) -> list[ArrayShape]:

@@ -61,8 +61,8 @@ _NUM_UPDATES = 3
 _OPTIMIZER = OptimizerConfig(peak_learning_rate=1e-2, warmup_steps=1, total_steps=4, eps=1e-3, clip_norm=0.25)
 # Terms that training adds to the loss: of the logits, and of routers.
 _EXTRAS = reference.Extras(z=1e-3, balance=0.05, router_z=0.01)
-# Factor of the inputs of an activation that clamps at 7.
-_LOUD = 5.0
+# Factor of the weights before an activation that clamps at 7: many of its inputs then exceed the limit.
+_BEFORE_CLAMP = 5.0
 _INTO_ACTIVATIONS = ("w_gate", "w_in", "expert_gate", "expert_in")
 _NUM_TOKENS, _PAGE = 10, 8
 _PROMPTS = (1, 5, 17, 30)
@@ -161,16 +161,16 @@ def _weights(config: ModelConfig) -> dict[str, np.ndarray]:
             made = rng.uniform(-7.0, -3.0, shape)
         else:
             made = (param.init == "ones") + 0.2 * noise
-        weights[path] = np.asarray(made * _loudness(config, path), np.float32)
+        weights[path] = np.asarray(made * _limit_factor(config, path), np.float32)
     return weights
 
 
-def _loudness(config: ModelConfig, path: str) -> float:
-    """The factor of a weight whose results a limit cuts off, so that they often go beyond it."""
+def _limit_factor(config: ModelConfig, path: str) -> float:
+    """Factor of a weight whose results are clamped or clipped, so that many exceed the limit."""
     name = path.rpartition("/")[2]
     if name == "wv" and config.clip_qkv:
         return config.clip_qkv
-    return _LOUD if config.activation == "clamped_silu" and name in _INTO_ACTIVATIONS else 1.0
+    return _BEFORE_CLAMP if config.activation == "clamped_silu" and name in _INTO_ACTIVATIONS else 1.0
 
 
 def _tokens(config: ModelConfig, *shape: int, seed: int = 0) -> np.ndarray:

@@ -387,7 +387,7 @@ def _chosen(config: ModelConfig, w: Weights, h: Array, down: Any, layer: Layer) 
 
 
 def _chosen_blocks(config: ModelConfig, w: Weights, h: Array, layer: Layer) -> Array:
-    """bool[B, N, T, S]: the keys of the blocks that each query head reads, by sorting blocks."""
+    """bool[B, N, T, S]: the keys in the blocks that each query head reads, found by a full sort."""
     indexer = config.indexer
     assert indexer is not None, "only an indexer has such weights"
     q, k = (

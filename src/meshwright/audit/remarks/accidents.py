@@ -147,9 +147,10 @@ _FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_reshard
 
 
 def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
-    """The warnings without consequences of unconstrained activations, which are one warning.
+    """The warnings without consequences of unconstrained activations.
 
-    If activations are constrained, all warnings stay.
+    Warnings of unconstrained activations are merged into one. Without any, repeated products are left out if
+    an operand of a contraction is gathered.
     """
     remarks = list(remarks)
     roots = [one for one in remarks if one.kind == UNCONSTRAINED]

@@ -188,7 +188,7 @@ def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None  # groups that differ in size
     uses = list(emitted.uses(context.program, elementwise=True, joined=True))
     shard_elements = emitted.elements / emitted.collective.groups.size
-    reads = _REDUCES if not emitted.is_written else (*_REDUCES, "gather")  # a target's logit is picked
+    reads = _REDUCES if not emitted.is_written else (*_REDUCES, "gather")  # of a target's logit
     if not any(user.instruction.opcode in _REDUCES for user, _ in uses) or not all(
         user.instruction.opcode in reads and user.instruction.shapes[0].num_elements < shard_elements
         for user, _ in uses
@@ -197,8 +197,8 @@ def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
     names = (primitive_of(user.instruction.op_name) for user, _ in uses)
     operations = ", ".join(dict.fromkeys(filter(None, names))) or "a reduction"
     change = (
-        "reduce each device's shard (maximum, sum, the number that it picks if it holds it), then exchange "
-        "the results: jax.lax.pmax and psum in place of all_gather"
+        "reduce each device's shard (its maximum, its sum, the logits of targets in it), then combine the "
+        "results: jax.lax.pmax and psum in place of all_gather"
         if emitted.is_written
         else "reduce each device's shard and combine the results: keep the operand sharded "
         "(with_sharding_constraint, of logits along the vocabulary), and sum a norm's squares array by "
@@ -220,7 +220,7 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
     place = emitted.value.place
     if emitted.collective.op != "all_reduce" or emitted.collective.gathers or not place.loops:
         return None
-    uses = list(_past_factors(context.program, emitted.uses(context.program)))
+    uses = list(_after_scaling(context.program, emitted.uses(context.program)))
     if uses and all(_writes_to_the_carry(context.program, *use) for use in uses):
         return _summed_for_storage(emitted, context, uses)
     if not uses or not all(_adds_to_the_carry(context.program, *use) for use in uses):
@@ -234,15 +234,15 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
-def _past_factors(
+def _after_scaling(
     program: Program, uses: Iterable[tuple[TracedValue, int]]
 ) -> Iterator[tuple[TracedValue, int]]:
-    """The uses, with a product by a constant replaced by its own readers."""
+    """The uses; in place of a product or quotient with a constant, the uses of its result."""
     for user, at in uses:
         if user.instruction.opcode in ("multiply", "divide") and at in (0, 1):
             *_, other = history(program, user.operand(1 - at), MOVES | {"broadcast"})
             if other.instruction.opcode == "constant":
-                yield from _past_factors(program, readers(program, user))
+                yield from _after_scaling(program, readers(program, user))
                 continue
         yield user, at
 
@@ -250,9 +250,10 @@ def _past_factors(
 def _summed_for_storage(
     emitted: Emitted, context: ProgramContext, uses: Sequence[tuple[TracedValue, int]]
 ) -> Fault | None:
-    """A sum in each turn, written to a part of an array that the loop returns: results of a pipeline.
+    """A result that is summed in each turn of a loop and written to a part of the loop's output.
 
-    Only if the loop sums more than the array holds, as turns in which a pipeline fills or drains do.
+    A pipeline may return its results so. None if the turns sum no more numbers than the output holds; a
+    pipeline sums more, since turns in which it fills or drains sum too.
     """
     stored = max(user.instruction.shapes[0].num_elements for user, _ in uses)
     summed = emitted.elements * emitted.runs
@@ -268,16 +269,18 @@ def _summed_for_storage(
 
 def _writes_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
     """Whether an instruction writes its operand `at` to a part of an array of the loop's carry."""
-    return at == 1 and user.instruction.opcode == "dynamic-update-slice" and _is_next(program, user, 0)
+    is_written = at == 1 and user.instruction.opcode == "dynamic-update-slice"
+    return is_written and _replaces_operand(program, user, 0)
 
 
 def _adds_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
     """Whether an instruction adds its operand `at` to an array of the loop's carry, for the next turn."""
-    return at in (0, 1) and user.instruction.opcode == "add" and _is_next(program, user, 1 - at)
+    is_sum = at in (0, 1) and user.instruction.opcode == "add"
+    return is_sum and _replaces_operand(program, user, 1 - at)
 
 
-def _is_next(program: Program, user: TracedValue, index: int) -> bool:
-    """Whether a result replaces its own operand `index` in the loop's carry."""
+def _replaces_operand(program: Program, user: TracedValue, index: int) -> bool:
+    """Whether operand `index` is in the loop's carry, and the result takes its place for the next turn."""
     *_, other = history(program, user.operand(index), MOVES)
     is_carry = other.instruction.opcode == "parameter" and bool(other.place.frames and other.path)
     return is_carry and all(after < 0 and next_.path == other.path for next_, after in readers(program, user))
@@ -380,7 +383,7 @@ _EXCHANGES = 2
 
 
 def of_all_experts(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Weights gathered along a dimension that their product only batches over, such as experts."""
+    """Weights gathered along a batch dimension of their product, such as experts."""
     if emitted.op != "all_gather" or is_computed(context.program, emitted.operand()):
         return None
     dims = emitted.value.instruction.attributes.get("dimensions", "")
@@ -390,20 +393,20 @@ def of_all_experts(emitted: Emitted, context: ProgramContext) -> Fault | None:
         side = "rhs" if other.instruction is user.operand(0).instruction else "lhs"
         batched = re.findall(r"\d+", user.instruction.attributes.get(f"{side}_batch_dims", ""))
         weight = user.operand(int(side == "rhs")).instruction.shapes[0]
-        counts = {weight.dims[int(dim)] for dim in batched}
+        batch_sizes = {weight.dims[int(dim)] for dim in batched}
         activations = other.instruction.shapes[0].num_bytes + user.instruction.shapes[0].num_bytes
         if (
             len(along) == 1
-            and shape.dims[along[0]] in counts
+            and shape.dims[along[0]] in batch_sizes
             and emitted.collective.gathered_bytes > _EXCHANGES * activations
         ):
             return (
                 "weight_gathered_for_few_tokens",
                 f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-                f"{context.over(emitted)} along a dimension that its matmul does not sum over or keep apart "
-                f"by token, such as experts, for {activations:,} B of activations on each device",
-                "keep the experts where they are stored and exchange the tokens: constrain the dispatched "
-                "rows to the experts' axis along that dimension (one all-to-all), and the results back",
+                f"{context.over(emitted)} along a batch dimension of its matmul, such as experts, for "
+                f"{activations:,} B of activations on each device",
+                "keep the experts where they are stored and exchange the tokens: shard the dispatched rows "
+                "along that dimension over the experts' axis (one all-to-all), and the results as before",
             )
     return None
 
@@ -450,8 +453,6 @@ def _is_exchanged_back(emitted: Emitted, context: ProgramContext) -> bool:
 
 
 _CUTS = ("split", "concatenate", "slice")
-# Operations that merge dimensions, or cut one into several.
-_MERGES = ("reshape",)
 
 
 def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -477,11 +478,11 @@ def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def merged_dimensions(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An array exchanged because a reshape merges a sharded dimension with one that comes before it."""
+    """An array exchanged because a reshape merges its sharded dimension with an earlier one, or cuts it."""
     moves = emitted.op in ("permute", "all_to_all") and not emitted.collective.follows_sum
     if (
         not moves
-        or primitive_of(emitted.collective.op_name) not in _MERGES
+        or primitive_of(emitted.collective.op_name) != "reshape"
         or emitted.is_written
         or emitted.is_windowed
         or _is_shift(emitted)
@@ -741,7 +742,7 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
             f"`{emitted.tensor}` is gathered over {context.over(emitted)}, then each device keeps only its "
             "slice",
             "let the operation's own rule (custom_partitioning's partition and sharding_rule) keep the "
-            "dimension split, if it computes each part by itself"
+            "dimension split, if parts are computed independently"
             if is_of_rule
             else "drop the constraint that gathers it: the matmul can use the shards and reduce the result",
         )
@@ -819,7 +820,7 @@ def wide_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     contracted = re.findall(r"\d+", product.instruction.attributes.get("lhs_contracting_dims", ""))
     left = operands[0].instruction.shapes[0].dims
     summed = devices * prod(left[int(dim)] for dim in contracted)
-    # Of weights the longest other dimension counts, also if the rows are fewer.
+    # The other dimension of a weight counts even if activations of few rows are the smaller operand.
     weights = [one for one in operands if not is_computed(context.program, one)]
     sizes = [one.instruction.shapes[0].num_elements for one in weights] + [smaller.num_elements]
     others = devices * max(sizes) // max(summed, 1)
@@ -858,7 +859,7 @@ def resharded_activations(emitted: Emitted, context: ProgramContext) -> Fault | 
             f"`{emitted.tensor}` is gathered over {context.over(emitted)} in each of {emitted.runs:,} turns "
             "of a loop that reads or writes a part of its sharded dimension",
             "run the loop in jax.shard_map, with in_specs and out_specs that keep the array split, so that "
-            "each device loops over its own part; a Pallas kernel, whose grid is such a loop, likewise",
+            "each device loops over its own part; the same for a Pallas kernel, whose grid is such a loop",
         )
     return (
         "activation_resharded",
@@ -868,7 +869,7 @@ def resharded_activations(emitted: Emitted, context: ProgramContext) -> Fault | 
     )
 
 
-# Primitives that read or write the part of an array that belongs to a turn.
+# In a loop these primitives read or write another part of an array in each turn.
 _CUTS_BY_TURNS = ("dynamic_slice", "dynamic_update_slice")
 
 
@@ -1042,7 +1043,7 @@ def widened_send(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def _widened_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Numbers widened before a loop that only passes them on: keys and values of a ring."""
+    """An array upcast before a loop that only sends it on, such as the keys of ring attention."""
     program = context.program
     *turn, origin = history(program, emitted.operand(), MOVES)
     place = origin.place

@@ -84,7 +84,7 @@ def _read_by_update_only(program: Program, parameter: Instruction) -> bool:
 
 
 def _caches(program: Program) -> list[Instruction]:
-    """Arrays that the program writes a part of or donates to a result, or that have a cache's name."""
+    """Inputs that the program updates in part or donates to a result, or whose name is a cache's."""
     written = {program.main.parameters[number].name for number in program.donated}
     for place in places(program):
         for instruction in place.computation.instructions.values():
@@ -159,7 +159,7 @@ def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
     differing = [_Differing(program, mesh, axis) for axis in axes]
     repeated, total = [], 0.0
     for product in products(program):
-        if is_attention_kernel(product.value.instruction) or _is_of_gathered(program, product.value):
+        if is_attention_kernel(product.value.instruction) or _factorises_gathered(program, product.value):
             continue
         value, total = product.value, total + product.flops
         operands = [value.operand(index) for index in range(len(value.instruction.operands))]
@@ -170,31 +170,32 @@ def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
 
 
 def repeated_calls(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
-    """A warning for arrays that are gathered for a shard_map or a kernel, whose results are then cut.
+    """A warning of arrays gathered for a shard_map or a kernel, if each device keeps a part of its results.
 
-    All devices of the gather then run it on the same arrays, and each keeps a part of the results.
+    All devices of the gather compute the same from the same arrays.
     """
     gathers = {
         id(one.value.instruction): one
         for one in sent
         if one.op == "all_gather" and primitive_of(one.collective.op_name) in _CALLED_WHOLE
     }
-    found: dict[int, Emitted] = {}
+    repeated: dict[int, Emitted] = {}
     for axis in sorted({axis for one in gathers.values() for axis in one.axes}):
         differing = _Differing(program, prices.mesh, axis)
         for result in _cut_by_device(program):
             if not differing.differs(result):
-                past = (id(one.instruction) for one in ancestors(program, result))
-                found |= {key: gathers[key] for key in past if key in gathers and axis in gathers[key].axes}
-    return [_of_call(list(found.values()), prices)] if found else []
+                keys = (id(one.instruction) for one in ancestors(program, result))
+                earlier = {key: gathers[key] for key in keys if key in gathers}
+                repeated |= {key: one for key, one in earlier.items() if axis in one.axes}
+    return [_of_call(list(repeated.values()), prices)] if repeated else []
 
 
-# The primitive of an array that is gathered since a shard_map, or a kernel outside of one, takes all of it.
+# The primitive of a gather, if a shard_map, or a kernel outside of one, takes the whole array.
 _CALLED_WHOLE = ("shard_map", "pallas_call")
 
 
 def _cut_by_device(program: Program) -> Iterator[TracedValue]:
-    """Arrays of which each device keeps its own part."""
+    """Arrays that are sliced at offsets that differ between devices: each keeps its own part."""
     for place in places(program):
         for instruction in place.computation.instructions.values():
             if instruction.opcode != "dynamic-slice" or len(instruction.shapes[0].dims) <= 1:
@@ -216,9 +217,8 @@ def _of_call(gathers: Sequence[Emitted], prices: Prices) -> Remark:
     return Remark(
         "computed_repeatedly",
         largest.tensor,
-        f"`{largest.tensor}`{others} ({num_bytes:,} B) is gathered over {over} for a shard_map or a kernel, "
-        f"whose work all {largest.collective.groups.size} devices repeat: each then keeps its part of the "
-        "result",
+        f"`{largest.tensor}`{others} ({num_bytes:,} B) is gathered over {over} for a shard_map or a kernel: "
+        f"all {largest.collective.groups.size} devices repeat its work, and each keeps a part of the result",
         largest.where,
         f"split the array in in_specs, and the result in out_specs, of the shard_map{spec}; call a "
         "kernel in such a shard_map, since XLA cannot divide it",
@@ -228,8 +228,8 @@ def _of_call(gathers: Sequence[Emitted], prices: Prices) -> Remark:
     )
 
 
-def _is_of_gathered(program: Program, value: TracedValue) -> bool:
-    """Whether a factorisation's operand is gathered: a warning of the gather reports it."""
+def _factorises_gathered(program: Program, value: TracedValue) -> bool:
+    """Whether a factorisation's operand is gathered, which another warning reports."""
     if len(value.instruction.operands) != 1:
         return False
     *_, origin = history(program, value.operand(0), MOVES)
