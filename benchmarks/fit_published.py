@@ -748,7 +748,7 @@ def step_tables(
     single = [name for name in figures if "." not in name and name not in others]
     sources = {key: notes.get(key, note) for key in [*single, "matmul", "links"]}
     shares = {name: getattr(step, name) for name in single}
-    if chip.step.scatter_passes > 1:  # what a compiler emits is no matter of the fit
+    if chip.step.scatter_passes > 1:  # set by the compiler, not fitted
         shares = {"scatter_passes": chip.step.scatter_passes} | shares
         sources["scatter_passes"] = chip.step.sources["scatter_passes"]
     if step.attention_half_keys:
@@ -765,7 +765,7 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
         tables = {}
         for chip in map(catalog.chip, catalog.names()):
             if chip.kind != kind or "\nshares = " not in (CATALOG / f"{chip.name}.toml").read_text():
-                continue  # it takes another chip's
+                continue  # without `shares`, it has another chip's [step] or none
             family = family_of(chip.name)
             count = sum(row.kind == kind for row in rows)
             note = f"benchmarks/fit_published.py on {count} published rows of all {kind.upper()}s"
@@ -783,7 +783,7 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
 
 
 def write_shares(kind: str, chips: Mapping[str, Mapping[str, Mapping[str, object]]]) -> None:
-    """Writes [step] of shares/KIND.toml, with what most chips state, and what differs to the chips' files."""
+    """Writes the commonest figures to [step] of shares/KIND.toml, and others to the chips' files."""
     shared: dict[str, dict[str, object]] = {}
     for heading, table in next(iter(chips.values())).items():
         by_key = {key: [tables[heading].get(key) for tables in chips.values()] for key in table}
@@ -798,11 +798,10 @@ def write_shares(kind: str, chips: Mapping[str, Mapping[str, Mapping[str, object
 
 
 def replace_tables(file: Path, name: str, tables: Mapping[str, Mapping[str, object]]) -> None:
-    """Replaces the tables of this name, and those below it, in a file of a chip or of shares/."""
+    """Replaces the tables NAME and NAME.* in a file of chips/ or shares/."""
     text = re.sub(rf"^\[{name}\b.*\n(?:.+\n)*\n?", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    after = re.search(
-        r"^\[(?:inference|compiler|sources)\]$" if name == "step" else r"^\[sources\]$", text, re.M
-    )
+    following = "inference|compiler|sources" if name == "step" else "sources"
+    after = re.search(rf"^\[(?:{following})\]$", text, re.MULTILINE)
     at = after.start() if after else len(text)
     head, tail = (text[:at].rstrip("\n"), text[at:])
     blocks = [toml_table(heading, table) for heading, table in tables.items() if table]
@@ -810,17 +809,10 @@ def replace_tables(file: Path, name: str, tables: Mapping[str, Mapping[str, obje
 
 
 def toml_table(heading: str, table: Mapping[str, object]) -> str:
-    """A table of TOML; figures with three digits."""
+    """A table of TOML, with floats rounded to three digits."""
     values = (float(f"{value:.3g}") if isinstance(value, float) else value for value in table.values())
-    return "\n".join(
-        [
-            f"[{heading}]",
-            *(
-                f"{key} = {json.dumps(value, ensure_ascii=False)}"
-                for key, value in zip(table, values, strict=True)
-            ),
-        ]
-    )
+    texts = (json.dumps(value, ensure_ascii=False) for value in values)
+    return "\n".join([f"[{heading}]", *(f"{key} = {text}" for key, text in zip(table, texts, strict=True))])
 
 
 def source_notes(model: Model, kind: str, family: str, note: str) -> dict[str, str]:

@@ -320,9 +320,8 @@ class _Array:
             yield (by_rules := self._priced(before, reshard(before, after)))
         if self._shortest is not None:
             steps = tuple(self._shortest.steps(array))
-            if (
-                by_rules is None or steps != by_rules.steps
-            ):  # of equal seconds, more may run under the product
+            # Both are kept even if they take equal seconds: more of one may run under the product.
+            if by_rules is None or steps != by_rules.steps:
                 yield self._priced(before, steps, by_rules=False)
 
     def _priced(

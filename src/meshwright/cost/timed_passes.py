@@ -72,7 +72,7 @@ class TimedPass:
         return 1 - self._hidden / self._behind if self._behind else 0.0
 
     def hiding_under(self, other: "TimedPass") -> "TimedPass":
-        """This pass with its exposed transfers under the work of `other`, and those of `other` under its."""
+        """This pass at the time of `other`: each hides exposed transfers under the other's free compute."""
         extended = copy(self)
         moved = smaller(self._behind - self._hidden, other.room)
         extended._hidden, extended.seconds = self._hidden + moved, self.seconds - moved
@@ -136,10 +136,10 @@ def timed_passes(
 
 
 def _as_one_pass(of_segment: Sequence[TimedPass]) -> list[TimedPass]:
-    """The passes; recomputation and the backward pass together take the longer of products and links."""
-    others = {"recompute": "backward", "backward": "recompute"}
+    """The passes; recomputation and the backward pass hide each other's transfers."""
+    partner_of = {"recompute": "backward", "backward": "recompute"}
     by_direction = {each.work.direction: each for each in of_segment}
-    pairs = ((each, by_direction.get(others.get(each.work.direction, ""))) for each in of_segment)
+    pairs = ((each, by_direction.get(partner_of.get(each.work.direction, ""))) for each in of_segment)
     return [each.hiding_under(other) if other else each for each, other in pairs]
 
 

@@ -146,9 +146,8 @@ class Chip:
 
     kind: tpu, gpu or cpu. flops_per_second: by dtype, dense peak.
     hbm_bytes: memory of the chip. hbm_usable_bytes: the part that its runtime leaves to a program, if known;
-    it may be more, since vendors write GB for GiB. spared_bytes: the part of it that a plan leaves free.
-    host_bytes: memory of its host, which chips_per_host chips
-    share.
+    it may be more, since vendors write GB for GiB. spared_bytes: the part of it that plans leave free.
+    host_bytes: memory of its host, which chips_per_host chips share.
     host_link_bytes_per_second: between chip and host, one way (PCIe or C2C).
     machines: chips of a machine that a cloud rents or a vendor sells, by its name in lower case.
     matrix_unit: rows and columns of its systolic arrays; a smaller product leaves part of them empty.
@@ -235,7 +234,7 @@ class Chip:
         return (self.hbm_usable_bytes or round(self.hbm_bytes * (1 - RESERVED_SHARE))) - self.spared_bytes
 
     def leaving(self, num_bytes: float) -> "Chip":
-        """The chip with so many more bytes of its HBM left free."""
+        """The chip, but plans leave a further `num_bytes` of its HBM free."""
         return replace(self, spared_bytes=self.spared_bytes + round(num_bytes))
 
     @property

@@ -142,13 +142,13 @@ def read_chip(text: str, origin: str) -> Description:
 
 @cache
 def _shares() -> dict[str, dict[str, Any]]:
-    """The tables of every file of shares/ by its name."""
-    files = (path for path in (resources.files("meshwright.hardware") / "shares").iterdir())
+    """The tables of each file in shares/, by the file's name."""
+    files = (resources.files("meshwright.hardware") / "shares").iterdir()
     return {path.name.removesuffix(".toml"): parse_toml(path.read_text(encoding="utf-8")) for path in files}
 
 
 def _with_shares(file: CheckedToml, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's tables with the figures of its `shares` that it does not state."""
+    """A chip's tables; figures that it does not state are from the file named by its `shares`."""
     name = file.string(data, "shares")
     if name not in _shares():
         raise file.error("shares", f"= {name!r} is unknown; {nearest(name, list(_shares()))}")
@@ -156,7 +156,7 @@ def _with_shares(file: CheckedToml, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(given: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """`stated` with the entries of `given` that it lacks, also within tables that both have."""
+    """`stated` with the entries of `given` that it lacks; tables in both are filled in the same way."""
     both = {key: (given[key], value) for key, value in stated.items() if key in given}
     tables = {key: pair for key, pair in both.items() if all(isinstance(side, Mapping) for side in pair)}
     return {**given, **stated, **{key: _filled(*pair) for key, pair in tables.items()}}

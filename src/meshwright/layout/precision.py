@@ -27,7 +27,7 @@ class Precision:
     activations and gathers. matmul_dtype: the operands of matmuls (None: compute_dtype). matmul_scales: the
     numbers of narrow operands that share a scale in training, "rows" (None) or "tiles" of 128. saved_dtype:
     the inputs of products and gates, as kept for the backward pass (None: as computed). gradients_dtype:
-    gradients, as summed over devices (None: compute_dtype) and over microbatches (`accumulated_dtype`).
+    gradients, as summed over devices (None: compute_dtype) and over microbatches (None: trained_dtype).
     optimizer: a name in OPTIMIZERS. optimizer_dtype: its state, such as Adam's two moments. master_weights:
     whether the optimizer keeps a float32 copy of the weights. experts_dtype: weights of experts in inference,
     if narrower than weights_dtype; chips that can multiply this type do. tables_dtype: the embedding and the
@@ -70,7 +70,7 @@ class Precision:
 
     @property
     def accumulated_dtype(self) -> str:
-        """The type of a gradient while microbatches add to it, and as the optimizer takes it."""
+        """The type of gradients as summed over microbatches and passed to the optimizer."""
         return self.gradients_dtype or self.trained_dtype
 
     def stored_dtype(self, path: str, param: Param) -> str:

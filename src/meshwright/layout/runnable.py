@@ -154,7 +154,7 @@ def has_static_rows(hardware: Hardware, layout: Layout) -> bool:
 
 
 def _tokens_split(layout: Layout) -> str | None:
-    """The word or the rule that splits the tokens of a sequence in a way that inference does not run."""
+    """The option or rule that splits a sequence's tokens in a way that inference cannot run."""
     prefill, generate = (layout.at(phase).table for phase in ("prefill", "generate"))
     if set(prefill.axes_of("T")) - set(layout.rules.prompt_axes):
         return "sequence_parallel=true"

@@ -152,7 +152,7 @@ class RatedPlan:
         }
 
     def plan(self, load: RatedLoad) -> Plan:
-        """The generate step of one of the best servers, with all sequences that it takes at once."""
+        """The plan of a decode step of a server of the best deployment, with its largest batch."""
         server = self.best.server
         config = replace(server.config, max_seq_len=max(load.context, server.config.max_seq_len))
         slots = server.limits(load.context, _SEQUENCES).num_slots

@@ -32,7 +32,7 @@ from meshwright.files import cache_folder
 from meshwright.native.processor import features
 from meshwright.platforms import platform_of
 
-_PANEL_ROWS = 32  # of w in a panel, and 16 with AVX2
+_PANEL_ROWS = 32  # rows of w in a panel with AVX-512; with AVX2 a panel has 16
 _STEP_BYTES = 4  # of a row, which a product sums at once
 _SOURCE = Path(__file__).with_name("kernels.cc")
 # Instructions by the system's names: (what is needed, what is used besides where the processor has it).
@@ -105,7 +105,7 @@ def has_whole_groups(group: int) -> bool:
 
 
 def has_whole_panels(rows: int) -> bool:
-    """Whether a weight with this number of rows in panels may be followed by another in one array."""
+    """Whether panels of this number of rows are all full, so that another weight's panels may follow."""
     return rows % _PANEL_ROWS == 0
 
 

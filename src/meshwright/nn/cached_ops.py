@@ -673,14 +673,14 @@ def _with_joined(params: _Params, mesh: jax.sharding.Mesh, concatenate: Callable
 
 
 def _can_be_joined(parts: Sequence[Any]) -> bool:
-    """Whether parts differ only in their first dimensions, no axis splits them, and panels are whole."""
+    """Whether parts differ only in their first dimensions, no axis splits them, and panels are full."""
     alike = {
         (jax.tree.structure(part), *((leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(part)))
         for part in parts
     }
     leaves = jax.tree.leaves(parts)
     panels = jax.tree.leaves(parts, is_leaf=lambda part: isinstance(part, Panels))
-    # The products of these weights sum over one dimension, the last.
+    # The rows of such a weight are all its dimensions but the last, over which its product sums.
     are_whole = all(
         kernels.has_whole_panels(prod(part.shape[:-1])) for part in panels if isinstance(part, Panels)
     )

@@ -94,7 +94,7 @@ def _priced(case: Case, mix: Mix) -> PricedMix:
 
 
 def mixes(case: Case) -> list[Mix]:
-    """The mixes of the first group of layouts in which one fits; if none fits, the layout that lacks least.
+    """The mixes of the first group of layouts in which one fits; if none fits, of the nearest to fitting.
 
     If the source leaves the policy open, matmuls are kept in the layers that fit.
     """

@@ -120,7 +120,8 @@ class AttentionOps(ProductOps):
         By blocks the product of each head with each key crosses memory twice. The score, the sum of a query's
         products, crosses it about eight times: written, read for the choice, compared twice, and counted. The
         result is a mask, which is kept for the backward pass. Otherwise it is the chosen keys' positions.
-        If blocks of keys are chosen, only the best score of each crosses it eight times, for each KV head.
+        If blocks of keys are chosen, there is a choice for each KV head, and only the best score of a block
+        crosses memory eight times.
         """
         indexer, every = self.config.indexer, (kind.window.compressed if kind.window else 0) or 1
         assert indexer is not None, "only an indexer has an index"
@@ -134,8 +135,8 @@ class AttentionOps(ProductOps):
         shape = self.sizes["T"], float(self.sizes["y"]), keys
         if not self.lowering.by_blocks:
             array = self.layout.activation(name, "BTK" if indexer.block else "BT")
-            chosen_keys_of = min(indexer.top_k, self.sizes["S"]) / together
-            chosen = Value(array, "i32", whole(of_queries * choices * chosen_keys_of * dtype_bytes("i32")))
+            num_chosen = min(indexer.top_k, self.sizes["S"]) / together
+            chosen = Value(array, "i32", whole(of_queries * choices * num_chosen * dtype_bytes("i32")))
             work = (Work(flops, moved, shape=shape),)
             return self.add(Node(name, "attention", inputs, (chosen,), (), work)), cache
         move, f32 = chosen_keys(self.layout, indexer), dtype_bytes("f32")
@@ -152,7 +153,7 @@ class AttentionOps(ProductOps):
         return self.add(node), cache
 
     def _heads_scored(self, q: Value, indexer: Indexer) -> float:
-        """The heads of the index whose scores a device computes."""
+        """Number of the index's heads whose scores a device computes."""
         letter = indexer.head_letter
         return self.sizes[letter] / self.mesh.size(q.array.axes_of(letter))
 

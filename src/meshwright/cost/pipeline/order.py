@@ -185,7 +185,7 @@ def _dependencies(table: PassTable) -> list[dict[tuple[str, int], tuple[int, int
     m, last = table.num_microbatches, table.num_depths - 1
     stages = [place.stage for place in table.routes[0]]
     hops = [0, *(int(before != after) for before, after in pairwise(stages)), 0]
-    no_need = 3 * m * (last + 1)  # the first result without a kind, which exists from the start
+    no_need = 3 * m * (last + 1)  # a result that exists from the start (`Ordering`)
     dependencies: list[dict] = [{} for _ in table.rows]
     for (stage, chunk), depth in table.depths.items():
         forward, entry = m * depth, _NUM_KINDS * depth

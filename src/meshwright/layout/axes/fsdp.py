@@ -19,8 +19,8 @@ from meshwright.units import divisors
 _SHARED_LETTERS = "DQR"
 # D may be padded to a multiple of the shards by at most this share.
 MOST_PADDING = 0.1
-# A search tries this number of degrees that pad D, the largest: near a smaller one is a degree that divides
-# D.
+# A search tries only the largest degrees that pad D, this number of them: near smaller ones are degrees that
+# divide D.
 _NUM_PADDED = 2
 _ZERO_TABLES = {0: "", 1: "updated", 2: "updated gradients", 3: "updated gradients stored"}
 

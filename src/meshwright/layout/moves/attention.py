@@ -70,7 +70,7 @@ def gathered_index(layout: Layout) -> Reshard:
 def chosen_keys(layout: Layout, indexer: Indexer) -> Reshard:
     """The reshard of chosen[B, T, S] from the devices of an indexer's queries to attention's.
 
-    Of an indexer that chooses blocks, chosen[B, T, K, S] with a number of blocks for S.
+    If the indexer chooses blocks, the array is chosen[B, T, K, S], and S counts blocks.
 
     >>> layout, indexer = Layout.of(tensor=4, sequence_parallel=True), Indexer(64, 128, 2048)
     >>> print(*chosen_keys(layout, indexer).forward)

@@ -39,8 +39,8 @@ class _Seen(NamedTuple):
     """The inputs of the mask and of ALiBi: arrays, or their shardings.
 
     queries, keys: the places of a device's own queries, and of all keys. first: the first position that each
-    query sees. slopes: of ALiBi, one a head. chosen: bool[B, T, S], the keys that an indexer chose, or
-    bool[B, T, K, blocks], the blocks of positions that it chose for each KV head, or None.
+    query sees. slopes: of ALiBi, one a head. chosen: the keys that an indexer chose, bool[B, T, S],
+    or the blocks of positions that it chose for each KV head, bool[B, T, K, blocks], or None.
     """
 
     queries: Places
@@ -82,8 +82,8 @@ def blockwise(
     If S of k and v is split, they pass round a ring. If they are typed `reduced`, as after a gather, their
     cotangents stay partial sums. queries: split as q over T; keys: of all positions. first: i32[B, T], split
     as the queries, the first position that each sees; None if that is position 0 for all. windows: of the
-    layers that share this program; an audit counts blocks by them. chosen: bool[B, T, S], split as the
-    queries: of the visible keys only these count; or, by blocks of positions, bool[B, T, K, blocks].
+    layers that share this program; an audit counts blocks by them. chosen: the visible keys that count,
+    bool[B, T, S], or their blocks of positions, bool[B, T, K, blocks]; split as the queries.
     """
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
     ring = heads.axes_of("T") if uses_ring(layout) else ()

@@ -40,7 +40,7 @@ class Packed:
         return rows.reshape(*rows.shape[:-2], self.page_size, self.width)
 
     def position(self, pages: Array, *at: Array) -> Array:
-        """Latents [N, R] at the places in pages, or keys [K, S, H] at KV heads and places."""
+        """Latents [N, R] by `at` = (places in pages,), or keys [K, S, H] by `at` = (KV heads, places)."""
         *heads, places = at
         part = (places % self.num_together)[..., None]
         first, *others = self._cut(self.rows[(pages, *heads, places // self.num_together)])

@@ -182,7 +182,7 @@ class PagedCache:
         """i32[N, k]: the positions that an indexer chooses for each token, none later than its own.
 
         q[N, x, y], weights[N, x]: the queries and weights of the indexer's heads. If it chooses blocks,
-        i32[N, K, k]: the numbers of blocks, by q[N, K, y].
+        i32[N, K, k] by q[N, K, y] without weights: the numbers of blocks for each KV head.
         """
         pool = self.pools[INDEX][number]
         of_pool = partition_spec(self.layout.activation(INDEX, _letters(INDEX, 3)))
@@ -209,7 +209,8 @@ class PagedCache:
                     best = best_of_tables(of_q[:, 0], of_weights, at[:, 0], of_rows, read, indexer)
                 else:
                     best = best_positions(of_q, of_weights, at, of_rows, read, size, indexer)
-                parts.append(jnp.reshape(best, (rows.num_tokens, *best.shape[-1 - bool(indexer.block) :])))
+                of_token = best.shape[-2:] if indexer.block else best.shape[-1:]
+                parts.append(jnp.reshape(best, (rows.num_tokens, *of_token)))
             return jnp.concatenate(parts)
 
         of_q = PartitionSpec(by_replica, heads, None)

@@ -1,4 +1,4 @@
-"""Sparse attention over pages: the positions that an indexer chooses, and attention to these alone.
+"""Sparse attention over pages: the positions that an indexer chooses, and attention to them only.
 
 All positions of a row are scored, some pages at a time. The chosen latents, or keys and values of the chosen
 blocks, are then gathered for each query, so that attention reads `top_k` positions however long the sequence
@@ -34,7 +34,7 @@ def best_positions(
 
     q[R, Q, x, y], weights[R, Q, x]: the indexer's queries and weights. positions i32[R, Q]: of the queries.
     tables i32[R, P]: the pages of each row. read: returns the index's keys [pages * page_size, y] of pages.
-    If the indexer chooses blocks, i32[R, Q, K, k] of q[R, Q, K, y]: the numbers of the blocks.
+    If the indexer chooses blocks, i32[R, Q, K, k] by q[R, Q, K, y] without weights: the numbers of blocks.
     """
     count = min(TOGETHER, tables.shape[1])
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % count)))
@@ -73,7 +73,7 @@ def _seen_scores(q: Array, keys: Array, weights: Array | None, at: Array, positi
 
 
 def _best(scores: Array, positions: Array, indexer: Indexer) -> Array:
-    """The choice by scores[..., S], or [..., K, S] if blocks are chosen, of queries at `positions`."""
+    """The positions with the highest scores[..., S], or blocks by scores[..., K, S], or NOT_CHOSEN."""
     count, block = indexer.top_k // indexer.block_size, indexer.block_size
     if indexer.block:
         padded = [(0, 0)] * (scores.ndim - 1) + [(0, -scores.shape[-1] % block)]

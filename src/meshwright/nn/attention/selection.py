@@ -43,7 +43,7 @@ def choose(
     """bool[B, T, S]: whether each query of q[B, T, x, y] reads each key of k[B, S, y].
 
     weights[B, T, x]: of the heads. queries, keys: the places of the positions in q and in k, which has all.
-    If the indexer chooses blocks, bool[B, T, K, blocks] of q[B, T, K, y].
+    If the indexer chooses blocks, bool[B, T, K, blocks] by q[B, T, K, y] without weights.
     """
     letter = indexer.head_letter
     of_q, of_k, of_weights = (
@@ -96,7 +96,10 @@ def _chosen(q: Array, k: Array, weights: Array, queries: Places, keys: Places, i
 def _chosen_blocks(
     q: Array, k: Array, weights: None, queries: Places, keys: Places, indexer: Indexer, together: int
 ) -> Array:
-    """together: consecutive keys that are always of one block of positions."""
+    """bool[B, T, K, blocks]: the blocks that a device's queries read.
+
+    together: number of consecutive keys, from any multiple of it, that are in one block of positions.
+    """
     batch, num_queries, heads = q.shape[:3]
     scope = visible_scope(q, k)
     count = -(-k.shape[1] // indexer.block_size)
@@ -127,14 +130,14 @@ def _chosen_blocks(
 
 
 def _together(length: int, layout: Layout, block: int) -> int:
-    """Consecutive keys of one block of positions, within a piece of a zigzag and a block of keys."""
+    """The greatest common divisor of a piece of the zigzag, a block of keys and a block of positions."""
     num_shards = layout.mesh.size(token_sharding(layout, "tokens").axes_of("T"))
     piece = length // len(dealt_pieces(length, num_shards))
     return gcd(piece, attention_block(length), block)
 
 
 def local_blocks(scores: Array, positions: Array, indexer: Indexer) -> Array:
-    """Whether the query at positions[...] always reads each block of scores[..., K, blocks]."""
+    """Blocks that a query reads whatever their scores[..., K, blocks]: its own and those before it."""
     own = (positions // indexer.block_size)[..., None, None]
     number = lax.broadcasted_iota(jnp.int32, (*[1] * (own.ndim - 1), scores.shape[-1]), own.ndim - 1)
     return (number <= own) & (number > own - indexer.local_blocks)

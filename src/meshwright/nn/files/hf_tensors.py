@@ -30,17 +30,11 @@ _COMPUTED = (
     *("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".act_fn.beta", ".act_fn.eps"),
     *(".self_attn.slope_rate", ".self_attn.query_decay", ".self_attn.key_decay", ".self_attn.diagonal_decay"),
 )
-# Prefix of the language model's tensors in files of vision models; other tensors are not read.
-_WRAPPED, _SEES = (
-    "language_model.",
-    (
-        "vision_model.",
-        "vision_tower.",
-        "multi_modal_projector.",
-        "visual.",
-        "mm_projector.",
-        "patch_merge_mlp.",
-    ),
+# Prefixes in files of vision models: of the language model's tensors, and of others, which are not read.
+_LANGUAGE = "language_model."
+_VISION = (
+    *("vision_model.", "vision_tower.", "visual."),
+    *("multi_modal_projector.", "mm_projector.", "patch_merge_mlp."),
 )
 
 
@@ -95,10 +89,10 @@ def _with_letters(tensor: Tensor, sizes: Mapping[str, int]) -> Tensor:
 
 def _prefixes(family: Family, stored: Collection[str]) -> tuple[str, str]:
     """The beginning of the family's tensor names, and the beginning that replaces it in this checkpoint."""
-    if any(name.startswith(f"model.{_WRAPPED}") for name in stored):
-        return "model.", f"model.{_WRAPPED}"
-    if any(name.startswith(_WRAPPED) for name in stored):
-        return "", _WRAPPED
+    if any(name.startswith(f"model.{_LANGUAGE}") for name in stored):
+        return "model.", f"model.{_LANGUAGE}"
+    if any(name.startswith(_LANGUAGE) for name in stored):
+        return "", _LANGUAGE
     if family.prefix and stored and not any(name.startswith(family.prefix) for name in stored):
         return family.prefix, ""
     return "", ""
@@ -111,7 +105,7 @@ def passed_over(name: str, config: ModelConfig, family: Family) -> bool:
     """
     if config.draft_head == "alone" or (family.drafts and name.startswith(family.drafts.prefixes)):
         return True
-    if name.endswith(_COMPUTED) or name.removeprefix("model.").startswith(_SEES):
+    if name.endswith(_COMPUTED) or name.removeprefix("model.").startswith(_VISION):
         return True
     layer = re.search(r"\.layers\.(\d+)\.", name)
     return family.more_layers and layer is not None and int(layer[1]) >= config.num_layers

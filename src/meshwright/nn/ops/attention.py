@@ -121,7 +121,7 @@ class AttentionOps(ProductOps):
         cache: Any,
         kind: KindInLoop,
     ) -> tuple[Array, Any]:
-        """bool[B, T, S]: the keys that each query reads; of blocks of keys bool[B, T, K, blocks]."""
+        """bool[B, T, S]: the keys that each query reads; or bool[B, T, K, blocks] if blocks are chosen."""
         indexer = self.config.indexer
         assert indexer is not None, "only an indexer has an index"
         with jax.named_scope(name):

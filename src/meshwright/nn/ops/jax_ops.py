@@ -182,7 +182,7 @@ class JaxOps(AttentionOps, ExpertOps, MixerOps):
         return lax.stop_gradient(x)
 
     def undifferentiated(self, block: Callable[..., Any], *inputs: object) -> Any:
-        token, self._token = self._token, None  # its products have no gradient to leave for later
+        token, self._token = self._token, None  # no gradients of weights to postpone
         try:
             return block(*lax.stop_gradient(inputs))
         finally:

@@ -35,8 +35,8 @@ def read_serving_plan(path: Path) -> JsonDocument | None:
     document = read_json(path.with_suffix(".json")) if path.suffix in (".toml", ".json") else None
     if document and "rate_per_second" in document:
         raise PlanError(
-            f"{path} has the servers for a load, which have no page; mw plan serve without --rate writes a "
-            "plan with one"
+            f"{path} is a plan of servers for a request rate, which has no page; mw plan serve without "
+            "--rate writes a plan with one"
         )
     return document if document and "frontier" in document else None
 
