@@ -1,4 +1,4 @@
-"""Training steps of plans, as `mw train` runs them, timed beside their prices."""
+"""Measured seconds of the training steps that `mw train` runs, next to the planned seconds."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,10 @@ from meshwright.train.stage_step import training_step
 def bench_training(plans: Sequence[Plan], progress: Listener = None) -> dict:
     """Seconds of the training step of each plan: `{"hardware", "results"}`.
 
-    The steps run in turns, each with its own weights and random tokens. A result has model, layout,
-    num_sequences, seq_len, seconds (the median), predicted_seconds (the price of the plan's layout its
-    hardware), ratio (measured over predicted), spread and tokens_per_second. The plans are for the same
-    hardware. Raises DeviceError if JAX does not have its devices.
+    The steps run in turns, each with its own random weights and tokens. A result has model, layout,
+    compute_dtype, num_sequences, seq_len, seconds (the median), predicted_seconds (the planned step),
+    ratio (measured over predicted), spread and tokens_per_second. plans: all for the same hardware. Raises
+    DeviceError if JAX does not have its devices.
     """
     hardware = local_hardware(plans[0].hardware)
     programs = []
@@ -35,6 +35,7 @@ def bench_training(plans: Sequence[Plan], progress: Listener = None) -> dict:
 
 
 def _call(plan: Plan) -> TimedCall:
+    """A function that runs one training step of a plan. The step is compiled at the first call."""
     workload = plan.workload
     optimizer = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
     dtype = plan.layout.precision.compute_dtype
@@ -51,7 +52,7 @@ def _call(plan: Plan) -> TimedCall:
     state = step.init(0)
 
     def run() -> object:
-        nonlocal state  # the step takes the old state's memory
+        nonlocal state  # the step donates its old state
         state, metrics = step.step(state, rows)
         return jax.block_until_ready((state, metrics))
 

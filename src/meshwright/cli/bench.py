@@ -31,7 +31,7 @@ from meshwright.units import format_bytes, format_count, format_seconds, parse_c
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 command(app)(bench_serve.serve)
-# More layouts than a small machine has, so that every choice of axes is among the ranked ones.
+# Ranked layouts: more than exist for a small machine, so that no combination of axes is cut off.
 _MOST_RANKED = 10_000
 _Column = tuple[str, Callable[[dict[str, Any]], str]]
 
@@ -170,9 +170,9 @@ def train(
 ) -> None:
     """Time the training steps of plans, or of a model's fastest layouts.
 
-    Of each choice of axes the fastest layout is timed: one of data, one of fsdp, one of both. The steps are
-    those of mw train, with random weights and tokens, and run in turns. mw calibrate measures the rates from
-    which they are predicted.
+    For a model, the fastest layout of each combination of axes is timed, such as data, fsdp and data with
+    fsdp. The steps are the ones that mw train runs, with random weights and tokens, and take turns. The
+    predicted times use the rates that mw calibrate measures.
 
     \b
     mw bench train
@@ -215,14 +215,14 @@ def _of_one_machine(plans: list[Plan]) -> list[Plan]:
 
 
 def fastest(model: str, hardware: str, work: Train, count: int) -> list[Plan]:
-    """The plans of the fastest layout of each choice of axes, fastest first."""
+    """Plans with the fastest layout of each combination of axes: at most `count`, fastest first."""
     from meshwright.models.presets import load_model
     from meshwright.plan.chosen import plan_of
     from meshwright.plan.train import search
 
     config, machine = load_model(model), catalog.load(hardware)
     dtype = machine.chip.platform.dtype
-    found = search(
+    result = search(
         config,
         machine,
         work.workload(config),
@@ -233,10 +233,10 @@ def fastest(model: str, hardware: str, work: Train, count: int) -> list[Plan]:
         explained=False,
     )
     by_axes: dict[tuple[str, ...], Plan] = {}
-    for candidate in found.candidates:
+    for candidate in result.candidates:
         axes = tuple(axis for axis, degree in candidate.layout.mesh.sizes.items() if degree > 1)
         if candidate.fits and axes not in by_axes:
-            by_axes[axes] = plan_of(config, machine, found.workload, candidate)
+            by_axes[axes] = plan_of(config, machine, result.workload, candidate)
     if not by_axes:
         raise PlanError(f"{config.name} does not fit {hardware}; fits: a smaller --model or --batch-tokens")
     return list(by_axes.values())[:count]

@@ -41,20 +41,21 @@ class OptionsOf:
 
 
 class _StrictCommand(TyperCommand):
-    """A command that refuses a second value of an option, since the parser would drop the first."""
+    """A command that refuses a second value of an option; click's parser would drop the first silently."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, list(args))
-        if not ctx.resilient_parsing:  # of completions
+        if not ctx.resilient_parsing:  # an unfinished line is being completed
             _, _, order = self.make_parser(ctx).parse_args(list(args))
             _refuse_repeated(order)
         return rest
 
 
 def _refuse_repeated(given: Sequence[Any]) -> None:
-    """Raise MeshwrightError for an option that is given again. given: the parameters, in order.
+    """Raise MeshwrightError for an option that is given more than once.
 
-    Lists take several values, and a flag means the same each time.
+    given: the parameters of the line, in order. Options with several values, and flags such as --json, may
+    be repeated; flags with an opposite, such as --x/--no-x, may not.
     """
     for param, count in Counter(given).items():
         is_single = param.param_type_name == "option" and not param.multiple

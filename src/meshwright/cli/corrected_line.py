@@ -33,8 +33,9 @@ from meshwright.hardware.catalog import load as load_hardware
 from meshwright.launch.cluster_job import cluster_job
 
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
-_FUNCTIONS = {"--fn", "--function", "--func", "--entry", "--entrypoint"}  # of a script
-_PAGES = {"--html", "--report", "--page", "--report-html"}  # of a plan
+# Options of other programs: for the function of a script, and for the page of a plan (mw report).
+_FUNCTIONS = {"--fn", "--function", "--func", "--entry", "--entrypoint"}
+_PAGES = {"--html", "--report", "--page", "--report-html"}
 
 
 def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
@@ -61,9 +62,8 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
 
 def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     """The options of a wrong line that the offered `line` leaves out, each with the reason."""
-    commands = [
-        found[0] for words in re.findall(r"mw ([^&]+)", line) if (found := of_typed(shlex.split(words)))
-    ]
+    typed = (of_typed(shlex.split(words)) for words in re.findall(r"mw ([^&]+)", line))
+    commands = [command for command, _ in filter(None, typed)]
     return left_out(unpasted(plain_words(args)), line, commands) if commands else {}
 
 
@@ -92,15 +92,15 @@ def _line_of(words: Sequence[str], commands: Collection[str]) -> str:
         return next(filter(None, lines), "")
 
     line = first(drops=False) or _elsewhere(words, commands) or first(drops=True)
-    # The bare command is no answer to a line with values.
-    bare = tuple(line.split()[1:])
-    is_bare = bare[:1] != () and bare[0] in commands and command_at(bare) is not None
+    # A command without options is no answer to a line that gave values.
+    path = tuple(line.split()[1:])
+    is_bare = bool(path) and path[0] in commands and command_at(path) is not None
     has_values = any(not word.startswith("-") for word in words if word not in line.split())
     return "" if is_bare and has_values and words[0] in commands else line
 
 
 def _planned_first(training: Command, rest: Sequence[str]) -> str:
-    """The lines of mw plan train and mw train for one of mw train with a preset; empty for others."""
+    """`mw plan train ... && mw train ...` for a line of mw train that names a preset; empty for others."""
     planning = command_at(("plan", "train"))
     assert planning is not None
     of_plan, of_run = parted(pieces_of(rest, training), training, planning)
@@ -112,7 +112,7 @@ def _planned_first(training: Command, rest: Sequence[str]) -> str:
 
 
 def _with_page(planning: Command, rest: Sequence[str]) -> str:
-    """The lines of a plan and of its page, for a plan with an option such as --html; empty for others."""
+    """`mw plan ... && mw report ...` for a line of mw plan with --html or the like; empty for others."""
     pieces = pieces_of(rest, planning)
     page = next((piece for piece in pieces if piece.option in _PAGES), None)
     if page is None:
@@ -121,9 +121,9 @@ def _with_page(planning: Command, rest: Sequence[str]) -> str:
     plan = next((piece.value for piece in pieces if piece.option in ("-o", "--output")), "")
     line = _repaired(planning, [*kept, *([] if plan else ["-o", "plan.toml"])])
     path = page.value if page.value.endswith(".html") else "report.html"
-    planned, _, named = line.partition(" (--")
+    planned, _, examples = line.partition(" (--")  # as `_finished` names the options that are examples
     report = shlex.join(["mw", "report", plan or "plan.toml", "-o", path])
-    return f"{planned} && {report}{' (--' + named if named else ''}" if line else ""
+    return f"{planned} && {report}{' (--' + examples if examples else ''}" if line else ""
 
 
 def _launching(words: Sequence[str]) -> str:
@@ -199,7 +199,10 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
 
 
 def _parts_of_launch(words: Sequence[str], command: Command) -> tuple[list[str], list[str]]:
-    """The options of mw launch, and the command to start, which begins at its name or its plan."""
+    """The options of mw launch, and the words of the command that it starts.
+
+    That command begins at `mw`, at `train`, or at a plan's file.
+    """
     begins = (at for at, word in enumerate(words) if word in ("train", "mw") or word.endswith(".toml"))
     at = next(begins, len(words))
     options, inner = list(words[:at]), list[str]()
@@ -209,7 +212,7 @@ def _parts_of_launch(words: Sequence[str], command: Command) -> tuple[list[str],
 
 
 def _in_our_words(piece: Piece, command: Command) -> list[Piece] | None:
-    """The pieces in place of one that was typed; None if there are none, [] to leave it out."""
+    """The pieces that replace a typed one; [] to leave it out, None if no replacement is known."""
     known = command.takes_value(piece.option) if piece.value else piece.option in command.options
     if command.takes_value(piece.option) and not piece.value:
         piece = replace(piece, value=command.example_of(piece.option))
@@ -291,14 +294,14 @@ def _of_audit(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _with_function(piece: Piece) -> Piece:
-    """A script as its step: the function with that name, or its first one."""
+    """A script's path with its step function, as FILE:FUNCTION; other pieces unchanged."""
     if piece.option or not piece.value.endswith(".py") or not Path(piece.value).is_file():
         return piece
     return Piece("", f"{piece.value}:{step_of(Path(piece.value))}")
 
 
 def _program(name: str) -> Piece:
-    """The argument of mw audit for `train.step`, a function of train.py, and for a file of HLO."""
+    """A program of mw audit in its own form: `train.step` as train.py:step, a file of HLO as --hlo."""
     module, _, function = name.rpartition(".")
     if Path(name).suffix in (".txt", ".hlo") and Path(name).is_file():
         return Piece("--hlo", name)
@@ -317,8 +320,8 @@ def _finished(
 ) -> str:
     """The line of these pieces with right values, and without gaps; empty if the parser refuses it.
 
-    drops: leave out pieces whose values stay wrong. completes: add examples of missing options, unless the
-    line would have more examples than given pieces.
+    drops: leave out pieces whose values stay wrong. completes: add examples of missing options, unless they
+    would be at least three more than the given pieces.
     """
     pieces = of_its_command(converted(merged(pieces)), command)
     pieces = [piece for piece in pieces if not is_no_value(piece, command)]

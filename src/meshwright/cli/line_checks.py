@@ -8,7 +8,7 @@ from meshwright.errors import MeshwrightError, PlanError
 
 
 def run_fault(command: Command, pieces: Sequence[Piece]) -> str:
-    """The message of a command that refuses the options of a line together; empty if it runs."""
+    """The error of a command that refuses a combination of options or values; empty if it accepts them."""
     given = {piece.option: piece.value for piece in pieces}
     try:
         if command.path in (("shard",), ("collective",)):
@@ -39,7 +39,7 @@ def _check_expression(command: Command, given: dict[str, str]) -> None:
 
 
 def _check_plan(command: Command, given: dict[str, str]) -> None:
-    """Raise MeshwrightError for a layout that does not fit, and for --days without --tokens."""
+    """Raise MeshwrightError for a layout that the model or the chips exclude, or --days without --tokens."""
     if "--days" in given and "--tokens" not in given:
         raise PlanError("--days needs the length of the run; add --tokens 1T")
     if not {"--layout", "--model"} <= given.keys():

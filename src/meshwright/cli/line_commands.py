@@ -16,7 +16,8 @@ from meshwright.cli.other_words import ALIKE, command_here, command_of_words, no
 from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
 
 _STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
-_PREDICTED = {"throughput", "latency", "decode", "prefill", "inference"}  # of a model without a server
+# Words after `mw bench` that mean a prediction if the line has a model and no server's --url.
+_PREDICTED = {"throughput", "latency", "decode", "prefill", "inference"}
 # The usual command of a group, for a line that names none.
 _USUAL = {"plan": "train", "bench": "serve"}
 
@@ -83,7 +84,7 @@ def _of_group(name: str, words: Sequence[str]) -> Iterator[tuple[Command, list[s
 def _of_another_first(
     first: str, words: Sequence[str], commands: Collection[str]
 ) -> Iterator[tuple[Command, list[str]]]:
-    """The commands that a line means whose first word is no command."""
+    """The commands that a line may mean if its first word names none."""
     yield from _of_programs(words)
     yield from filter(None, (of_typed(line) for line in meant_lines(words)))
     ours = (command_here(first, commands) or command_of_words(first, commands)).split()[1:]
@@ -91,9 +92,9 @@ def _of_another_first(
     if ours == ["collective"] and (command := command_at(("collective",))):
         yield command, list(words)  # the name of a collective is a part of its expression
     rest = [word for word in words if word != first]
-    if ours:  # list models, show hardware
-        again = {word for word in rest if command_here(word, commands).split()[1:] == ours}
-        rest = [word for word in rest if word not in {*ours, *again}]
+    if ours:  # `list models`, `show hardware`: both words mean the command
+        synonyms = {word for word in rest if command_here(word, commands).split()[1:] == ours}
+        rest = [word for word in rest if word not in {*ours, *synonyms}]
     yield from filter(None, (_of_another_name(line, rest) for line in (ours, typo) if line))
 
 

@@ -1,4 +1,4 @@
-"""Changes to the pieces of a command line as a whole: join, convert to tokens, complete."""
+"""Changes to the pieces of a command line as a whole: join, convert to our units, complete."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _both(first: Piece, second: Piece) -> Piece | None:
-    """One piece for two of an option; None if their values exclude each other."""
+    """One piece for two pieces of the same option; None if their values exclude each other."""
     if first.value == second.value:
         return first
     if first.option == "--hardware" and (first.is_other or second.is_other):
@@ -64,11 +64,11 @@ def _machine_of(first: str, second: str) -> str:
     )
 
 
-_ANSWER = 512  # tokens of an answer within a given context
-_LEAST_TOKENS = 1_000_000_000  # of a run; fewer are a batch
-# Options of other programs whose value is converted with the values of other options, by the option of ours
-# that they become.
-_HELD = {
+_ANSWER = 512  # most tokens of the answer, if a line gives only the length of the context
+_LEAST_TOKENS = 1_000_000_000  # of a run; fewer are the batch of a step
+# Options of other programs whose conversion needs the values of other options of the line, so that it waits
+# until all are read. By the option of ours that they become: a name in the meantime, and their names.
+_DEFERRED = {
     "--given": {
         "--micro-batch-size": (
             "micro-batch-size",
@@ -84,39 +84,44 @@ _HELD = {
     "--requests": {"--duration": ("duration", "time", "seconds", "runtime", "test-duration")},
 }
 
-# The text of a line that shows a held option.
-AS_HELD = {
+# The text by which an offered line shows that a deferred option was converted.
+SHOWN_DEFERRED = {
     "--micro-batch-size": "microbatches=",
     "--layers-per-virtual-stage": "schedule=",
     "--duration": "--requests ",
 }
 
 
-def held_option(given: str, command: Command) -> str:
-    """A name for an option of another program until `converted` replaces it; empty for other options.
+def deferred_option(given: str, command: Command) -> str:
+    """The name of a deferred option until `converted` replaces it; empty for other options.
 
     >>> from meshwright.cli.line_commands import command_at
-    >>> held_option("--mbs", command_at(("plan", "train")))
+    >>> deferred_option("--mbs", command_at(("plan", "train")))
     '--micro-batch-size'
     """
     plain = given.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
-    tables = [names for ours, names in _HELD.items() if ours in command.options]
-    return next((held for names in tables for held, theirs in names.items() if plain in theirs), "")
+    tables = [names for ours, names in _DEFERRED.items() if ours in command.options]
+    return next((name for names in tables for name, theirs in names.items() if plain in theirs), "")
 
 
 def converted(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with values that depend on others in our units; without a value if others are missing.
+    """The pieces with values in our units that other values decide; without them if those are missing.
 
-    Sequences become tokens, the size of a microbatch their number, seconds of a load its requests.
+    Batches in sequences become tokens, the size of a microbatch the number of microbatches, the seconds of
+    a load test its number of requests, and `all` of an axis the number of chips.
     """
     return [
-        _with_all_experts(piece, pieces)
-        for piece in merged([each for piece in _in_tokens(pieces) for each in _freed(piece, pieces)])
+        _with_degrees(piece, pieces)
+        for piece in merged([each for piece in _in_tokens(pieces) for each in _undeferred(piece, pieces)])
     ]
 
 
-def _with_all_experts(piece: Piece, pieces: Sequence[Piece]) -> Piece:
-    """A layout with `all` chips for an axis in numbers; with experts on all, tensor takes the chips left."""
+def _with_degrees(piece: Piece, pieces: Sequence[Piece]) -> Piece:
+    """A layout with a number in place of an axis's `all`; other pieces unchanged.
+
+    `fsdp=all` is the chips over the degrees of the other axes. `expert=all` is all chips, and the ones that
+    data and pipe leave become tensor.
+    """
     from meshwright.hardware.catalog import load
 
     if "=all" not in piece.value:
@@ -155,8 +160,8 @@ def _in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
     return made
 
 
-def _freed(piece: Piece, pieces: Sequence[Piece]) -> list[Piece]:
-    """A held option in ours; [] if it cannot be converted. Other pieces are unchanged."""
+def _undeferred(piece: Piece, pieces: Sequence[Piece]) -> list[Piece]:
+    """A deferred option as options of ours, [] if it cannot be converted; other pieces unchanged."""
     given = {each.option: each.value for each in _in_tokens(pieces)}
     converters = {
         "--micro-batch-size": _microbatches,
@@ -171,13 +176,16 @@ def _freed(piece: Piece, pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _degree(axis: str, given: Mapping[str, str]) -> int:
-    """The degree of an axis that the conditions or the layout fix; 1 if they do not."""
+    """The degree of an axis that --given or --layout fixes; 1 if they do not."""
     words = f"{given.get('--given', '')},{given.get('--layout', '')}"
-    return int(found[1]) if (found := re.search(rf"\b{axis}=(\d+)", words)) else 1
+    return int(match[1]) if (match := re.search(rf"\b{axis}=(\d+)", words)) else 1
 
 
 def _microbatches(size: str, given: Mapping[str, str]) -> list[Piece]:
-    """The number of microbatches of `size` sequences: of Megatron, where degrees that are not given are 1."""
+    """The number of microbatches of `size` sequences a replica; [] if it is no whole number.
+
+    As in Megatron, an axis without a degree in the line has degree 1.
+    """
     from meshwright.hardware.catalog import load
     from meshwright.units import parse_count, parse_length
 
@@ -187,22 +195,23 @@ def _microbatches(size: str, given: Mapping[str, str]) -> list[Piece]:
         prod(_degree(axis, given) for axis in ("tensor", "pipe", "context")),
     )
     number = sequences / replicas / int(size)
-    return [_words_piece(given, f"microbatches={number}")] if number.denominator == 1 else []
+    return [_layout_words(given, f"microbatches={number}")] if number.denominator == 1 else []
 
 
 def _interleave(layers: str, given: Mapping[str, str]) -> list[Piece]:
-    """The number of chunks of a stage that have `layers` layers."""
+    """The schedule with chunks of `layers` layers, several to a stage; [] if they do not divide the model."""
     from meshwright.models.presets import load_model
 
     stages = _degree("pipe", given)
     number = Fraction(load_model(given["--model"]).num_layers, stages * int(layers))
     if number.denominator != 1 or stages == 1:
         return []
-    chunks = f"schedule=interleaved,interleave={number}" if number > 1 else "schedule=1f1b"
-    return [_words_piece(given, chunks)]
+    schedule = f"schedule=interleaved,interleave={number}" if number > 1 else "schedule=1f1b"
+    return [_layout_words(given, schedule)]
 
 
-def _words_piece(given: Mapping[str, str], words: str) -> Piece:
+def _layout_words(given: Mapping[str, str], words: str) -> Piece:
+    """Words of a layout as a piece of --layout if the line has one, otherwise of --given."""
     return Piece("--layout" if "--layout" in given else "--given", words)
 
 
@@ -251,7 +260,10 @@ def _num_devices(mesh: str) -> int:
 
 
 def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
-    """The pieces without options of another program that the rest of the line excludes."""
+    """The pieces in a form that the command accepts together.
+
+    An option that came from another program is renamed or left out if the rest of the line excludes it.
+    """
     given = {piece.option for piece in pieces}
     if "--host" in given and "--port" in command.options and "--port" not in given:
         pieces = [each for piece in pieces for each in _address(piece)]
@@ -273,7 +285,7 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
 
 
 def _of_training_plan(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces of mw plan train with --smallest, which --days needs."""
+    """The pieces of mw plan train: --days with --smallest, and a few --tokens as --batch-tokens."""
     given = {piece.option for piece in pieces}
     if {"--layout", "--for"} <= given:  # one layout is not ranked
         pieces = [piece for piece in pieces if piece.option != "--for"]
@@ -316,7 +328,7 @@ def _as_page(piece: Piece) -> Piece:
 
 
 def _as_batch(piece: Piece) -> Piece:
-    """Too few tokens for a run as the tokens of a step."""
+    """--tokens as --batch-tokens if they are too few for a run; other pieces unchanged."""
     from meshwright.units import parse_count
 
     with suppress(MeshwrightError):
@@ -340,7 +352,7 @@ _OF_REQUESTS = {
 
 
 def _with_answers(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with the rest of another program's context after the prompt as the answer."""
+    """The pieces with --output-tokens in place of another program's context: the context less the prompt."""
     from meshwright.units import parse_length
 
     given = {piece.option: piece for piece in pieces}
@@ -355,7 +367,7 @@ def _with_answers(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _lengths_of(piece: Piece) -> list[Piece]:
-    """The context of another program as a prompt and an answer; other pieces unchanged."""
+    """Another program's context as --prompt-tokens and --output-tokens; other pieces unchanged."""
     from meshwright.units import parse_length
 
     if piece.option != "--context" or not piece.is_other:
@@ -368,15 +380,14 @@ def _lengths_of(piece: Piece) -> list[Piece]:
 
 
 def _of_batch(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces of a plan of requests with another program's batch: a step of that batch at their length.
+    """The pieces of requests and of another program's batch, as one step at the length of the requests.
 
-    With options that only a plan of requests takes, the batch is left out.
+    If the line has an option that only a plan of requests takes, it stays such a plan, without the phase.
     """
     from meshwright.units import parse_length
 
     given = {piece.option: piece for piece in pieces}
-    is_other = "--phase" in given and given["--phase"].is_other
-    if not is_other:
+    if "--phase" not in given or not given["--phase"].is_other:
         return list(pieces)
     if given.keys() & _OF_REQUESTS:
         return [piece for piece in pieces if piece.option != "--phase"]

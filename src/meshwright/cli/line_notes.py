@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from meshwright.cli.line_forms import AS_HELD
+from meshwright.cli.line_forms import SHOWN_DEFERRED
 from meshwright.cli.line_options import replaced
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.other_subjects import subject
@@ -15,19 +15,19 @@ _UNKNOWN = re.compile(
     r"(?P<command>mw [a-z ]+) has no (?P<option>--?[^;]+); (?:leave it out, or take an option that [^;]*"
     r"|it is an option of [^;]*)(?:; |$)"
 )
-# The texts of a line, any of which shows an option of ours.
+# The texts by which an offered line shows an option: any one is enough.
 _SHOWN = {
     "--given": ("--given ", "--layout "),
     "--prompt-tokens": ("--prompt-tokens ", "--context "),
     "--output-tokens": ("--output-tokens ", "--context "),
-    **{held: (ours,) for held, ours in AS_HELD.items()},
+    **{option: (text,) for option, text in SHOWN_DEFERRED.items()},
 }
 
 
 def left_out(typed: Sequence[str], line: str, commands: Sequence[Command]) -> dict[str, str]:
-    """The typed options that the offered line has no part of, each with the reason.
+    """The typed options that neither stay in the offered line nor become part of it, each with the reason.
 
-    typed: the words after `mw`. commands: of the line, in order.
+    typed: the words after `mw`. commands: the commands of the offered line, in order.
     """
     *_, last = commands
     path = " ".join(("mw", *last.path))
@@ -40,6 +40,7 @@ def left_out(typed: Sequence[str], line: str, commands: Sequence[Command]) -> di
 
 
 def _reason(piece: Piece, path: str, command: Command) -> str:
+    """Why a command's line lacks a typed option: the known answer, or that there is no counterpart."""
     named = answer_here(piece.option, path) or subject(piece.option, path, piece.value)
     ours = option_here(piece.option, list(command.options), piece.value)
     if not named and ours and f"{ours} " != f"{piece.option} ":
@@ -51,11 +52,13 @@ def _is_kept(piece: Piece, line: str, command: Command) -> bool:
     """Whether an offered line has a typed option, or all options that replace it."""
     ours = [piece] if piece.option in command.options else replaced(piece, command)
     words = f"{line} "
-    return bool(ours) and all(
+    if not ours:
+        return False
+    return all(
         any(shown in words for shown in _SHOWN.get(each.option, (f"{each.option} ",)))
         if each.option
         else shlex.quote(each.value) in words
-        for each in ours or []
+        for each in ours
     )
 
 
@@ -74,7 +77,7 @@ def without_kept(answer: str, notes: Mapping[str, str]) -> str:
 
 
 def without_contradictions(parts: Sequence[str], line: str) -> list[str]:
-    """The parts of an answer to a line of two commands, without translations that it does not use."""
+    """The parts of an answer, without renamed options that an offered line of two commands does not use."""
     if " && " not in line:
         return list(parts)
     return [part for part in parts if not (match := _RENAMED.fullmatch(part)) or f"{match[1]} " in f"{line} "]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from meshwright.cli.line_forms import held_option, lacking
+from meshwright.cli.line_forms import deferred_option, lacking
 from meshwright.cli.line_pieces import LISTS, Command, Piece, pieces_of
 from meshwright.cli.line_values import with_a_right_value
 from meshwright.cli.other_subjects import meaning, subject
@@ -38,14 +38,14 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     options = list(command.options)
     if value and given in command.options:
         return _flag(given, value)
-    if pieces := _held(given, value, command):
+    if pieces := _deferred(given, value, command):
         return pieces
     if value and (_is_of_argument(given, value, command) or _is_plan_of(value, command)):
         return [Piece("", value)]
     if value and {"--run", "--resume"} <= set(options) and "resume" in given:
         return [Piece("--run", value.rstrip("/").partition("/checkpoints")[0]), Piece("--resume")]
     if words := strategy(given, options, value):
-        # Over all chips, whose number is known with the machine.
+        # `all` becomes the number of chips when the machine is known.
         return pieces_of(shlex.split(re.sub(r"\b(data|fsdp)=8$", r"\1=all", words)), command)
     if answer_here(given, path) or _OF_EPOCHS & set(re.split(r"\W|_", given.lower())):
         return []
@@ -63,10 +63,10 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     return _by_likeness(given, value, command)
 
 
-def _held(given: str, value: str, command: Command) -> list[Piece]:
-    """An option whose value needs others of the line, or a size such as `--B 4096`; [] for other options."""
-    if held := held_option(given, command):
-        return [Piece(held, value)]
+def _deferred(given: str, value: str, command: Command) -> list[Piece]:
+    """A deferred option, or a size such as `--B 4096` as --dims or --mesh; [] for other options."""
+    if name := deferred_option(given, command):
+        return [Piece(name, value)]
     if not value or "--dims" not in command.options or not re.fullmatch("--?[A-Z]", given):
         return []
     return [Piece("--mesh" if given[-1] in "XYZ" else "--dims", f"{given[-1]}={value}")]
@@ -80,7 +80,7 @@ def _flag(flag: str, value: str) -> list[Piece]:
 
 
 def _by_likeness(given: str, value: str, command: Command) -> list[Piece] | None:
-    """An unknown option as the one that takes its value, or as one of a similar name; None without one."""
+    """An unknown option as one that takes its value or has a similar name; None if there is none."""
     options = list(command.options)
     near = get_close_matches(given.lower(), options, n=1, cutoff=ALIKE)
     ours = next((name for name, fits in KINDS.items() if value and name in options and fits(value)), "")

@@ -1,4 +1,4 @@
-"""Lines of two commands: download a model and use it, plan a model and train it."""
+"""Lines of two commands: download a checkpoint and use it, or plan a model and train it."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 from meshwright.cli.line_pieces import Command, Piece
 from meshwright.cli.value_kinds import is_corpus
 
-# Options whose value is a folder, each with the arguments of `hf download` for its kind.
+# Options that take a folder, each with the arguments of `hf download` for models or data sets.
 _DOWNLOADED = {
     "--checkpoint": (),
     "--from": (),
@@ -17,17 +17,17 @@ _DOWNLOADED = {
     "--data": ("--repo-type", "dataset"),
 }
 _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-# Names of folders that are no owners on the hub.
+# First parts of paths that are folders, and no owners on the Hugging Face hub.
 _FOLDERS = {"runs", "run", "ckpt", "checkpoints", "models", "model", "data", "out", "output", "weights"}
-_LONGEST_SEQUENCE = 4096  # of the example of a plan
-_OWN_MODEL = "tiny"  # whose sizes are changed
-_SEQUENCES = 16  # of the example of a plan
+_OWN_MODEL = "tiny"  # the preset to change if a line gives only sizes
+# For the example of a plan: the most tokens of a sequence, and the sequences of a step.
+_LONGEST_SEQUENCE, _SEQUENCES = 4096, 16
 
 
 def downloaded(pieces: Sequence[Piece], given: Collection[str]) -> tuple[list[Piece], list[str]]:
     """The pieces with folders in place of names on the Hugging Face hub, and the lines that download them.
 
-    given: the options that are no examples.
+    given: the options of the typed line; others are examples, and are not downloaded.
 
     >>> downloaded([Piece("--checkpoint", "org/name")], ["--checkpoint"])[1]
     ['hf download org/name --local-dir name']
@@ -46,9 +46,9 @@ def downloaded(pieces: Sequence[Piece], given: Collection[str]) -> tuple[list[Pi
 
 
 def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tuple[list[Piece], list[Piece]]:
-    """The pieces of mw plan train and of mw train, for a line of mw train that names a preset.
+    """The pieces of `mw plan train`, and of `mw train`, for a line of mw train that names a preset.
 
-    Both are empty if the line names no preset, or one to fine-tune.
+    Both are empty if the line names no preset, fine-tunes, or continues a run.
     """
     from meshwright.cli.line_options import replaced
 
@@ -64,7 +64,7 @@ def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tup
             is_text = not piece.option and is_corpus(piece.value)
             of_run.append(replace(piece, option="--data") if is_text else piece)
     options = {piece.option for piece in of_plan}
-    if "--set" in options and "--model" not in options:  # the sizes of a model of the user's own
+    if "--set" in options and "--model" not in options:  # sizes of a model that has no name
         length = next((piece.value for piece in of_plan if piece.option == "--seq-len"), "")
         longer = [Piece("--set", f"max_seq_len={length}")] if length else []
         of_plan += [Piece("--model", _OWN_MODEL), *longer]
@@ -74,6 +74,7 @@ def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tup
 
 
 def _is_of_preset(pieces: Sequence[Piece]) -> bool:
+    """Whether the model of a plan is a preset that is trained whole, without LoRA."""
     from meshwright.models.presets import PRESETS
 
     model = next((piece.value for piece in pieces if piece.option == "--model"), "")
@@ -82,7 +83,7 @@ def _is_of_preset(pieces: Sequence[Piece]) -> bool:
 
 
 def _examples(pieces: Sequence[Piece]) -> list[Piece]:
-    """The machine, length and batch that a plan for this machine lacks."""
+    """Examples of the machine, sequence length and batch that a plan lacks: this machine's CPUs."""
     from meshwright.models.presets import load_model
 
     given = {piece.option: piece.value for piece in pieces}

@@ -66,7 +66,7 @@ def with_a_right_value(piece: Piece, command: Command) -> Piece:
 
 
 def is_unknown_name(piece: Piece, command: Command) -> bool:
-    """Whether an argument is neither a model nor a chip, in a command that takes one."""
+    """Whether a command takes a model or a chip as its argument, and this piece names none."""
     option = "" if piece.option else _named_by(command)
     try:
         check_value(option, piece.value, is_one_machine=False)
@@ -76,7 +76,7 @@ def is_unknown_name(piece: Piece, command: Command) -> bool:
 
 
 def _named_by(command: Command) -> str:
-    """The option whose values a command takes as its argument; "" for other arguments."""
+    """The option, --model or --hardware, whose values are a command's argument; "" for other arguments."""
     taken = next((f"--{name}" for path, name in _ARGUMENTS if command.path == (path,)), "")
     return taken.replace("--name", "--hardware")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 # Words before a command: prompts of shells, and the name of this program.
 _BEFORE = {"$", "%", ">", ">>>", "#", "!", "sudo", "please", "mw", "meshwright"}
 _MODULE = ("python", "-m", "meshwright")
-_COMMAND_WORDS = 2
+_COMMAND_WORDS = 2  # most words of a command: plan train
+# An option in capitals, longer than the sizes of notation such as --T; and --option:value.
 _CAPITALS = re.compile(r"--[A-Z][A-Z_-]{3,}")
 _COLON = re.compile(r"^(--[a-z][a-z_-]+):(?=.)")
 _LINE_ENDS = {"\\", "^", "`", ";", "&", "&&"}
@@ -41,9 +42,9 @@ def unpasted(words: Sequence[str]) -> list[str]:
 
 
 def _in_our_case(word: str, at: int) -> str:
-    """A command or option in capitals in lower case, and `--option:value` with an equals sign.
+    """A word with a command or an option in capitals in lower case, and `--option:value` as `--option=value`.
 
-    at: the place in the line; a command has one or two words. Letters such as --T keep their case.
+    at: the word's place in the line. Single letters such as --T, which are sizes, keep their case.
     """
     if (at < _COMMAND_WORDS and word.isupper() and word.isalpha()) or _CAPITALS.fullmatch(word):
         return word.lower()
@@ -75,7 +76,7 @@ def _unquoted(word: str) -> str:
 
 
 def _posix(word: str) -> str:
-    r"""A path of Windows as WSL has it; other words unchanged.
+    r"""A path of Windows as the Windows subsystem for Linux (WSL) mounts it; other words unchanged.
 
     >>> _posix(r".\data\a.txt"), _posix(r"C:\runs\1"), _posix("a/b")
     ('data/a.txt', '/mnt/c/runs/1', 'a/b')

@@ -36,11 +36,11 @@ from meshwright.files import parse_json, read_text
 
 # The longest published templates have some 20,000 characters.
 _MOST_CHARS = 1_000_000
-# Time limit of a conversation, in seconds of the processor; the longest ones take some milliseconds.
+# Processor seconds that the rendering of one conversation may take; long ones take a few milliseconds.
 _MOST_SECONDS = 5.0
 _deadline: ContextVar[float] = ContextVar("_deadline")
-_CALLS_PER_CHECK = 64  # reading the clock takes as long as a short loop's body
-_CHECK = "check time"  # the name of a filter; templates cannot write one with a blank
+_CALLS_PER_CHECK = 64  # the clock is read every 64th time: reading it costs about a short loop's body
+_CHECK = "check time"  # the name of our filter; with a blank in it, no template can use or replace it
 _calls = count()
 
 PLAIN_TEMPLATE = """\
@@ -93,7 +93,7 @@ class ChatTemplate:
         environment.intercepted_binops = frozenset({"*", "**"})
         environment.binop_table |= {"*": _product, "**": _power}
         environment.filters |= {"tojson": _to_json, _CHECK: _check_time}
-        del environment.globals["lipsum"]  # any number of words in one call
+        del environment.globals["lipsum"]  # one call makes any number of words
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
         try:
@@ -155,10 +155,10 @@ def _to_json(
 
 
 class _Generator(CodeGenerator):
-    """Programs of templates that compute no constants while they are compiled, and end in limited time.
+    """Compiles templates without folding constants, and with a check of time in each loop and macro.
 
-    `{{ "a" * 10 ** 10 }}` would be computed before the limits of rendering hold, even with Jinja's optimizer
-    off.
+    Even with Jinja's optimizer off, `{{ "a" * 10 ** 10 }}` would be folded, before the limits of rendering
+    hold.
     """
 
     def _output_child_to_const(self, node: Expr, frame: Frame, finalize: Any) -> str:
@@ -167,7 +167,7 @@ class _Generator(CodeGenerator):
         return super()._output_child_to_const(node, frame, finalize)
 
     def visit_Template(self, node: TemplateNode, frame: Frame | None = None) -> None:
-        # A template takes long only in loops and in macros that call each other.
+        # Only loops, and macros that call each other, can run for long.
         for repeated in list(node.find_all((For, Macro, CallBlock))):
             check = Filter(Const(None), _CHECK, [], [], None, None)
             repeated.body.insert(0, ExprStmt(check).set_lineno(repeated.lineno))
@@ -176,7 +176,7 @@ class _Generator(CodeGenerator):
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Within, `_check_time` raises TemplateError after these seconds of this thread."""
+    """Make `_check_time` raise TemplateError after these processor seconds of the thread."""
     token = _deadline.set(time.thread_time() + seconds)
     try:
         yield
@@ -208,7 +208,7 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _check_size(size: int) -> None:
-    """Raise TemplateError for too many characters, elements or bits of a value."""
+    """Raise TemplateError for a value of more than _MOST_CHARS characters, elements or bits."""
     if size > _MOST_CHARS:
         raise TemplateError(f"a value has a size of {size:,}; at most {_MOST_CHARS:,} fit")
 

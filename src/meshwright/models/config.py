@@ -200,9 +200,10 @@ class Indexer:
     of both. weighted: heads have weights. normed: keys have a layer norm; or keys, or both keys and
     queries, an RMS norm. norm_eps: of that norm. shared: the layer reads the keys that an earlier layer's
     indexer chose, and has none of its own (GLM-5.2). handed_on: later layers read its choice.
-    block: each head chooses top_k / block blocks of this number of positions, for the query heads of one KV
-    head (MiniMax-M3). A block scores as its best key, by q . k. None: keys are chosen one by one, for all
-    heads. local_blocks: of these blocks, the query's own and the ones before it that are always chosen.
+    block: positions of a block, if blocks are chosen (MiniMax-M3); None: single keys, for all heads. Each
+    head of the indexer chooses top_k / block blocks for the query heads of one KV head. A block's score
+    is the score of its best key, q . k. local_blocks: number of blocks that are always among them: the
+    query's own and the ones before it.
     Sources: DeepSeek-AI, "DeepSeek-V3.2", https://arxiv.org/abs/2512.02556; MiniMax-M3 in transformers 5.
     """
 
@@ -855,7 +856,7 @@ def _as_records(config: ModelConfig) -> None:
 
 
 def _with_tuples(variant: Variant) -> Variant:
-    """The variant with records; a pair without a value, as TOML has it, is None."""
+    """The variant with its values as records. A pair without a value is None, since TOML has no null."""
     values = ((name, _record(name, value[0] if value else None)) for name, *value in variant.values)
     return Variant(tuple(variant.layers), tuple(values))
 
@@ -882,7 +883,7 @@ def _check_variants(config: ModelConfig) -> None:
     if used and not config.planned_only:
         raise ModelError(
             f"{config.name}: {', '.join(sorted(used))} can be planned, not yet run; set planned_only to the "
-            "part's name. Variants that differ only in their indexer run without it"
+            "part's name. Variants that differ only in their indexer need no planned_only"
         )
     letters = Counter(letter for letter, _ in {pair for extra in config.extras for pair in extra.sizes})
     if letters and max(letters.values()) > 1:

@@ -328,14 +328,14 @@ def _indexer(config: ModelConfig) -> dict[str, Param]:
     """The weights of the indexer; the cross-entropy has no gradient to them."""
     if (indexer := config.own_indexer) is None:
         return {}
-    into = "Q" if config.q_rank or (config.mla and config.mla.q_rank) else "D"
-    params = {"index_q": Param(f"{into}{indexer.head_letter}y", fan_in=into), "index_k": Param("Dy")}
-    ones = "zeros" if config.norm_offset else "ones"
-    params["index_norm"] = Param("y", ones)
+    source = "Q" if config.q_rank or (config.mla and config.mla.q_rank) else "D"
+    params = {"index_q": Param(f"{source}{indexer.head_letter}y", fan_in=source), "index_k": Param("Dy")}
+    scale = Param("y", "zeros" if config.norm_offset else "ones")
+    params["index_norm"] = scale
     if indexer.normed == "layer":
         params["index_norm_bias"] = Param("y", "zeros")
     if indexer.normed == "both":
-        params["index_q_norm"] = Param("y", ones)
+        params["index_q_norm"] = scale
     if indexer.weighted:
         params["index_weights"] = Param("Dx")
     return {name: replace(param, trained=False) for name, param in params.items()}

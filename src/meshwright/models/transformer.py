@@ -551,8 +551,9 @@ def _chosen_keys(
     norm = "layer" if indexer.normed == "layer" else "rms"
 
     def choose(w: Mapping[str, V], h: V, down: V | None) -> tuple[V, Cache]:
-        x, heads = "D" if down is None else "Q", indexer.head_letter
-        (q,) = ops.einsums(h if down is None else down, w, index_q=f"BT{x},{x}{heads}y->BT{heads}y")
+        source, heads = "D" if down is None else "Q", indexer.head_letter
+        spec = f"BT{source},{source}{heads}y->BT{heads}y"
+        (q,) = ops.einsums(h if down is None else down, w, index_q=spec)
         if "index_q_norm" in w:
             q = ops.norm("index_q_norm", q, w["index_q_norm"], kind=norm, eps=indexer.norm_eps)
         specs = {"index_k": "BTD,Dy->BTy", "index_weights": "BTD,Dx->BTx"}

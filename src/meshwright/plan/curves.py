@@ -161,7 +161,7 @@ def _mesh_of(hardware: Hardware) -> tuple[Mesh, str]:
 def ring_latency(chip: str, num_bytes: int, most: int = 1024) -> Plot:
     """Seconds of a small collective by the number of devices.
 
-    Torus: one dimension of a slice, a ring if the links of the slice close. GPUs: whole nodes.
+    Torus: over one dimension of a slice, which is a ring if its links close. GPUs: over whole nodes.
     """
     machines = list(_machines(chip, most))
     if len(machines) < 2:
@@ -195,7 +195,10 @@ def ring_latency(chip: str, num_bytes: int, most: int = 1024) -> Plot:
 
 
 def _machines(chip: str, most: int) -> Iterable[Hardware]:
-    """Slices that are longer in one dimension and as thin as rings allow, or numbers of GPUs."""
+    """Machines of growing size: slices of a torus that grow in one dimension, or more GPUs.
+
+    The other dimensions of a slice are the smallest with which its links close to rings.
+    """
     network = catalog.chip(chip).network
     if isinstance(network, SharedMemory):
         return
@@ -214,7 +217,7 @@ def _machines(chip: str, most: int) -> Iterable[Hardware]:
 
 
 def _over(machine: Hardware, *, along_one: bool) -> tuple[Mesh, tuple[str, ...]]:
-    """A mesh with an axis for each dimension longer than one, and all its axes or the first."""
+    """A mesh with an axis for each dimension above 1, and the axes to time: the first, or all."""
     mesh = Mesh(dict(zip(_AXIS_NAMES, (size for size in machine.dims if size > 1), strict=False)))
     return mesh, tuple(mesh.sizes)[: 1 if along_one else None]
 

@@ -485,13 +485,16 @@ def _priced(
 
 
 def _why_another(pool: Fastest, near: Fastest, hardware: Hardware) -> str:
-    """Why the batch asked for is not planned. near: the layouts that take it."""
+    """Why the batch asked for is not planned.
+
+    pool: layouts of any batch. near: layouts that divide the batch asked for.
+    """
     if not near:
         return f"do not divide over {hardware.num_chips:,} chips"
     planned, asked = next(iter(pool), None), next(iter(near), None)
     if planned is None or asked is None:
         return "divide only over layouts that do not fit"
-    # The pool's seconds are for at least the requested sequences.
+    # Seconds of `pool` are for num_asked sequences, or for a layout's own batch if it is larger.
     num_asked = asked[1].num_sequences
     ratio = asked[0] / planned[0] * max(num_asked, planned[1].num_sequences) / num_asked
     longer = f"{ratio:.1f} times as long" if ratio >= 2 else f"{ratio - 1:.0%} longer"

@@ -15,8 +15,8 @@ from meshwright.plan.train import Search
 from meshwright.programs.program import DEFAULT
 from meshwright.units import format_bytes, format_count, format_number_of, format_seconds
 
-# The planner's first choices, compiled, took up to these shares more memory than planned, without and with
-# experts: benchmarks/first_choices.py.
+# Largest excess of a compiled step's memory over its plan, for models without and with experts, among the
+# planner's first choices in benchmarks/first_choices.py.
 DENSE_OVER, EXPERTS_OVER = 0.03, 0.08
 
 
@@ -79,9 +79,10 @@ def _best(best: Candidate, search: Search) -> str:
 
 
 def _memory(search: Search) -> str | None:
-    """What to do if the compiled step may take more than the chip has; None if there is room, or no fit.
+    """A warning if the compiled step may need more than a chip's memory; None if there is room.
 
-    A host shares its memory, and other software was not compiled.
+    None, too, for a plan that does not fit, for virtual devices, which share the host's memory, and for
+    other software, whose steps were not compiled.
     """
     best, chip = search.best, search.best.hardware.chip
     share = best.needed_bytes / (chip.program_bytes + chip.spared_bytes)

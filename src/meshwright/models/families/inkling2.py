@@ -20,7 +20,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
         vector("distance_clip_norm", "Nn", n=width),
         vector("mlp_sources", "D"),
     )
-    # Queries, keys and values of these layers read sums of their own of earlier blocks of layers.
+    # In global layers queries, keys and values each attend to the results of earlier blocks of layers.
     of_global = (
         *(matrix(f"conv_of_{part}_by_token", "DKv", "D", v=taps) for part in ("keys", "values")),
         vector("attention_norm_more", "Dj", j=2),

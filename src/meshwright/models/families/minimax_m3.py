@@ -114,7 +114,7 @@ FAMILY = Family(
         "index_norm": Tensor(f"{_ATTENTION}.index_k_norm.weight", ("y",)),
     },
     more_layers=True,
-    is_written=False,  # transformers renames tensors only of the model that sees
+    is_written=False,  # transformers renames these tensors only in the model with a vision tower
     releases=release(
         "config.json of MiniMaxAI/MiniMax-M3, its language model",
         {

@@ -13,7 +13,7 @@ _KINDS = {"linear_attention": "state", "indexed_attention": "attention", "full_a
 
 
 def _streams(streams: int, rank: int) -> tuple[Extra, ...]:
-    """The weights that mix the streams of the residual before each part of a layer, and add its result."""
+    """The weights of hyper-connections: mix residual streams before attention and MLP, add the results."""
     return tuple(
         extra
         for part in ("attention", "mlp")
@@ -26,7 +26,7 @@ def _streams(streams: int, rank: int) -> tuple[Extra, ...]:
 
 
 def _primes(start: int, count: int) -> list[int]:
-    """The first primes from `start` on.
+    """The first `count` primes from `start` on. start: above 2.
 
     >>> _primes(20, 3)
     [23, 29, 31]
@@ -41,9 +41,10 @@ def _primes(start: int, count: int) -> list[int]:
 
 
 def _ngrams(given: Mapping[str, Any], fields: Mapping[str, Any], number: int) -> tuple[Extra, ...]:
-    """The embeddings of the last tokens together, in the layer that is `number` among those with such.
+    """The weights of the embedding of n-grams (the last tokens together) in a layer.
 
-    Each of several hashes has rows up to a prime of its own in one table.
+    number: place of the layer among the layers with such an embedding. One table has the rows of all hashes
+    of a layer; the number of rows of each hash is a different prime.
     """
     width, streams = given.get("ple_embed_dim") or fields["d_model"], given.get("hc_count", 4)
     heads = (given.get("ngram_size", 3) - 1) * given.get("heads_per_ngram", 8)
@@ -76,7 +77,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     ]
     read = by_layer(layers)
     of_head = (
-        # Next to the final norm, which has one stream's part.
+        # The model's final norm counts the scale of the first stream.
         vector("streams_head_norm", "Df", in_layers=False, f=streams - 1),
         *(
             matrix(f"streams_head_{way}", "Dok", "D", in_layers=False, o=streams, k=rank)

@@ -41,7 +41,7 @@ _LETTERS = {
 
 
 def by_letter(sizes: str, *, in_file: bool = False) -> dict[str, Any]:
-    """Fields of ModelConfig from sizes by letter; `in_file`: keys of config.json.
+    """Fields of ModelConfig from sizes by letter. in_file: keys of config.json instead.
 
     >>> by_letter("L=12, D=12_288"), by_letter("L=12", in_file=True)
     ({'num_layers': 12, 'd_model': 12288}, {'num_hidden_layers': 12})
@@ -71,7 +71,7 @@ def release(
 def published(
     sizes: str = "", params: int | str | None = None, active: str | None = None, **keys: Any
 ) -> Preset:
-    """A Preset given by keys of its config.json, and by letter for the usual keys."""
+    """A Preset given by its config.json. sizes: by letter, the values of usual keys; keys: the others."""
     return Preset({}, params, active, by_letter(sizes, in_file=True) | keys)
 
 

@@ -17,13 +17,13 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     heads = fields["num_heads"] + fields["num_kv_heads"]
     taps = {"y": given.get("cca_time0", 2), "z": given.get("cca_time1", 2)}
     of_router = (
-        # `router` has the first columns of this product, a column for each expert.
+        # Its other columns, one for each expert, are counted as the usual parameter `router`.
         matrix("router_down", "Dk", "D", k=width - num_experts),
         vector("router_down_bias", "l", l=width),
         vector("router_norm", "l", l=width),
         *(matrix(f"router_{part}", "lw", "l", l=width, w=width) for part in ("first", "second")),
         *(vector(f"router_{part}_bias", "w", w=width) for part in ("first", "second")),
-        # One more than the experts: a token may skip them.
+        # One column more than experts: the choice of no expert.
         matrix("router_out", "lx", "l", l=width, x=num_experts + 1),
     )
     of_all = (
