@@ -1,4 +1,4 @@
-"""mw bench train: real steps of plans beside their prices."""
+"""mw bench train: measured steps of plans next to their planned times."""
 
 import json
 
@@ -27,12 +27,12 @@ def test_the_layouts_differ_in_their_axes():
     axes = [{name for name, degree in plan.layout.mesh.sizes.items() if degree > 1} for plan in plans]
     assert axes[0] == {"data"}
     assert axes[1] != axes[2]
-    seconds = [plan.planned_step_seconds for plan in plans]
-    assert seconds == sorted(seconds)
+    seconds = [plan.planned_step_seconds for plan in plans if plan.planned_step_seconds]
+    assert len(seconds) == len(plans) and seconds == sorted(seconds)
 
 
 @pytest.mark.slow
-def test_a_plan_with_programs_of_stages_is_timed(tmp_path, capsys):
+def test_a_plan_with_a_program_for_each_stage_is_timed(tmp_path, capsys):
     path = str(tmp_path / "plan.toml")
     pipeline = ["--given", "pipe=2,schedule=zb-v", "-o", path]
     assert main(["plan", "train", *SMALL, *pipeline]) == 0
@@ -43,7 +43,7 @@ def test_a_plan_with_programs_of_stages_is_timed(tmp_path, capsys):
     assert "measured / predicted" in shown
 
 
-def test_options_beside_a_plan_are_refused(tmp_path, capsys):
+def test_options_that_a_plan_gives_are_refused(tmp_path, capsys):
     path = str(tmp_path / "plan.toml")
     assert main(["plan", "train", *SMALL, "-o", path]) == 0
     capsys.readouterr()

@@ -232,7 +232,7 @@ def test_a_serving_plan_opens_with_its_verdict(capsys):
 
 
 def test_a_plan_for_a_load_is_written(tmp_path, capsys) -> None:
-    """Before, -o was dropped without a word."""
+    """-o writes the plan and its document; options without an effect on it are refused."""
     path = tmp_path / "s.toml"
     load = [*MODEL, "--hardware", "h100:1x1", "--rate", "2", "--prompt-tokens", "256", "--output-tokens", "8"]
     assert main([*load, "-o", str(path)]) == 0

@@ -1,4 +1,4 @@
-"""A plan depends on its line, its files and meshwright: on no cache, clock, thread or earlier question."""
+"""A plan depends only on its command line, its files and meshwright: not on caches or earlier commands."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 import meshwright
 
 MIXTURE = "--model docs/book/served-moe.toml --weights-dtype int8 --kv-dtype int8"
-# Each kind of search and price, on machines and models that share caches of recorded passes and placements.
+# One of each kind of search and price; their models and machines share caches of passes and placements.
 LINES = (
     f"plan serve {MIXTURE} --hardware v5e:4x4,v5e:4x8 --prompt-tokens 4k --output-tokens 512",
     "plan serve --model llama-3-8b --hardware h100:8 --prompt-tokens 1k --output-tokens 256 --engine vllm",
@@ -21,7 +21,7 @@ LINES = (
     "plan train --model llama-3-8b --hardware v5p:2x2x4 --batch-tokens 256Ki --seq-len 4096 --ideal",
     "plot decode --model llama-2-13b --hardware v5e:8 --context 4096",
 )
-# Prints the files that a line opens, to read or to write, and the processes and threads that it starts.
+# Prints the files that a command opens, and the processes, threads and connections that it starts.
 WATCHED = """
 import json, os, sys, threading
 seen = []
@@ -37,7 +37,7 @@ from meshwright.cli.main import main
 status = main(sys.argv[1:])
 print(json.dumps([status, seen]), file=sys.stderr)
 """
-# Prints the outcome of each line of its input, one after the other in one process.
+# Runs the commands of its input one after the other, and prints the status and the output of each.
 IN_TURN = """
 import io, json, shlex, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -64,17 +64,17 @@ def test_a_search_reads_only_the_model_and_the_package() -> None:
     installed = tuple(
         str(Path(each).resolve()) for each in (Path(meshwright.__file__).parent, sys.prefix, sys.base_prefix)
     )
-    own = [
+    others = [
         [event, name]
         for event, name in seen
         if not (event == "open" and str(Path(name).resolve()).startswith(installed))
     ]
-    assert status == 0 and own == [["open", "docs/book/served-18b.toml"]]
+    assert status == 0 and others == [["open", "docs/book/served-18b.toml"]]
     assert any(name.endswith("v5e.toml") for _, name in seen)
 
 
 @pytest.mark.slow
-def test_earlier_questions_change_no_answer() -> None:
+def test_earlier_commands_change_no_answer() -> None:
     fresh = {line: _answers([line])[0] for line in LINES}
     assert all(status == 0 for status, _ in fresh.values())
     for order in (LINES[::-1], LINES[3:] + LINES[:3]):
@@ -82,7 +82,7 @@ def test_earlier_questions_change_no_answer() -> None:
 
 
 def _answers(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """The status and the output of each line, asked in one process; without the seconds of searches."""
+    """The status and the output of each command, run in one process; without the time of the search."""
     done = subprocess.run(
         [sys.executable, "-c", IN_TURN],
         input=json.dumps(lines),

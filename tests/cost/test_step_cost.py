@@ -89,7 +89,7 @@ def test_activations_wait_and_weights_may_hide(layout: Layout) -> None:
 
 @given(LAYOUTS)
 def test_a_roofline_takes_the_longer_of_products_and_links(layout: Layout) -> None:
-    """Forward, and in all that follows; and no time for the work between products."""
+    """In the forward pass, and in the passes after it together; work between products takes no time."""
     layout = layout.replace(remat="none")
     pricer = StepPricer(record(layout), layout, replace(EIGHT, chip=EIGHT.chip.roofline()))
     for forward, *backward in pricer._timed:
@@ -108,7 +108,7 @@ def test_a_roofline_takes_the_longer_of_products_and_links(layout: Layout) -> No
 def test_fsdp_is_compute_bound_from_the_chapters_tokens_per_chip(
     tokens_per_chip: int, is_bound: bool
 ) -> None:
-    """850 on the three axes of v5p, though weights are gathered again for the backward pass."""
+    """850 on v5p's three axes, even if the backward pass gathers the weights again."""
     config, machine, layout = load_model("llama-2-13b"), load("v5p:4x4x4"), Layout.of(fsdp=64)
     machine = replace(machine, chip=machine.chip.roofline())
     graph = record_training(config, machine, layout, PassShape(64, tokens_per_chip, tokens_per_chip))

@@ -76,10 +76,10 @@ def test_a_product_with_int8_may_leave_rows_as_they_are(rows: int, size: int, wi
     np.testing.assert_allclose(y, expected, atol=2e-4 * np.sqrt(size), rtol=1e-5)
 
 
-# The numbers are quantised and multiplied in one program, since every example has shapes of its own.
+# One program quantises and multiplies: each example has new shapes, and compiling takes most of its time.
 @partial(jax.jit, static_argnums=2)
 def _int4_products(x: jax.Array, w: jax.Array, group: int) -> tuple[jax.Array, ...]:
-    """x[R, I] by w[O, I] in int4, with x as it is and in int8; and the numbers that the weight stands for."""
+    """Products of x[R, I], as it is and in int8, with w[O, I] in int4; and w as quantised."""
     made = quantise(w.astype(jnp.float32), "int4", 1, group)
     parts = kernels.panel_order(made.values), kernels.panel_order(made.scales)
     products = (kernels.grouped_int4_product(x, *parts, rounds=rounds) for rounds in (False, True))
@@ -312,13 +312,13 @@ def _logits(dtype: str, computed: str, text: str, *, with_native: bool) -> tuple
 
 @pytest.mark.parametrize("kind", ["one device", "int8", "int4"])
 def test_joined_weights_give_the_same_logits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit: a number of a product depends on its row and its column alone."""
+    """Bit for bit: an entry of a product depends only on its row and its column."""
     needs_native()
     joined, program = _logits(*LAYOUTS[kind], with_native=True)
     monkeypatch.setattr(cached_ops, "platform_of", lambda _: replace(CPU, joins_weights=False))
     apart, longer = _logits(*LAYOUTS[kind], with_native=True)
     np.testing.assert_array_equal(joined, apart)
-    # One product of queries, keys and values, and one of gate and up, instead of five.
+    # Two products a layer (queries, keys and values; gate and up) in place of five.
     num_joined, num_apart = (text.count("custom-call(") for text in (program, longer))
     assert num_apart - num_joined == 3 * TINY.num_layers
 

@@ -159,7 +159,6 @@ def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -172,6 +171,7 @@ def test_stages_with_and_without_an_indexer(text: str) -> None:
     assert_agrees(replace(SPARSE_BLOCKS, num_layers=4), text)
 
 
+@pytest.mark.slow
 def test_the_routers_losses() -> None:
     assert_agrees(MIXTURE, "pipe=2,fsdp=2,expert=2,microbatches=2,schedule=zb-h1", (0.1, 0.01))
 

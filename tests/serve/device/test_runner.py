@@ -219,8 +219,8 @@ def test_short_sequences_do_not_pay_for_the_context(reference, answers, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "int8"])
-def test_weights_of_one_input_may_lie_as_one(reference, monkeypatch, dtype):
-    """With what GPUs do besides: tokens are chosen by what their rows need, and inputs are one array."""
+def test_joined_weights_generate_the_same_tokens(reference, monkeypatch, dtype):
+    """Also as on GPUs, where a step samples only as its rows need, and has its inputs in one array."""
     drawn = SamplingParams(temperature=1.0, top_p=0.9, seed=1, top_logprobs=2)
     asked = [greedy(PROMPTS[0]), Request(tuple(PROMPTS[1]), NUM_TOKENS, drawn)]
     monkeypatch.setattr(cached_ops, "platform_of", lambda _: dataclasses.replace(CPU, joins_weights=False))
