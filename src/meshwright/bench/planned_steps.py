@@ -37,6 +37,7 @@ def bench_training(plans: Sequence[Plan], progress: Listener = None) -> dict:
 def _call(plan: Plan) -> TimedCall:
     """A function that runs one training step of a plan. The step is compiled at the first call."""
     workload = plan.workload
+    # Any schedule: a step's time does not depend on it.
     optimizer = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
     dtype = plan.layout.precision.compute_dtype
     step = training_step(

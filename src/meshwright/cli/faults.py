@@ -61,7 +61,7 @@ def usage_fault(
 
 def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     """The message `answer` about a command line, with the whole line to type if one is known."""
-    # Here, since most command lines are right.
+    # Imported here, since most command lines are right.
     from meshwright.cli.corrected_line import corrected_line, notes_of, unknown_names
     from meshwright.cli.line_notes import without_contradictions, without_kept
 
@@ -82,11 +82,12 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     answer = without_kept(answer, notes)
     parts = without_contradictions(answer.rstrip(".").split("; "), line)
     unsaid = [note for option, note in notes.items() if not any(option in part for part in parts)]
+    # A long message keeps its first part and the parts about options left out; the line shows the others.
     while len(parts) > 1 and len("; ".join([*parts, *unsaid])) + len(line) > _MOST_CHARACTERS:
         shown = [part for part in parts[1:] if not any(option in part for option in notes)]
         if not shown:
             break
-        parts.remove(shown[-1])  # the line shows its answer
+        parts.remove(shown[-1])
     return f"{'; '.join([*parts, *unsaid])}; type {line}"
 
 

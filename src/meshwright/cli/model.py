@@ -160,12 +160,11 @@ def _stored(config: ModelConfig) -> dict | None:
 
 def _without_gqa(config: ModelConfig) -> ModelConfig:
     """The model with keys and values for each query head, without latents."""
-    d_head = config.d_head
-    indexer = config.indexer
-    if indexer and indexer.block:  # with a head for each KV head
-        indexer = replace(indexer, num_heads=config.num_heads)
-    heads = {"num_kv_heads": config.num_heads, "indexer": indexer}
-    return replace(config, mla=None, d_head=d_head + d_head % 2, **heads)
+    num_heads, d_head, indexer = config.num_heads, config.d_head, config.indexer
+    if indexer and indexer.block:  # an indexer of blocks has one head for each KV head
+        indexer = replace(indexer, num_heads=num_heads)
+    even = d_head + d_head % 2
+    return replace(config, mla=None, num_kv_heads=num_heads, d_head=even, indexer=indexer)
 
 
 def _intensities(config: ModelConfig, num_tokens: int, scores: float) -> dict[str, float]:

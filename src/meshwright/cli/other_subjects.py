@@ -121,8 +121,9 @@ _MEANINGS: dict[str, str] = {
     "--top": "top rows results; k",
 }
 
+# Words in names of options for a number of users, and of hosts. The answers below have 100 and 2 as examples.
 _USERS = {"users", "clients", "user"}
-HOSTS = {"nodes", "nnodes", "hosts", "num-nodes"}  # words of options for a number of hosts
+HOSTS = {"nodes", "nnodes", "hosts", "num-nodes"}
 
 _IN_FILE = "the model's config.json, which --model takes, has it; --set num_layers=32 changes a field"
 _OF_DATA = "a plan needs no data; leave it out"
@@ -428,8 +429,8 @@ def meaning(given: str, options: Collection[str]) -> str:
 def subject(given: str, command: str, value: str = "") -> str:
     """The answer to an option by single words of its name; empty if none is known.
 
-    command: "" for the answers of every command. value: the value given; a number of hosts replaces the
-    example's.
+    command: "" for the answers of every command. value: the value given; a number of users or hosts, or of
+    the names in a list of hosts, replaces the example's.
 
     >>> subject("--lr-warmup-iters", "mw plan train")
     '--lr-warmup-iters: a plan prices one step; --tokens 15T adds the time of a run'

@@ -543,10 +543,11 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     for ours in meant:
         first_option = ours.split()[0].rstrip(",")
         if first_option in options:
-            narrow = first_option == "--compute-dtype" and value not in types_for("activations")
+            # A type for products only: not of activations, or, in training, of weights.
+            is_compute = first_option == "--compute-dtype" and value not in types_for("activations")
             is_training = first_option == "--weights-dtype" and "--batch-tokens" in options
-            is_narrow = narrow or (is_training and value == "fp8")
-            if is_narrow and "--given" in options and value in types_for("operands"):
+            is_of_products = is_compute or (is_training and value == "fp8")
+            if is_of_products and "--given" in options and value in types_for("operands"):
                 return f"--given matmul_dtype={value}"
             return with_value(ours, value)
     letter = f"-{given.lstrip('-')}"

@@ -33,7 +33,7 @@ def plan_for_load(
 ) -> None:
     """Print the cheapest servers that meet the targets, cheaper ones that do not, and the launch line.
 
-    output: the file for the plan of one of the servers; the document is written next to it.
+    output: the file for the plan of one of the cheapest servers; the figures are written next to it as JSON.
     """
     small = [machine for machine in machines if machine.num_chips <= _MOST_CHIPS]
     with waiting("simulating servers"):

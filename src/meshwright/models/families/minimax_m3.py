@@ -52,8 +52,16 @@ class SparseLayers:
             for has_experts in given.get("moe_layer_freq") or [1] * num_layers
         ]
         feed_forwards = tuple("experts" if kind == "sparse" else "dense" for kind in mlps)[:num_layers]
-        eps, top_k = fields["norm_eps"], block * num_blocks
-        indexer = Indexer(heads, width, top_k, False, "both", eps, block=block, local_blocks=local)
+        indexer = Indexer(
+            heads,
+            width,
+            top_k=block * num_blocks,
+            weighted=False,
+            normed="both",
+            norm_eps=fields["norm_eps"],
+            block=block,
+            local_blocks=local,
+        )
         dense = tuple(number for number, kind in enumerate(kinds) if kind == _DENSE)
         if len(dense) == num_layers:
             return {"feed_forwards": feed_forwards}
