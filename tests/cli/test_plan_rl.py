@@ -53,14 +53,17 @@ def test_the_best_form_comes_first_in_words(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--reference-model", "other"], "fits: same, none"),
-        (["--output-tokens", "8k"], "exceed llama-3-8b's context of 8,192"),
-        (["--spread", "9"], "9"),
-        (["--prompts", "0"], "0"),
+        ({"--reference-model": "other"}, "fits: same, none"),
+        ({"--output-tokens": "8k"}, "exceed llama-3-8b's context of 8,192"),
+        ({"--spread": "9"}, "9"),
+        ({"--prompts": "0"}, "0 is out of range"),
     ],
 )
-def test_bad_input_is_one_line(change: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*ASK, *change]) == 2
+def test_bad_input_is_one_line(
+    change: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = dict(zip(ASK[2::2], ASK[3::2], strict=True)) | change
+    assert main([*ASK[:2], *(word for pair in options.items() for word in pair)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 

@@ -248,7 +248,7 @@ def test_collectives_as_published_of_another_network() -> None:
 NCCL = Path(__file__).parents[2] / "benchmarks/published/nccl-h100-efa.csv"
 _H100 = Path(catalog.__file__).with_name("chips") / "h100.toml"
 EFA = _H100.read_text().replace(
-    "[step]",
+    "[sources]",
     """[network.efficiency.nvlink]
 all_gather = [[1, 0.575]]
 all_reduce = [[1, 0.995]]
@@ -257,7 +257,7 @@ all_reduce = [[1, 0.995]]
 all_gather = [[2, 0.49], [8, 0.19], [32, 0.08], [64, 0.031]]
 all_reduce = [[2, 0.94], [8, 0.26], [32, 0.166], [64, 0.084]]
 
-[step]""",
+[sources]""",
     1,
 )
 
