@@ -110,10 +110,11 @@ def test_bad_values_name_the_option(arguments: list[str], message: str):
         (["--size", "1", "--size", "2"], "--size is given twice"),
         (["-o", "a", "--output=b", "-o", "c"], "--output is given 3 times"),
         (["--cached", "--no-cached"], "--cached is given twice"),
-        (["--seed", "1", "--seed", "1"], "--seed is given twice"),
     ],
 )
-def test_a_second_value_of_an_option_is_refused(words: list[str], name: str) -> None:
-    with pytest.raises(MeshwrightError, match=f"^{name} and has one value; leave one out$"):
-        run(*words)
+def test_the_last_value_of_an_option_counts_with_a_note(
+    words: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*words)
+    assert capsys.readouterr().err == f"mw: {name}; the last value counts\n"
     assert run("--quiet", "--quiet")["given"] == {"quiet": True}

@@ -242,7 +242,6 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         # the same option again
         ("plan train $P --given tensor=4 --given pipe=1", "plan train $P --given tensor=4,pipe=1"),
         ("plan train $P --remat full --remat full", "plan train $P --given remat=full"),
-        ("model gpt2 --seq-len 2k --seq-len 2k", "model gpt2 --seq-len 2k"),
         # plans are files of -o, of mw audit a function of a script
         ("plan train $P --toml a.toml", "plan train $P -o a.toml"),
         ("plan train $P --emit a.toml", "plan train $P -o a.toml"),
@@ -336,7 +335,6 @@ def test_no_line_has_another_number_or_chip(
         "plan train --model llama-3-8b --hardware tpu --batch-tokens 1M --seq-len 8k",
         "plan train $P --given tensor=4 --given tensor=8",  # two values, of which one would be dropped
         "plan train $P --remat none --remat full",
-        "model gpt2 --seq-len 2k --seq-len 4k",
         "model gemma --heads",  # one of several models
         "train --config none.toml",  # without its only value the line is no answer
     ],

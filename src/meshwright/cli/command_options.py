@@ -17,6 +17,8 @@ import typer
 from typer.core import TyperCommand
 
 from meshwright.cli.completions import OF_OPTIONS
+from meshwright.cli.console import note
+from meshwright.cli.line_pieces import LISTS
 from meshwright.errors import MeshwrightError
 from meshwright.options import Option, as_option, options_of
 
@@ -41,27 +43,30 @@ class OptionsOf:
 
 
 class _StrictCommand(TyperCommand):
-    """A command that refuses a second value of an option; click's parser would drop the first silently."""
+    """A command that drops no value of a repeated option silently, as click's parser does."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, list(args))
         if not ctx.resilient_parsing:  # an unfinished line is being completed
             _, _, order = self.make_parser(ctx).parse_args(list(args))
-            _refuse_repeated(order)
+            _check_repeated(order)
         return rest
 
 
-def _refuse_repeated(given: Sequence[Any]) -> None:
-    """Raise MeshwrightError for an option that is given more than once.
+def _check_repeated(given: Sequence[Any]) -> None:
+    """Print a note for each option that is given more than once, of which the last value counts.
 
     given: the parameters of the line, in order. Options with several values, and flags such as --json, may
-    be repeated; flags with an opposite, such as --x/--no-x, may not.
+    be repeated; flags with an opposite, such as --x/--no-x, get a note. Raises MeshwrightError for a list,
+    such as --given: it may be meant as a part of one list.
     """
     for param, count in Counter(given).items():
         is_single = param.param_type_name == "option" and not param.multiple
         if count > 1 and is_single and (not param.is_flag or param.secondary_opts):
-            times = "twice" if count == 2 else f"{count} times"
-            raise MeshwrightError(f"{param.opts[-1]} is given {times} and has one value; leave one out")
+            name, times = param.opts[-1], "twice" if count == 2 else f"{count} times"
+            if name in LISTS:
+                raise MeshwrightError(f"{name} is given {times} and has one value; leave one out")
+            note(f"mw: {name} is given {times}; the last value counts")
 
 
 def command(app: typer.Typer, **settings: Any) -> Callable[[Function], Function]:
