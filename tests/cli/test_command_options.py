@@ -10,7 +10,6 @@ from typer.main import get_command
 
 from meshwright.cli.command_options import OptionsOf, command
 from meshwright.cli.main import named_values
-from meshwright.errors import MeshwrightError
 from meshwright.options import REQUIRED, option
 from meshwright.units import parse_count
 
