@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 
+_MEMORY = Path("/proc/self/statm")  # in pages; the second is resident
+
 
 def end_event() -> threading.Event:
     """An event that SIGINT and SIGTERM set, from now on; to be called in the main thread.
@@ -30,12 +32,12 @@ def ends_after(seconds: float, message: str, most_bytes: float = inf) -> Iterato
     For library code that cannot be interrupted but lets other threads run. Its own output on stderr, such as
     the trace of a panic, is dropped. most_bytes: limit of the memory that the block adds.
     """
-    stderr, is_over, before = os.dup(2), threading.Event(), _peak_bytes()
+    stderr, is_over, before = os.dup(2), threading.Event(), _resident_bytes()
 
     def watch() -> None:
         deadline = time.monotonic() + seconds
         while not is_over.wait(0.05):
-            if _peak_bytes() - before > most_bytes:
+            if _resident_bytes() - before > most_bytes:
                 end(f"needs more than {most_bytes / 1e6:.0f} MB")
             if time.monotonic() > deadline:
                 end(f"takes longer than {seconds:g} s")
@@ -55,10 +57,17 @@ def ends_after(seconds: float, message: str, most_bytes: float = inf) -> Iterato
         os.close(stderr)
 
 
-def _peak_bytes() -> int:
-    """The peak resident memory of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+def _resident_bytes() -> int:
+    """The resident memory of this process; on other systems than Linux its peak.
+
+    Linux hands the peak on from a parent to its child, whose limit would begin at the parent's memory.
+    """
+    try:
+        pages = int(_MEMORY.read_text(encoding="ascii").split()[1])
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak
+    return pages * resource.getpagesize()
 
 
 @contextmanager

@@ -142,6 +142,7 @@ def test_emulated_products_are_announced(name: str, chips: str) -> None:
     assert emulated(layout, GPU, chip("b200")) is None
 
 
+@pytest.mark.slow
 def test_the_compiled_step_is_the_planned_one() -> None:
     config = replace(load_model("tiny"), d_model=256, d_ff=512)
     words = {"weights_dtype": "f32", "compute_dtype": "f32", "matmul_dtype": "mxfp8"}

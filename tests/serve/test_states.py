@@ -279,14 +279,15 @@ class _Drafts(Drafter):
     ("config", "split"),
     [
         (HYBRID, layout(2)),
-        pytest.param(HYBRID, layout(2).replace(cache="batch"), marks=pytest.mark.slow),
-        pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
-        pytest.param(CONVOLUTION, layout(1), marks=pytest.mark.slow),
-        pytest.param(SELECTIVE, layout(2), marks=pytest.mark.slow),
-        pytest.param(LINEAR_UNIT, layout(2), marks=pytest.mark.slow),
+        (HYBRID, layout(2).replace(cache="batch")),
+        (MAMBA, layout(2).replace(data=2)),
+        (CONVOLUTION, layout(1)),
+        (SELECTIVE, layout(2)),
+        (LINEAR_UNIT, layout(2)),
     ],
     ids=["delta", "delta-cache-batch", "mamba-data", "convolution", "selective", "linear_unit"],
 )
+@pytest.mark.slow
 def test_states_after_wrong_drafts(config: ModelConfig, split: Layout) -> None:
     """The next step starts from the states after the last right draft, also after a cached prefix."""
     params, replicas = init_params(config, split, device_mesh(split), seed=0), num_replicas(split, config)

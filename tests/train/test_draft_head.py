@@ -119,6 +119,7 @@ def test_the_loss_is_that_of_the_equations(is_masked: bool) -> None:
     assert float(metrics["draft_loss"]) == pytest.approx(float(of_draft), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_head_alone_learns_and_the_model_stays() -> None:
     step = compiled_step(FROZEN, Layout.of(fsdp=2))
     state = step.init(0)

@@ -308,7 +308,8 @@ def _mesh(data: int, tensor: int) -> Any:
     return jax.make_mesh((data, tensor), ("data", "tensor"), (AxisType.Explicit,) * 2, devices=devices)
 
 
-@pytest.mark.parametrize("dtype", ["int8", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_checkpoints_are_read_under_layouts_of_other_blocks(tmp_path: Path, dtype: str) -> None:
     """Rows of 520 in 6 blocks on 2 devices are in 5 on one and in 8 on 8: there within half a step."""
     optimizer, there = make_optimizer(OPTIMIZER, dtype), _mesh(4, 2)
