@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.family import Family, Key, fixed, ignored, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LATENT, MTP, SIZES
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.families.releases import mixture, preset, release
@@ -11,7 +11,7 @@ FAMILY = Family(
     ("AXK1ForCausalLM",),
     keys=SIZES
     | LATENT
-    | {key: rule for key, rule in DEEPSEEK_EXPERTS.items() if key != "first_k_dense_replace"}
+    | without(DEEPSEEK_EXPERTS, "first_k_dense_replace")
     | {
         "norm_topk_prob": Key("moe.normalized", True),
         "n_group": Key("moe.num_groups", 8),

@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
-from meshwright.models.families.family import Family, Key
+from meshwright.models.families.family import Family, Key, without
 from meshwright.models.families.keys import PLANNED_POSITIONS
 from meshwright.models.families.layers import ExpertLayers
 
@@ -27,7 +27,7 @@ FAMILY = Family(
     "axk2",
     "A.X K2",
     ("AXK2ForCausalLM",),
-    keys={key: rule for key, rule in V32.keys.items() if key not in _NOT_READ}
+    keys=without(V32.keys, *_NOT_READ)
     | PLANNED_POSITIONS
     | {"n_group": Key("moe.num_groups", 1), "n_shared_experts": Key("moe.num_shared_experts", 1)},
     sets={**V32.sets, "planned_only": "gated norms (A.X K2)"},

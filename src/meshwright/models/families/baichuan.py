@@ -1,8 +1,8 @@
-from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.keys import LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.releases import published, release
 
-_KEYS = {key: rule for key, rule in LLAMA_KEYS.items() if key != "max_position_embeddings"}
+_KEYS = without(LLAMA_KEYS, "max_position_embeddings")
 
 FAMILY = Family(
     "baichuan",

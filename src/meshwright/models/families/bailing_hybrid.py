@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix
-from meshwright.models.families.family import Family, Fixed, Key, fixed, ignored
+from meshwright.models.families.family import Family, Fixed, Key, fixed, ignored, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LATENT, PLANNED_POSITIONS, SIZES
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.mixers import GatedDelta
@@ -31,7 +31,7 @@ FAMILY = Family(
     "bailing_hybrid",
     "Ling 2.5, Ring 2.5",
     ("BailingHybridForCausalLM",),
-    keys={key: rule for key, rule in (SIZES | LATENT | DEEPSEEK_EXPERTS).items() if key not in _NOT_READ}
+    keys=without(SIZES | LATENT | DEEPSEEK_EXPERTS, *_NOT_READ)
     | PLANNED_POSITIONS
     | fixed(attention_bias=False, scoring_func="sigmoid", moe_router_activation_func="sigmoid")
     | {

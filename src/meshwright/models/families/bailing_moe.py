@@ -1,9 +1,9 @@
-from meshwright.models.families.family import Family, Fixed, Key, fixed, ignored, needed
+from meshwright.models.families.family import Family, Fixed, Key, fixed, ignored, needed, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP, PLANNED_POSITIONS
 from meshwright.models.families.releases import published, release
 
 _EXPERTS = ("n_routed_experts", "n_shared_experts")
-_RENAMED = {key: rule for key, rule in DEEPSEEK_EXPERTS.items() if key not in _EXPERTS}
+_RENAMED = without(DEEPSEEK_EXPERTS, *_EXPERTS)
 
 FAMILY = Family(
     "bailing_moe",

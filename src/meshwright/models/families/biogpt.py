@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, Tensor, ignored
+from meshwright.models.families.family import Family, Key, Tensor, ignored, without
 from meshwright.models.families.keys import LLAMA_KEYS, activation
 from meshwright.models.families.releases import preset, release
 from meshwright.models.families.tensors import linear, norms
@@ -10,7 +10,7 @@ FAMILY = Family(
     "biogpt",
     "BioGPT",
     ("BioGptForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
+    keys=without(LLAMA_KEYS, *_NOT_READ)
     | activation("gelu")
     | ignored("all heads have keys, D / N wide", "head_dim", "num_key_value_heads")
     | {

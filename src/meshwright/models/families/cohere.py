@@ -1,11 +1,11 @@
-from meshwright.models.families.family import Family, Key, Rule, Tensor
+from meshwright.models.families.family import Family, Key, Rule, Tensor, without
 from meshwright.models.families.keys import ATTENTION_BIAS, FACTOR, LAYER_NORM_EPS, LLAMA_KEYS
 from meshwright.models.families.releases import Release, preset
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, in_pairs
 
 COHERE_KEYS: dict[str, Rule] = (
-    {key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
+    without(LLAMA_KEYS, "rms_norm_eps")
     | ATTENTION_BIAS
     | LAYER_NORM_EPS
     | {

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.family import Family, Key, ignored, needed, without
 from meshwright.models.families.gptj import GPTJ_KEYS
 
 _NOT_READ = ("n_inner", "rotary_dim", "activation_function")
@@ -7,7 +7,7 @@ FAMILY = Family(
     "ctrl",
     "CTRL",
     ("CTRLLMHeadModel",),
-    keys={key: rule for key, rule in GPTJ_KEYS.items() if key not in _NOT_READ}
+    keys=without(GPTJ_KEYS, *_NOT_READ)
     | {"dff": needed("d_ff"), "tie_word_embeddings": Key("tied_embeddings", True)}
     | ignored("it has none", "n_inner", "rotary_dim", "activation_function"),
     sets={

@@ -4,7 +4,7 @@ from typing import Any
 from meshwright.errors import ModelError
 from meshwright.models.config import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix
-from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS
 
 _MULTIPLE = 256  # widths of feed-forwards are multiples of it
@@ -56,9 +56,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     } | by_layer([layers[n] for n in kept])
 
 
-_KEYS = {
-    key: rule for key, rule in LLAMA_KEYS.items() if key not in ("intermediate_size", "num_key_value_heads")
-}
+_KEYS = without(LLAMA_KEYS, "intermediate_size", "num_key_value_heads")
 
 FAMILY = Family(
     "deci_lm",

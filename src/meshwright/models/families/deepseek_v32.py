@@ -1,6 +1,6 @@
 from meshwright.models.families.deepseek_v3 import FAMILY as V3
 from meshwright.models.families.deepseek_v3 import LATENT_FIELDS, V3_PRESET
-from meshwright.models.families.family import Family, Rule, Tensor, fixed, ignored, needed
+from meshwright.models.families.family import Family, Rule, Tensor, fixed, ignored, needed, without
 from meshwright.models.families.releases import Preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, linear
@@ -25,7 +25,7 @@ FAMILY = Family(
     "deepseek_v32",
     "DeepSeek-V3.2",
     ("DeepseekV32ForCausalLM",),
-    keys={key: rule for key, rule in V3.keys.items() if key != "rope_interleave"}
+    keys=without(V3.keys, "rope_interleave")
     | INDEXER_KEYS
     | fixed(rope_interleave=True)
     | ignored("as its class computes it", "layer_types", "mlp_layer_types"),

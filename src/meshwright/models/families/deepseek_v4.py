@@ -11,7 +11,7 @@ from meshwright.models.families.by_layer import (
     matrix,
     vector,
 )
-from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
 from meshwright.models.families.releases import published, release
 
@@ -81,11 +81,14 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     return read | {"extras": read["extras"] + joined_streams(streams)}
 
 
-_KEYS: dict[str, Rule] = {
-    key: rule
-    for key, rule in (LLAMA_KEYS | DEEPSEEK_EXPERTS).items()
-    if key not in ("intermediate_size", "first_k_dense_replace", "moe_layer_freq", "n_group", "topk_group")
-}
+_KEYS: dict[str, Rule] = without(
+    LLAMA_KEYS | DEEPSEEK_EXPERTS,
+    "intermediate_size",
+    "first_k_dense_replace",
+    "moe_layer_freq",
+    "n_group",
+    "topk_group",
+)
 
 FAMILY = Family(
     "deepseek_v4",

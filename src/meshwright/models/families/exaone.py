@@ -1,8 +1,8 @@
-from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.family import Family, Key, ignored, needed, without
 from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.releases import published, release
 
-_KEYS = {key: rule for key, rule in LLAMA_KEYS.items() if key not in ("num_hidden_layers", "hidden_act")}
+_KEYS = without(LLAMA_KEYS, "num_hidden_layers", "hidden_act")
 
 FAMILY = Family(
     "exaone",

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LLAMA_KEYS, MTP
 from meshwright.models.families.layers import ExpertLayers, LocalLayers
 from meshwright.models.families.releases import mixture, preset, release
@@ -13,7 +13,7 @@ FAMILY = Family(
     ("ExaoneMoeForCausalLM",),
     keys=LLAMA_KEYS
     | EPS_1E_5
-    | {key: rule for key, rule in DEEPSEEK_EXPERTS.items() if key not in _OTHER_NAMES}
+    | without(DEEPSEEK_EXPERTS, *_OTHER_NAMES)
     | {
         "num_experts": needed("moe.num_experts"),
         "num_shared_experts": Key("moe.num_shared_experts", 1),

@@ -210,6 +210,11 @@ def needed(fields: str | tuple[str, ...], *also: str) -> Key:
     return Key(fields, needed=True, also=also)
 
 
+def without(rules: Mapping[str, Rule], *keys: str) -> dict[str, Rule]:
+    """The rules of all keys but these."""
+    return {key: rule for key, rule in rules.items() if key not in keys}
+
+
 def ignored(why: str, *keys: str) -> dict[str, Rule]:
     """Keys that are ignored for one reason."""
     return {key: Ignored(why) for key in keys}

@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.models.config import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed, matrix, vector
-from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.gemma4 import GEMMA_4_KEYS
 from meshwright.models.families.releases import published, release
 
@@ -55,7 +55,7 @@ FAMILY = Family(
     ("Gemma3nForCausalLM",),
     model_types=("gemma3n_text",),
     wrappers=("gemma3n",),
-    keys={key: rule for key, rule in GEMMA_4_KEYS.items() if key != "intermediate_size"}
+    keys=without(GEMMA_4_KEYS, "intermediate_size")
     | {
         "vocab_size": Key("vocab_size", 262_400),
         "max_position_embeddings": Key("max_seq_len", 32_768),

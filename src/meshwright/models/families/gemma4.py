@@ -4,7 +4,7 @@ from typing import Any
 
 from meshwright.models.config import Extra, MoE
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
-from meshwright.models.families.family import Family, Key, Rule, ignored
+from meshwright.models.families.family import Family, Key, Rule, ignored, without
 from meshwright.models.families.keys import ACTIVATION, SIZES
 from meshwright.models.families.releases import published, release
 
@@ -67,7 +67,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     return read_layers({"hidden_size_per_layer_input": 256, **given}, fields, name)
 
 
-GEMMA_4_KEYS: dict[str, Rule] = {key: rule for key, rule in SIZES.items() if key != "hidden_act"} | {
+GEMMA_4_KEYS: dict[str, Rule] = without(SIZES, "hidden_act") | {
     "head_dim": Key("d_head", 256),
     "max_position_embeddings": Key("max_seq_len", 131_072),
     "vocab_size": Key("vocab_size", 262_144),

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, fixed
+from meshwright.models.families.family import Family, Key, fixed, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LATENT, MTP, SIZES
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.families.releases import mixture, preset, release
@@ -12,7 +12,7 @@ FAMILY = Family(
     keys=SIZES
     | EPS_1E_5
     | LATENT
-    | {key: rule for key, rule in DEEPSEEK_EXPERTS.items() if key != "first_k_dense_replace"}
+    | without(DEEPSEEK_EXPERTS, "first_k_dense_replace")
     | {
         "norm_topk_prob": Key("moe.normalized", True),
         "n_shared_experts": Key("moe.num_shared_experts", 1),

@@ -4,7 +4,7 @@ from typing import Any
 from meshwright.errors import ModelError
 from meshwright.models.families.by_layer import ByLayer, by_layer, hyper_connections, matrix, vector
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
-from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.keys import EPS_1E_5, PLANNED_POSITIONS
 from meshwright.models.families.layers import ExpertLayers
 from meshwright.models.mixers import GatedDelta
@@ -44,7 +44,7 @@ FAMILY = Family(
     ("Glm5NextForCausalLM",),
     model_types=("glm5_next_text",),
     wrappers=("glm5_next",),
-    keys={key: rule for key, rule in V32.keys.items() if key not in _NOT_READ}
+    keys=without(V32.keys, *_NOT_READ)
     | EPS_1E_5
     | PLANNED_POSITIONS
     | {"n_shared_experts": Key("moe.num_shared_experts", 1)}

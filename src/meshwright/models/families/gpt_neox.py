@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, Tensor, ignored
+from meshwright.models.families.family import Family, Key, Tensor, ignored, without
 from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, activation
 from meshwright.models.families.releases import Release, preset
 from meshwright.models.families.rope import Rope
@@ -12,7 +12,7 @@ FAMILY = Family(
     "gpt_neox",
     "GPT-NeoX, Pythia",
     ("GPTNeoXForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
+    keys=without(LLAMA_KEYS, *_NOT_READ)
     | LAYER_NORM_EPS
     | activation("gelu")
     | {

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, vector
-from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, PLANNED_POSITIONS, activation
 
 
@@ -18,7 +18,7 @@ FAMILY = Family(
     "gpt_neox_japanese",
     "GPT-NeoX Japanese",
     ("GPTNeoXJapaneseForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
+    keys=without(LLAMA_KEYS, *_NOT_READ)
     | LAYER_NORM_EPS
     | PLANNED_POSITIONS
     | activation("gelu")

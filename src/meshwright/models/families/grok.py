@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Key, fixed, ignored, needed
+from meshwright.models.families.family import Family, Key, fixed, ignored, needed, without
 from meshwright.models.families.keys import EPS_1E_5, EXPERTS, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.releases import published, release
 
@@ -24,7 +24,7 @@ FAMILY = Family(
     keys=LLAMA_KEYS
     | EPS_1E_5
     | PLANNED_POSITIONS
-    | {key: rule for key, rule in EXPERTS.items() if key != "num_local_experts"}
+    | without(EXPERTS, "num_local_experts")
     | {
         "intermediate_size": needed(("d_ff", "moe.d_ff")),
         "num_experts": needed("moe.num_experts", "num_local_experts"),

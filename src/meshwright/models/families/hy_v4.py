@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, hyper_connections, joined_streams, vector
-from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.glm_moe_dsa import FAMILY as GLM
 from meshwright.models.families.glm_moe_dsa import Indexers
 from meshwright.models.families.keys import PLANNED_POSITIONS
@@ -21,7 +21,7 @@ FAMILY = Family(
     "hy_v4",
     "Hunyuan 4",
     ("HYV4ForCausalLM",),
-    keys={key: rule for key, rule in GLM.keys.items() if key not in (*_NOT_READ, "mlp_layer_types")}
+    keys=without(GLM.keys, *_NOT_READ, "mlp_layer_types")
     | PLANNED_POSITIONS
     | {
         "n_shared_experts": Key("moe.num_shared_experts", 1),

@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.models.config import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
-from meshwright.models.families.family import Family, Key, Rule, fixed, ignored, needed
+from meshwright.models.families.family import Family, Key, Rule, fixed, ignored, needed, without
 from meshwright.models.families.keys import LLAMA_KEYS, PLANNED_POSITIONS, ROUTER
 
 _LOCAL = "hybrid_sliding"
@@ -50,7 +50,7 @@ def short_convolutions(width: int) -> tuple[Extra, ...]:
 
 # Keys of both Inkling families.
 INKLING_KEYS: dict[str, Rule] = (
-    {key: rule for key, rule in LLAMA_KEYS.items() if key != "intermediate_size"}
+    without(LLAMA_KEYS, "intermediate_size")
     | PLANNED_POSITIONS
     | ROUTER
     | {

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key
+from meshwright.models.families.family import Family, Key, without
 from meshwright.models.families.keys import ATTENTION_BIAS, LAYER_NORM_EPS, LLAMA_KEYS, activation
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS
@@ -7,7 +7,7 @@ FAMILY = Family(
     "jais2",
     "Jais 2",
     ("Jais2ForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
+    keys=without(LLAMA_KEYS, "rms_norm_eps")
     | ATTENTION_BIAS
     | LAYER_NORM_EPS
     | activation("relu2")

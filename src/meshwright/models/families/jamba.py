@@ -4,7 +4,7 @@ from typing import Any
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed, without
 from meshwright.models.families.keys import EXPERTS, LLAMA_KEYS
 from meshwright.models.families.releases import published, release
 from meshwright.models.families.state_layers import selective_tensors
@@ -63,7 +63,7 @@ def _period(prefix: str, chosen: Sequence[bool]) -> dict[str, Any]:
 
 _EXPERT_STACKS = ("layers", "state_layers")
 _FEED_FORWARD, _MIXER = f"{LAYER}.feed_forward", f"{LAYER}.mamba"
-_KEYS = {key: rule for key, rule in EXPERTS.items() if key != "num_local_experts"}
+_KEYS = without(EXPERTS, "num_local_experts")
 
 FAMILY = Family(
     "jamba",

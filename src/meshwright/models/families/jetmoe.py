@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, matrix, vector
-from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.family import Family, Key, ignored, needed, without
 from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS, PLANNED_POSITIONS
 
 _NOT_READ = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "intermediate_size")
@@ -26,7 +26,7 @@ FAMILY = Family(
     "jetmoe",
     "JetMoE",
     ("JetMoeForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
+    keys=without(LLAMA_KEYS, *_NOT_READ)
     | PLANNED_POSITIONS
     | {
         "intermediate_size": needed(("moe.d_ff", "d_ff"), "ffn_hidden_size"),

@@ -3,7 +3,7 @@
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.family import Fixed, Form, Key, Rule, fixed, ignored, needed
+from meshwright.models.families.family import Fixed, Form, Key, Rule, fixed, ignored, needed, without
 
 # Hugging Face's names of our activations; files that we write have the first.
 _ACTIVATIONS = {
@@ -90,7 +90,7 @@ EXPERTS: dict[str, Rule] = ROUTER | {
     "num_experts_per_tok": needed("moe.experts_per_token", "experts_per_token"),
 }
 # Of classes that know only this name.
-NUM_EXPERTS: dict[str, Rule] = {key: rule for key, rule in EXPERTS.items() if key != "num_local_experts"} | {
+NUM_EXPERTS: dict[str, Rule] = without(EXPERTS, "num_local_experts") | {
     "num_experts": needed("moe.num_experts", "num_local_experts")
 }
 # Of Qwen's files, whose layers all see everything: use_sliding_window is false.

@@ -3,7 +3,17 @@ from typing import Any
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import vector
-from meshwright.models.families.family import Family, Fixed, Key, Part, Tensor, fixed, ignored, needed
+from meshwright.models.families.family import (
+    Family,
+    Fixed,
+    Key,
+    Part,
+    Tensor,
+    fixed,
+    ignored,
+    needed,
+    without,
+)
 from meshwright.models.families.keys import EPS_1E_5, LATENT, SIZES
 from meshwright.models.families.releases import Release, mixture, preset, published
 from meshwright.models.families.state_layers import StateLayers
@@ -82,7 +92,7 @@ FAMILY = Family(
     "Kimi Linear, Kimi K3",
     ("KimiLinearForCausalLM",),
     wrappers=("kimi_k3",),
-    keys={key: rule for key, rule in SIZES.items() if key != "max_position_embeddings"}
+    keys=without(SIZES, "max_position_embeddings")
     | EPS_1E_5
     | LATENT
     | {

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, Tensor, ignored, needed
+from meshwright.models.families.family import Family, Key, Tensor, ignored, needed, without
 from meshwright.models.families.keys import LLAMA_KEYS, ROUTER
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.releases import mixture, preset, release
@@ -9,7 +9,7 @@ FAMILY = Family(
     "kolibri1",
     "Kolibri 1",
     ("Kolibri1ForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "intermediate_size"}
+    keys=without(LLAMA_KEYS, "intermediate_size")
     | ROUTER
     | {
         "head_dim": Key("d_head", 128),

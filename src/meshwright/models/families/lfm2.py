@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.family import Family, Key, Part, Rule, Tensor, ignored, needed
+from meshwright.models.families.family import Family, Key, Part, Rule, Tensor, ignored, needed, without
 from meshwright.models.families.keys import SIZES
 from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
@@ -31,9 +31,7 @@ class _Width:
 
 
 # Keys and tensors of both LFM2 families.
-LFM2_KEYS: dict[str, Rule] = {
-    key: rule for key, rule in SIZES.items() if key not in ("rms_norm_eps", "hidden_act")
-} | {
+LFM2_KEYS: dict[str, Rule] = without(SIZES, "rms_norm_eps", "hidden_act") | {
     "head_dim": Key("d_head"),
     "norm_eps": Key("norm_eps", 1e-5),
     "tie_word_embeddings": Key("tied_embeddings", True, also=("tie_embedding",)),

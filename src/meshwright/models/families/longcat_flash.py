@@ -4,7 +4,7 @@ from typing import Any
 
 from meshwright.models.config import Variant
 from meshwright.models.families.by_layer import ByLayer, matrix, vector
-from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.family import Family, Key, ignored, needed, without
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LATENT, LLAMA_KEYS, MTP, ROUTER
 from meshwright.models.families.releases import published, release
 
@@ -28,11 +28,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     }
 
 
-_KEYS = {
-    key: rule
-    for key, rule in LLAMA_KEYS.items()
-    if key not in ("num_hidden_layers", "intermediate_size", "head_dim")
-}
+_KEYS = without(LLAMA_KEYS, "num_hidden_layers", "intermediate_size", "head_dim")
 
 FAMILY = Family(
     "longcat_flash",

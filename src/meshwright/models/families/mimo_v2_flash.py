@@ -3,7 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer
-from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
 from meshwright.models.families.releases import published, release
 
@@ -51,9 +51,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     return {"moe": moe, "feed_forwards": feed_forwards[:num_layers]} | by_layer(layers)
 
 
-_KEYS: dict[str, Rule] = {
-    key: rule for key, rule in (LLAMA_KEYS | DEEPSEEK_EXPERTS).items() if key != "moe_layer_freq"
-}
+_KEYS: dict[str, Rule] = without(LLAMA_KEYS | DEEPSEEK_EXPERTS, "moe_layer_freq")
 
 FAMILY = Family(
     "mimo_v2_flash",

@@ -4,7 +4,18 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import Indexer, ModelConfig, Variant
-from meshwright.models.families.family import Family, Fixed, Key, Part, Rule, Tensor, fixed, ignored, needed
+from meshwright.models.families.family import (
+    Family,
+    Fixed,
+    Key,
+    Part,
+    Rule,
+    Tensor,
+    fixed,
+    ignored,
+    needed,
+    without,
+)
 from meshwright.models.families.keys import LLAMA_KEYS, MTP, ROUTER
 from meshwright.models.families.releases import published, release
 from meshwright.models.families.rope import Rope
@@ -72,9 +83,7 @@ class SparseLayers:
         return {}
 
 
-_KEYS: dict[str, Rule] = {
-    key: rule for key, rule in LLAMA_KEYS.items() if key not in ("hidden_act", "intermediate_size")
-}
+_KEYS: dict[str, Rule] = without(LLAMA_KEYS, "hidden_act", "intermediate_size")
 _MOE, _ATTENTION = f"{LAYER}.block_sparse_moe", f"{LAYER}.self_attn"
 
 FAMILY = Family(

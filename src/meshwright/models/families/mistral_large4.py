@@ -5,7 +5,7 @@ from meshwright.errors import ModelError
 from meshwright.models.config import MLA
 from meshwright.models.families.by_layer import ByLayer, by_layer, vector
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
-from meshwright.models.families.family import Family, Fixed, Key, ignored
+from meshwright.models.families.family import Family, Fixed, Key, ignored, without
 from meshwright.models.families.glm_moe_dsa import Indexers
 from meshwright.models.families.keys import EPS_1E_5
 from meshwright.models.families.layers import ExpertLayers
@@ -39,7 +39,7 @@ FAMILY = Family(
     ("MistralLarge4ForCausalLM",),
     model_types=("mistral_large4_text",),
     wrappers=("mistral_large4",),
-    keys={key: rule for key, rule in V32.keys.items() if key not in _NOT_READ}
+    keys=without(V32.keys, *_NOT_READ)
     | EPS_1E_5
     | {
         "n_shared_experts": Key("moe.num_shared_experts", 1),

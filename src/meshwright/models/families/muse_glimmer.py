@@ -1,10 +1,10 @@
-from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.family import Family, Key, fixed, ignored, without
 from meshwright.models.families.keys import ACTIVATION, EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.layers import LocalLayers
 
 # Keys of both Muse families.
 MUSE_KEYS = (
-    {key: rule for key, rule in LLAMA_KEYS.items() if key != "hidden_act"}
+    without(LLAMA_KEYS, "hidden_act")
     | EPS_1E_5
     | PLANNED_POSITIONS
     | {

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key
+from meshwright.models.families.family import Family, Key, without
 from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, activation
 from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
@@ -8,7 +8,7 @@ FAMILY = Family(
     "nemotron",
     "Nemotron 4, Minitron",
     ("NemotronForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
+    keys=without(LLAMA_KEYS, "rms_norm_eps")
     | ATTENTION_BIAS
     | activation("relu2")
     | {"norm_eps": Key("norm_eps", 1e-5), "mlp_bias": Key("mlp_bias", False)},

@@ -3,7 +3,18 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.family import Family, Fixed, Key, Part, Rule, Tensor, fixed, ignored, needed
+from meshwright.models.families.family import (
+    Family,
+    Fixed,
+    Key,
+    Part,
+    Rule,
+    Tensor,
+    fixed,
+    ignored,
+    needed,
+    without,
+)
 from meshwright.models.families.keys import ACTIVATION, EXPERTS, SIZES
 from meshwright.models.families.releases import Release, mixture, preset, published
 from meshwright.models.families.state_layers import ATTENTION_NAMES, STATE_NAMES, mamba_tensors
@@ -53,9 +64,7 @@ class _Blocks:
         return {"layers_block_type": kinds}
 
 
-_KEYS: dict[str, Rule] = {
-    key: rule for key, rule in SIZES.items() if key not in ("num_hidden_layers", "rms_norm_eps", "hidden_act")
-}
+_KEYS: dict[str, Rule] = without(SIZES, "num_hidden_layers", "rms_norm_eps", "hidden_act")
 
 
 def _experts(d: str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key
+from meshwright.models.families.family import Family, Key, without
 from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS
 from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
@@ -8,9 +8,7 @@ FAMILY = Family(
     "olmo",
     "OLMo",
     ("OlmoForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
-    | ATTENTION_BIAS
-    | {"clip_qkv": Key("clip_qkv")},
+    keys=without(LLAMA_KEYS, "rms_norm_eps") | ATTENTION_BIAS | {"clip_qkv": Key("clip_qkv")},
     sets={"norm": "layer", "norm_scale": False, "norm_eps": 1e-5},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,

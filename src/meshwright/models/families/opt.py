@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.family import Family, Key, Part, Tensor, fixed, ignored, needed
+from meshwright.models.families.family import Family, Key, Part, Tensor, fixed, ignored, needed, without
 from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS
 from meshwright.models.families.releases import preset, release
 from meshwright.models.families.tensors import HEAD, linear, norms
@@ -33,7 +33,7 @@ FAMILY = Family(
     "opt",
     "OPT",
     ("OPTForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
+    keys=without(LLAMA_KEYS, *_NOT_READ)
     | {
         "ffn_dim": needed("d_ff"),
         "activation_function": Key("activation", "relu", form=ACTIVATION),

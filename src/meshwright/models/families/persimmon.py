@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, activation
 from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
@@ -11,7 +11,7 @@ FAMILY = Family(
     "Persimmon, Fuyu (text)",
     ("PersimmonForCausalLM",),
     wrappers=("fuyu",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
+    keys=without(LLAMA_KEYS, *_NOT_READ)
     | LAYER_NORM_EPS
     | activation("relu2")
     | {"qk_layernorm": Key("qk_norm", True)}

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, fixed, ignored
+from meshwright.models.families.family import Family, fixed, ignored, without
 from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, activation
 from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
@@ -8,7 +8,7 @@ FAMILY = Family(
     "phi",
     "Phi 1, 1.5, 2",
     ("PhiForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
+    keys=without(LLAMA_KEYS, "rms_norm_eps")
     | LAYER_NORM_EPS
     | activation("gelu_new")
     | fixed(qk_layernorm=False)

@@ -5,7 +5,7 @@ from typing import Any
 from meshwright.errors import ModelError
 from meshwright.models.config import Extra, Indexer
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
-from meshwright.models.families.family import Family, Key, fixed, ignored, needed
+from meshwright.models.families.family import Family, Key, fixed, ignored, needed, without
 from meshwright.models.families.keys import LLAMA_KEYS, NUM_EXPERTS, PLANNED_POSITIONS
 from meshwright.models.families.state_layers import DELTA_KEYS
 
@@ -96,7 +96,7 @@ FAMILY = Family(
     ("Qwen4ExpForCausalLM",),
     model_types=("qwen4_exp_text",),
     wrappers=("qwen4_exp",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "intermediate_size"}
+    keys=without(LLAMA_KEYS, "intermediate_size")
     | NUM_EXPERTS
     | DELTA_KEYS
     | PLANNED_POSITIONS

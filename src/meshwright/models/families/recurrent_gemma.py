@@ -4,7 +4,7 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.family import Family, Form, Key, Part, Tensor, ignored
+from meshwright.models.families.family import Family, Form, Key, Part, Tensor, ignored, without
 from meshwright.models.families.gemma_keys import GEMMA_KEYS
 from meshwright.models.families.releases import published, release
 from meshwright.models.families.rope import Rope
@@ -72,7 +72,7 @@ FAMILY = Family(
     "recurrent_gemma",
     "RecurrentGemma",
     ("RecurrentGemmaForCausalLM",),
-    keys={key: rule for key, rule in GEMMA_KEYS.items() if key != "attention_bias"}
+    keys=without(GEMMA_KEYS, "attention_bias")
     | {
         "intermediate_size": Key("d_ff", needed=True, form=_HALF),
         "head_dim": Key("d_head"),

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.family import Family, Key, fixed, ignored, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LLAMA_KEYS
 from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
@@ -8,7 +8,7 @@ FAMILY = Family(
     "solar_open",
     "Solar Open",
     ("SolarOpenForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "intermediate_size"}
+    keys=without(LLAMA_KEYS, "intermediate_size")
     | EPS_1E_5
     | DEEPSEEK_EXPERTS
     | {

@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, fixed, ignored
+from meshwright.models.families.family import Family, Key, fixed, ignored, without
 from meshwright.models.families.keys import SIZES
 from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
@@ -8,7 +8,7 @@ FAMILY = Family(
     "stablelm",
     "StableLM",
     ("StableLmForCausalLM",),
-    keys={key: rule for key, rule in SIZES.items() if key != "rms_norm_eps"}
+    keys=without(SIZES, "rms_norm_eps")
     | {"layer_norm_eps": Key("norm_eps", 1e-5), "use_qkv_bias": Key("qkv_bias", False)}
     | fixed(qk_layernorm=False, use_parallel_residual=False)
     | ignored("hidden_size over num_attention_heads counts", "head_dim")

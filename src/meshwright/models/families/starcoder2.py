@@ -1,4 +1,4 @@
-from meshwright.models.families.family import Family, Key, ignored
+from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
 from meshwright.models.families.releases import preset, release
@@ -11,7 +11,7 @@ FAMILY = Family(
     "starcoder2",
     "StarCoder 2",
     ("Starcoder2ForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "rms_norm_eps"}
+    keys=without(LLAMA_KEYS, "rms_norm_eps")
     | {
         "norm_epsilon": Key("norm_eps", 1e-5),
         "use_bias": Key(_BIASES, True),

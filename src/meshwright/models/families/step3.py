@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Key, ignored, needed
+from meshwright.models.families.family import Family, Key, ignored, needed, without
 from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
 from meshwright.models.families.releases import published, release
 
@@ -24,7 +24,7 @@ FAMILY = Family(
     ("Step3TextForCausalLM", "Step3VLForConditionalGeneration"),
     model_types=("step3_text",),
     wrappers=("step3_vl",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key not in _NOT_READ}
+    keys=without(LLAMA_KEYS, *_NOT_READ)
     | EPS_1E_5
     | PLANNED_POSITIONS
     | {

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed, matrix
-from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed
+from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed, without
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS, MTP
 from meshwright.models.families.releases import published, release
 
@@ -29,7 +29,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     return {"feed_forwards": feed_forwards, "extras": (matrix("head_gates", "DN", "D"),)} | by_layer(layers)
 
 
-_KEYS: dict[str, Rule] = {key: rule for key, rule in LLAMA_KEYS.items() if key != "hidden_act"}
+_KEYS: dict[str, Rule] = without(LLAMA_KEYS, "hidden_act")
 
 FAMILY = Family(
     "step3p5",

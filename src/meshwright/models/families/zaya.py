@@ -3,7 +3,7 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
-from meshwright.models.families.family import Family, Key, fixed, needed
+from meshwright.models.families.family import Family, Key, fixed, needed, without
 from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS, NUM_EXPERTS, PLANNED_POSITIONS
 
 _LOCAL, _GLOBAL = "hybrid_sliding", "hybrid"
@@ -54,7 +54,7 @@ FAMILY = Family(
     "zaya",
     "ZAYA1",
     ("ZayaForCausalLM",),
-    keys={key: rule for key, rule in LLAMA_KEYS.items() if key != "intermediate_size"}
+    keys=without(LLAMA_KEYS, "intermediate_size")
     | NUM_EXPERTS
     | EPS_1E_5
     | PLANNED_POSITIONS
