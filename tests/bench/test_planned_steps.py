@@ -8,18 +8,18 @@ from meshwright.api.inputs import Train
 from meshwright.cli.bench import fastest
 from meshwright.cli.main import main
 
-SMALL = ["--model", "tiny", "--hardware", "cpu:2", "--batch-tokens", "256", "--seq-len", "64"]
+SMALL = ["--model", "tiny", "--hardware", "cpu:8", "--batch-tokens", "512", "--seq-len", "64"]
 
 
 def test_a_step_is_timed_and_priced(capsys):
     assert main(["bench", "train", *SMALL, "--layouts", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["hardware"] == "cpu:2"
+    assert document["hardware"] == "cpu:8"
     [row] = document["results"]
-    assert row["layout"].startswith("data=2")
+    assert row["layout"].startswith("data=8")
     assert row["seconds"] > 0
     assert row["ratio"] == pytest.approx(row["seconds"] / row["predicted_seconds"])
-    assert row["tokens_per_second"] == pytest.approx(256 / row["seconds"])
+    assert row["tokens_per_second"] == pytest.approx(512 / row["seconds"])
 
 
 def test_the_layouts_differ_in_their_axes():
