@@ -7,10 +7,10 @@ import numpy as np
 
 from meshwright.bench.all_devices import local_hardware
 from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, run_prepared, tell
+from meshwright.bench.train_step import TIMED_OPTIMIZER
 from meshwright.hardware import catalog
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
-from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.stage_step import training_step
 
 
@@ -37,14 +37,12 @@ def bench_training(plans: Sequence[Plan], progress: Listener = None) -> dict:
 def _call(plan: Plan) -> TimedCall:
     """A function that runs one training step of a plan. The step is compiled at the first call."""
     workload = plan.workload
-    # Any schedule: a step's time does not depend on it.
-    optimizer = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
     dtype = plan.layout.precision.compute_dtype
     step = training_step(
         plan.model,
         plan.layout,
         workload,
-        optimizer,
+        TIMED_OPTIMIZER,
         options=plan.compiler,
         chip_flops_per_second=catalog.load(plan.hardware).chip.flops(dtype),
     )

@@ -29,6 +29,8 @@ from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.step import CompiledStep
 
 _SEQUENCES_PER_DEVICE = 2
+# Of steps that are timed. Any schedule will do: a step's time does not depend on it.
+TIMED_OPTIMIZER = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
 
 
 def sample_model() -> ModelConfig:
@@ -81,8 +83,7 @@ def prepare(num_devices: int, progress: Listener, config: ModelConfig) -> Prepar
 
 def step_program(config: ModelConfig, layout: Layout, workload: Workload) -> TimedCall:
     """The compiled training step of a model, as a call to be timed."""
-    optimizer = OptimizerConfig(peak_learning_rate=1e-4, warmup_steps=0, total_steps=1000)
-    step = CompiledStep(config, layout, workload, optimizer, chip_flops_per_second=1.0)
+    step = CompiledStep(config, layout, workload, TIMED_OPTIMIZER, chip_flops_per_second=1.0)
     abstract, rows = step.abstract_state(), step.abstract_tokens()
     with jax.set_mesh(step.mesh):
         compiled = step.jitted.lower(abstract, rows).compile()
