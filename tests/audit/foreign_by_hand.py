@@ -64,6 +64,53 @@ def _gradients_by_hand(*, each_turn: bool) -> Callable[[], Any]:
     return run
 
 
+def _reciprocals() -> Any:
+    """Reciprocals of sums over devices, added up in a loop: the sums cannot be left until after it."""
+    m = mesh("data")
+
+    def local(batches: Any) -> Any:
+        def add(total: Any, x: Any) -> Any:
+            return total + 1.0 / lax.psum(x, "data"), None
+
+        return lax.scan(add, jnp.zeros_like(batches[0]), batches)[0]
+
+    split = jax.shard_map(local, mesh=m, in_specs=P(None, "data"), out_specs=P(), check_vma=False)
+    return jax.jit(split), (array(m, (8, 1024, 512), None, "data"),)
+
+
+def _averaged(*, twice: bool) -> Callable[[], Any]:
+    """Gradients averaged over devices, and clipped; their average taken again, or not."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def local(w: Any, x: Any) -> Any:
+            gradient = lax.pmean(jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w), "data")
+            gradient /= jnp.maximum(1.0, jnp.linalg.norm(gradient))
+            return w - 0.1 * (lax.pmean(gradient, "data") if twice else gradient)
+
+        split = jax.shard_map(local, mesh=m, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+        return jax.jit(split), (array(m, (512, 512)), array(m, (1024, 512), "data"))
+
+    return run
+
+
+def _one_number_per_row(*spec: str) -> Callable[[], Any]:
+    """A number of each row by a loop in a shard_map, which takes its rows as `spec` says."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def local(x: Any) -> Any:
+            return lax.fori_loop(0, 8, lambda _, h: jnp.tanh(h + x), x).sum(-1)
+
+        rows = jax.shard_map(local, mesh=m, in_specs=P(*spec), out_specs=P(*spec), check_vma=False)
+        forward = lambda x: constrained(m, rows(x), "data") * 2  # noqa: E731
+        return jax.jit(forward), (array(m, (4096, 512), "data"),)
+
+    return run
+
+
 def _wide_ring(*, wide: bool) -> Callable[[], Any]:
     """A ring of keys in bfloat16, upcast before it or in each turn."""
 
@@ -288,6 +335,11 @@ BY_HAND = {
     ),
     "gradients summed in each turn by hand": Case(
         "summed_repeatedly", _gradients_by_hand(each_turn=True), _gradients_by_hand(each_turn=False)
+    ),
+    "reciprocals of sums in each turn": Case(None, _reciprocals),
+    "gradients averaged twice": Case("sent_although_equal", _averaged(twice=True), _averaged(twice=False)),
+    "a shard_map of whole rows to one number each": Case(
+        "computed_repeatedly", _one_number_per_row(), _one_number_per_row("data")
     ),
     "a ring of upcast keys": Case("widened", _wide_ring(wide=True), _wide_ring(wide=False)),
     "a loss of logits gathered by hand": Case(

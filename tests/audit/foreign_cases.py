@@ -930,6 +930,129 @@ def _likeliest_in_a_loop() -> Any:
     return jax.jit(run), (array(m, (32768, 128)), array(m, (128, 32768), None, "tensor"), tokens)
 
 
+def _rows_of_sequences(*, counted: bool) -> Callable[[], Any]:
+    """Rows of each sequence, written and read by indices that count the batch, or by batched ones."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def step(cache: Any, new: Any, at: Any, w: Any) -> Any:
+            batch = jnp.arange(64)
+            if counted:
+                cache = cache.at[batch, at[:, 0]].set(new)
+                rows = cache[batch[:, None], at]
+            else:
+                cache = jax.vmap(lambda one, i, x: one.at[i].set(x))(cache, at[:, 0], new)
+                rows = jnp.take_along_axis(cache, at[..., None], 1)
+            return cache, rows @ w
+
+        args = array(m, (64, 128, 256), "data"), array(m, (64, 256), "data")
+        at = array(m, (64, 32), "data", dtype=jnp.int32)
+        return jax.jit(step, donate_argnums=0), (*args, at, array(m, (256, 256)))
+
+    return run
+
+
+def _shuffled(*, whole: bool) -> Callable[[], Any]:
+    """A batch shuffled across devices, or each device's rows, before two updates."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def step(w: Any, x: Any, labels: Any, orders: Any) -> Any:
+            def update(w: Any, order: Any) -> Any:
+                rows, of_rows = x[order], labels[order]
+                if not whole:
+                    local = jax.vmap(lambda x, i: x[i])
+                    parts = order[: 1024 // 8] % (1024 // 8)
+                    by_device = (x.reshape(8, -1, 256), labels.reshape(8, -1), jnp.tile(parts, (8, 1)))
+                    x8, labels8, i8 = (constrained(m, part, "data") for part in by_device)
+                    rows, of_rows = local(x8, i8).reshape(x.shape), local(labels8, i8).reshape(labels.shape)
+
+                def loss(w: Any) -> Any:
+                    scores = jax.nn.log_softmax(constrained(m, rows, "data") @ w)
+                    return -jnp.mean(jnp.sum(scores * jax.nn.one_hot(of_rows, 64), -1))
+
+                return w - 0.1 * jax.grad(loss)(w), None
+
+            return lax.scan(update, w, orders)[0]
+
+        labels = array(m, (1024,), "data", dtype=jnp.int32)
+        orders = array(m, (2, 1024), dtype=jnp.int32)
+        return jax.jit(step), (array(m, (256, 64)), array(m, (1024, 256), "data"), labels, orders)
+
+    return run
+
+
+def _all_in_one(*, flat: bool) -> Callable[[], Any]:
+    """FSDP of weights that are slices of one long array, or arrays of their own."""
+
+    def run() -> Any:
+        m, width = mesh("fsdp"), 256
+
+        def loss(weights: Any, x: Any) -> Any:
+            size = width * width
+            for n in range(4):
+                w = weights[n * size :][:size].reshape(width, width) if flat else weights[n]
+                x = constrained(m, jnp.tanh(x @ w), "fsdp")
+            return jnp.mean(x**2)
+
+        def step(weights: Any, x: Any) -> Any:
+            gradients = jax.grad(loss)(weights, x)
+            return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+        one = [array(m, (width, width), "fsdp")] * 4
+        weights = array(m, (4 * width * width,), "fsdp") if flat else one
+        return jax.jit(step, donate_argnums=0), (weights, array(m, (512, width), "fsdp"))
+
+    return run
+
+
+def _prefixes(*spec: str | tuple[str, ...]) -> Callable[[], Any]:
+    """Norms of prefixes of rows that are stored by `spec`, as nested embeddings have them."""
+
+    def run() -> Any:
+        m = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "tensor"))
+
+        def forward(w: Any, x: Any, y: Any) -> Any:
+            e = constrained(m, x @ w, *spec)
+            norms = [jnp.linalg.norm(part[:, :n], axis=-1) for n in (64, 128, 256) for part in (e, y)]
+            return jnp.stack(norms)
+
+        rows = array(m, (1024, 512), "data")
+        return jax.jit(forward), (array(m, (512, 512)), rows, rows)
+
+    return run
+
+
+def _mean_over_positions() -> Any:
+    """The gradient of a mean over split positions, which is the same at each position."""
+    m = mesh("seq")
+
+    def loss(w: Any, x: Any) -> Any:
+        x = constrained(m, x + jax.nn.gelu(x @ w["in"]) @ w["out"], None, "seq")
+        return jnp.mean(jnp.mean(x, 1) ** 2)
+
+    w = {"in": array(m, (128, 512)), "out": array(m, (512, 128))}
+    return jax.jit(jax.grad(loss)), (w, array(m, (8, 256, 128), None, "seq"))
+
+
+def _beams(*, apart: bool) -> Callable[[], Any]:
+    """Caches of beams in the order of their parents, with beams and sequences in one dimension or two."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def step(cache: Any, parents: Any) -> Any:
+            return jnp.take_along_axis(cache, parents[..., None, None], 1) if apart else cache[parents]
+
+        first = (16, 4) if apart else (64,)
+        parents = array(m, first, "data", dtype=jnp.int32)
+        return jax.jit(step), (array(m, (*first, 128, 64), "data"), parents)
+
+    return run
+
+
 _F, _I = jnp.float32, jnp.int32
 _HEAD = ((64, 512), (), _F), ((512, 32768), (None, "x"), _F)
 CASES: dict[str, Case] = {
@@ -1060,6 +1183,16 @@ CASES: dict[str, Case] = {
         _low_rank((None, "tensor"), ("tensor",)),
         _low_rank((), (None, "tensor")),
     ),
+    "indices that count the batch": Case(
+        "batch_indexed", _rows_of_sequences(counted=True), _rows_of_sequences(counted=False)
+    ),
+    "a batch shuffled in the step": Case("batch_shuffled", _shuffled(whole=True), _shuffled(whole=False)),
+    "weights in one long array": Case("weight_resharded", _all_in_one(flat=True), _all_in_one(flat=False)),
+    "prefixes of a split width": Case(
+        "activation_resharded", _prefixes("data", "tensor"), _prefixes(("data", "tensor"))
+    ),
+    "beams and sequences in one dimension": Case("table_gathered", _beams(apart=False), _beams(apart=True)),
+    "a mean over split positions": Case(None, _mean_over_positions),
 }
 # Programs with several findings: the first is the cause of the others.
 SEVERAL: dict[str, Case] = {

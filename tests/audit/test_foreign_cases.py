@@ -42,6 +42,28 @@ def test_the_root_comes_first_of_several_findings(name: str) -> None:
     assert case.fixed and _kinds(case.fixed()) == []
 
 
+def test_a_gathered_contraction_does_not_hide_what_another_axis_repeats() -> None:
+    """Rows are whole over `data`, and a contraction is gathered over `tensor`."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "tensor"))
+
+    def of(shape: tuple[int, ...], *spec: str | None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+    def loss(weights: dict[str, Any], x: Any) -> Any:
+        between = jax.lax.with_sharding_constraint(
+            jax.nn.relu(x @ weights["in"]), NamedSharding(mesh, PartitionSpec(None, None, "tensor"))
+        )
+        result = x + between @ weights["out"]
+        whole = NamedSharding(mesh, PartitionSpec())
+        return (jax.lax.with_sharding_constraint(result, whole) ** 2).sum()
+
+    weights = {"in": of((512, 2048), None, "tensor"), "out": of((2048, 512), None, "tensor")}
+    found = meshwright.audit(jax.jit(jax.grad(loss)), weights, of((16, 128, 512)))
+    kinds = {one["kind"]: one["what"] for one in found["warnings"]}
+    assert "contraction_gathered" in kinds
+    assert "over `data` compute the same" in kinds["computed_repeatedly"]
+
+
 def test_the_result_prints_as_ten_lines() -> None:
     run, args = CASES["FSDP"].run()
     found = meshwright.audit(run, *args, hardware="v5p")

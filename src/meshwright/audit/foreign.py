@@ -27,10 +27,15 @@ from meshwright.audit.facts.narrow_arithmetic import host_transfers
 from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.hlo.read import Program, check_complete, check_partitioned, parse_hlo
 from meshwright.audit.remarks import Remark
-from meshwright.audit.remarks.accidents import accidents, at_the_root
+from meshwright.audit.remarks.accidents import accidents, at_the_root, gathered_operands
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.donation import undonated_note
-from meshwright.audit.remarks.replication import repeated_calls, repeated_products, replicated_state
+from meshwright.audit.remarks.replication import (
+    equal_values,
+    repeated_calls,
+    repeated_products,
+    replicated_state,
+)
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 from meshwright.hardware.catalog import load
@@ -128,12 +133,15 @@ def audit_program(
     line = None
     if machine and machine.chip.platform == program.platform:
         line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
+    found = accidents(schedule, reading.sent, prices)
+    gathers = gathered_operands(found, reading.sent)
     warnings = at_the_root(
         [
-            *accidents(schedule, reading.sent, prices),
+            *found,
             *replicated_state(program, prices),
-            *(repeated_products(program, prices) or _repeated_on_parts(reading, machine)),
+            *(repeated_products(program, prices, gathers) or _repeated_on_parts(reading, machine, gathers)),
             *repeated_calls(program, prices, reading.sent),
+            *equal_values(program, prices, reading.sent),
             *host_calls(host_transfers(program)),
         ]
     )
@@ -188,13 +196,15 @@ def _of_platforms(program: Program, machine: Hardware) -> list[str]:
     ]
 
 
-def _repeated_on_parts(reading: Reading, machine: Hardware | None) -> list[Remark]:
+def _repeated_on_parts(
+    reading: Reading, machine: Hardware | None, gathers: Iterable[Emitted]
+) -> list[Remark]:
     """Products that parts of a named axis repeat: on the mesh that the groups of collectives make."""
     if reading.prices.named is None:
         return []
     parts = read_program(reading.program, machine).prices
     named, inferred = (sum(size > 1 for size in each.mesh.sizes.values()) for each in (reading.prices, parts))
-    return repeated_products(reading.program, parts) if inferred > named else []
+    return repeated_products(reading.program, parts, gathers) if inferred > named else []
 
 
 def read_program(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:

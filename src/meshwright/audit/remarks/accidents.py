@@ -51,7 +51,10 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     tokens = [one for one in arrays if _INTEGERS.match(one.shapes[0].dtype)]
     weights = [one for one in arrays if one not in tokens and len(one.shapes[0].dims) > 1]
     returned = {shape.dims for shape in program.main.result.shapes}
+    if not is_differentiated(program):  # arrays that it returns are caches
+        weights = [one for one in weights if one.shapes[0].dims not in returned]
     rows: list[Instruction] = []
+    with_tokens: list[Instruction] = []
     if tokens:
         first = {(one.shapes[0].dims[0], _first_tiles(one)) for one in tokens}
         with_tokens = [
@@ -75,7 +78,7 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
         frozenset().union(*(_split_over(one, mesh) for one in some)) for some in (tokens or rows, weights)
     ]
     elements = max((one.shapes[0].num_elements for one in tokens), default=0)
-    names = frozenset(one.op_name or one.name for one in rows)
+    names = frozenset(one.op_name or one.name for one in (*rows, *with_tokens))
     return ProgramBatch(axes[0] & axes[1], axes[0], elements, names)
 
 
@@ -149,19 +152,25 @@ _FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_reshard
 def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
     """The warnings without consequences of unconstrained activations.
 
-    Warnings of unconstrained activations are merged into one. Without any, repeated products are left out if
-    an operand of a contraction is gathered.
+    Warnings of unconstrained activations are merged into one.
     """
     remarks = list(remarks)
     roots = [one for one in remarks if one.kind == UNCONSTRAINED]
     if not roots:
-        # A matmul whose operands are both gathered is repeated on all devices of the gather.
-        gathered = any(one.kind == "contraction_gathered" for one in remarks)
-        return [one for one in remarks if not (gathered and one.kind == "computed_repeatedly")]
+        return remarks
     first, *others = sorted(roots, key=lambda remark: -(remark.bytes or 0))
     for other in others:
         first = _joined(first, other)
     return [first, *(one for one in remarks if one not in roots and one.kind not in _FOLLOWING)]
+
+
+def gathered_operands(remarks: Iterable[Remark], sent: Iterable[Emitted]) -> list[Emitted]:
+    """The gathers that warnings of gathered contractions are about.
+
+    All devices of such a gather compute the same product of it, which needs no warning of its own.
+    """
+    tensors = {one.tensor for one in remarks if one.kind == "contraction_gathered"}
+    return [one for one in sent if one.op == "all_gather" and one.tensor in tensors]
 
 
 def _faults(emitted: Emitted, context: ProgramContext) -> list[Fault]:

@@ -11,15 +11,17 @@ from math import prod
 
 from meshwright.audit.facts.communication import is_cast
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule
-from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted, is_computed
+from meshwright.audit.facts.emitted import ELEMENTWISE, REDUCTIONS, Emitted, is_computed
+from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
-from meshwright.audit.facts.shards import own_slices
+from meshwright.audit.facts.shards import device_values, own_slices
 from meshwright.audit.hlo.op_names import primitive_of, split_op_name
 from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import (
     MOVES,
     CallPath,
     TracedValue,
+    ancestors,
     called_by,
     history,
     readers,
@@ -74,18 +76,198 @@ def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
             and emitted.collective.gathered_bytes > 2 * looked_up
         ):
             shares = set(emitted.axes) & context.batch_axes
+            rows_of_all = looked_up * emitted.collective.groups.size
             return (
                 "table_gathered",
                 f"the whole table `{emitted.tensor}` is gathered over {context.over(emitted)} "
                 f"({emitted.collective.gathered_bytes:,} B) to look up rows of {looked_up:,} B",
-                "the looked-up indices are sharded over the same axis: gather the indices, a few bytes, look "
-                "up in each device's shard and reduce-scatter the rows, in jax.shard_map; or shard the table "
-                "over another axis"
+                _KEPT_APART
+                if shares and rows_of_all >= emitted.collective.gathered_bytes
+                else "the looked-up indices are sharded over the same axis: gather the indices, a few bytes, "
+                "look up in each device's shard and reduce-scatter the rows, in jax.shard_map; or shard the "
+                "table over another axis"
                 if shares
                 else "look up rows in each device's shard and all-reduce them: keep the table sharded and "
                 "constrain only the result",
             )
     return None
+
+
+# If the devices together look up as many rows as the table has, sending the rows saves nothing.
+_KEPT_APART = (
+    "the devices together look up as many rows as there are: if each looks up its own rows (beams, or pages "
+    "of a sequence), index them within the sequence (a batched gather: take_along_axis, or jax.vmap over "
+    "sequences) or in jax.shard_map; otherwise shard the table over another axis, such as heads"
+)
+
+
+def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Rows of the batch fetched from other devices by index, such as a batch shuffled within the step."""
+    c = emitted.collective
+    if (
+        emitted.op not in (*REDUCTIONS, "all_gather")
+        or emitted.is_written
+        or primitive_of(c.op_name) not in _BY_INDEX
+    ):
+        return None
+    rows = _batch_read_by(emitted, context)
+    if rows is None:
+        return None
+    whole = rows.shapes[0].num_elements * c.groups.size
+    if emitted.elements * emitted.runs * 2 < whole:
+        return None
+    name = rows.op_name or rows.name
+    return (
+        "batch_shuffled",
+        f"rows of the batch (`{name}`, {c.gathered_bytes:,} B) are fetched over {context.over(emitted)} by "
+        f"index ({emitted.op}), although each device holds some",
+        "shuffle or sample within each device's rows (a permutation for each device, in jax.shard_map), or "
+        "shuffle on the host when the batch is loaded",
+    )
+
+
+_BY_INDEX = ("gather", "dynamic_slice")
+
+
+def batch_in_an_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Rows moved over the batch's axis because an index array counts the batch: x[arange(B), i].
+
+    The batch is then a dimension that is looked up, which the partitioner does not keep sharded.
+    """
+    name = primitive_of(emitted.collective.op_name)
+    over = set(emitted.axes) & context.batch_axes
+    if not over or emitted.is_written or not name.startswith(("gather", "scatter")):
+        return None
+    groups = emitted.collective.groups.members
+    if not any(_counts(context.program, each, groups) for each in _indices_of(emitted, context.program)):
+        return None
+    return (
+        "batch_indexed",
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
+        f"{context.over(emitted)}, the batch's axis, for a {name} whose indices count the batch, such as "
+        "x[jnp.arange(B), i]",
+        "index each sequence by itself, so that the batch stays a batch dimension: "
+        "jax.vmap(lambda x, i: x[i]), jnp.take_along_axis, or jax.vmap(lambda x, i, y: x.at[i].set(y))",
+    )
+
+
+def _indices_of(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
+    """The indices of gathers and scatters that a collective is for."""
+    for user, _ in emitted.uses(program, elementwise=True):
+        if user.instruction.opcode in ("gather", "scatter"):
+            yield user.operand(len(user.instruction.operands) // 2)
+    left, seen = [emitted.operand()], 0
+    while left and seen < _FEW:
+        *_, origin = history(program, left.pop(), MOVES)
+        if origin.instruction.opcode in ("gather", "scatter"):
+            yield origin.operand(len(origin.instruction.operands) // 2)
+        elif origin.instruction.opcode in ELEMENTWISE or op_of(origin.instruction) == "all_reduce":
+            left += sources(program, origin)
+        seen += 1
+
+
+def _counts(program: Program, indices: TracedValue, groups: Sequence[Sequence[int]]) -> bool:
+    """Whether a column of indices is 0, 1, 2, ... whatever the data, along a dimension split within groups.
+
+    The partitioner subtracts from each row of indices the offsets of the device's shard.
+    """
+    left, seen = [indices], 0
+    counted: set[int] = set()
+    whole: set[int] = set()
+    while left and seen < _FEW:
+        *_, origin = history(program, left.pop(), MOVES | {"broadcast"})
+        instruction = origin.instruction
+        if instruction.opcode == "concatenate":
+            columns = list(enumerate(origin.operand(i) for i in range(len(instruction.operands))))
+            if len(instruction.shapes[0].dims) > 1:
+                counted |= {column for column, part in columns if _is_count(program, part)}
+            else:
+                offsets = [(column, device_values(program, part)) for column, part in columns]
+                whole |= {column for column, values in offsets if values and not _differ(values, groups)}
+        elif instruction.opcode in (*ELEMENTWISE, "clamp") or op_of(instruction) == "all_gather":
+            left += sources(program, origin)
+        seen += 1
+    return bool(counted - whole)
+
+
+def _differ(values: Sequence[int], groups: Sequence[Sequence[int]]) -> bool:
+    return any(len({values[device] for device in group}) > 1 for group in groups)
+
+
+def _is_count(program: Program, part: TracedValue) -> bool:
+    """Whether a value depends on nothing but an iota, or a constant of all numbers from 0."""
+    found = False
+    for value in ancestors(program, part):
+        instruction = value.instruction
+        if instruction.opcode == "parameter" and not value.place.frames:
+            return False
+        numbers = re.findall(r"-?\d+", instruction.literal) if instruction.opcode == "constant" else []
+        found |= instruction.opcode == "iota" or (
+            len(numbers) > 1 and [int(number) for number in numbers] == list(range(len(numbers)))
+        )
+    return found
+
+
+def _batch_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | None:
+    """The batch's input whose rows a collective sends: all of them, or the ones that a gather reads."""
+    program = context.program
+    left, seen = [emitted.operand()], 0
+    while left and seen < _FEW:
+        *_, origin = history(program, left.pop(), MOVES)
+        instruction = origin.instruction
+        if instruction.opcode == "parameter" and not origin.place.frames:
+            name = instruction.op_name or instruction.name
+            is_token = re.match(r"[su]\d", instruction.shapes[0].dtype)
+            return instruction if is_token or name in context.batch_names else None
+        if instruction.opcode == "gather":
+            left = [origin.operand(0)]
+        elif instruction.opcode in ELEMENTWISE:
+            left += sources(program, origin)
+        seen += 1
+    return None
+
+
+def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Slices of one long array moved, in which all weights lie one after another."""
+    c = emitted.collective
+    moves = emitted.op in ("permute", "all_to_all", "all_gather") and not c.follows_sum
+    if not moves or emitted.is_written or primitive_of(c.op_name) not in _PIECES:
+        return None
+    stored = next(
+        (
+            value.instruction
+            for value in _parts_before(emitted, context.program)
+            if value.instruction.opcode == "parameter" and not value.place.frames
+        ),
+        None,
+    )
+    name = (stored.op_name or stored.name) if stored else ""
+    if stored is None or len(stored.shapes[0].dims) != 1 or name in context.batch_names:
+        return None
+    return (
+        "weight_resharded",
+        f"slices of the one-dimensional array `{name}` are moved over {context.over(emitted)} "
+        f"({emitted.op}): a slice, such as one weight, lies on some of the devices",
+        "store each weight as an array of its own, sharded along one of its dimensions: a tree of arrays, "
+        "not one array of all (ravel_pytree)",
+    )
+
+
+def _parts_before(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
+    """The values that a collective's operand is put together from, also by other moves between devices."""
+    left, seen = [emitted.operand()], 0
+    while left and seen < _FEW:
+        *_, origin = history(program, left.pop(), MOVES)
+        yield origin
+        is_moved = op_of(origin.instruction) in _MOVED
+        if is_moved or origin.instruction.opcode in (*ELEMENTWISE, *_JOINED):
+            left += sources(program, origin)
+        seen += 1
+
+
+_MOVED = ("permute", "all_to_all", "all_gather")
+_JOINED = ("concatenate", "pad", "select", "dynamic-update-slice")
+_PIECES = ("slice", "split", "dynamic_slice", "reshape")
 
 
 def repeated_gather(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -234,12 +416,19 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
+# Operations that scale an operand, with its number, if the other operand is a constant.
+_SCALINGS = (("multiply", 0), ("multiply", 1), ("divide", 0))
+
+
 def _after_scaling(
     program: Program, uses: Iterable[tuple[TracedValue, int]]
 ) -> Iterator[tuple[TracedValue, int]]:
-    """The uses; in place of a product or quotient with a constant, the uses of its result."""
+    """The uses; in place of a product with a constant, or a quotient by one, the uses of its result.
+
+    A constant divided by a sum is no scaling of it: such quotients cannot be added up before the sum.
+    """
     for user, at in uses:
-        if user.instruction.opcode in ("multiply", "divide") and at in (0, 1):
+        if (user.instruction.opcode, at) in _SCALINGS:
             *_, other = history(program, user.operand(1 - at), MOVES | {"broadcast"})
             if other.instruction.opcode == "constant":
                 yield from _after_scaling(program, readers(program, user))
@@ -464,17 +653,44 @@ def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
         or name not in _CUTS
         or emitted.is_written
         or emitted.is_windowed
-        or _is_shift(emitted)
+        or (_is_shift(emitted) and len(_distances(emitted, context)) <= _BOTH_WAYS)
         or any(emitted.products(context.program))
+        or _is_moved_before(emitted, context.program)
     ):
         return None
+    change = (
+        "shard another dimension there, such as the batch, or keep the pieces apart, as a class token next "
+        "to its sequence"
+        if name == "concatenate"
+        else "shard another dimension there (the batch, or the heads and not the elements of a head), or cut "
+        "it into [shards, rest] so that each device has a part of every piece"
+    )
     return (
         "activation_resharded",
         f"`{emitted.tensor}` is moved over {context.over(emitted)} ({emitted.op}), because {name} cuts or "
         "joins the dimension that is sharded there",
-        "shard another dimension (the heads, and not the elements of a head), or cut it into [shards, rest] "
-        "so that each device has a part of every piece",
+        change,
     )
+
+
+def _is_moved_before(emitted: Emitted, program: Program) -> bool:
+    """Whether it moves parts that another collective has just moved, such as to sort them."""
+    return any(op_of(value.instruction) in _MOVED for value in _parts_before(emitted, program))
+
+
+# Halos come from the device before and the one after.
+_BOTH_WAYS = 2
+
+
+def _distances(emitted: Emitted, context: ProgramContext) -> set[int]:
+    """How far the permutes of an operation, such as the slices of one array, send its parts."""
+    name = emitted.collective.op_name
+    return {
+        b - a
+        for sent in context.sent
+        if sent.op == "permute" and sent.collective.op_name == name and sent.tensor == emitted.tensor
+        for a, b in _pairs(sent)
+    }
 
 
 def merged_dimensions(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -584,8 +800,7 @@ def there_and_back(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 def _is_shift(emitted: Emitted) -> bool:
     """Whether each device sends to the next or the one before: a pipeline's shift, or a halo's rows."""
-    text = emitted.value.instruction.attributes.get("source_target_pairs", "")
-    pairs = [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text)]
+    pairs = _pairs(emitted)
     if emitted.op != "permute" or not pairs or any(a == b for a, b in pairs):
         return False
     # All go the same way, except the ones that close a ring; or few devices send, as the last of a pipeline.
@@ -593,6 +808,12 @@ def _is_shift(emitted: Emitted) -> bool:
     num_devices = emitted.mesh.num_devices if emitted.mesh else 0
     is_ring = len(pairs) > 2 and len(others) <= 1 and 2 * times > len(pairs)
     return is_ring or 2 * len(pairs) < num_devices
+
+
+def _pairs(emitted: Emitted) -> list[tuple[int, int]]:
+    """The senders of a permute with their receivers."""
+    text = emitted.value.instruction.attributes.get("source_target_pairs", "")
+    return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text)]
 
 
 def stored_otherwise(emitted: Emitted, context: ProgramContext) -> Fault:
@@ -687,17 +908,21 @@ def two_sides(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Both operands of a matmul gathered over the same devices, which repeat the product."""
     if emitted.op != "all_gather":
         return None
-    for _, other in emitted.products(context.program):
+    for user, other in emitted.products(context.program):
         partner = _gathered_as(other, context)
         if partner and _is_named_first(emitted, partner, context) and _same_devices(partner, emitted):
             return (
                 "contraction_gathered",
-                f"both operands of a matmul, `{emitted.tensor}` and `{partner.tensor}`, are gathered over "
-                f"{context.over(emitted)}: these devices all compute the same product",
+                f"both operands of a {_product_name(user)}, `{emitted.tensor}` and `{partner.tensor}`, are "
+                f"gathered over {context.over(emitted)}: these devices all compute the same product",
                 "keep both sharded along the contracted dimension and reduce the partial results (all-reduce "
                 "or reduce-scatter): constrain only the result",
             )
     return None
+
+
+def _product_name(product: TracedValue) -> str:
+    return "convolution" if product.instruction.opcode == "convolution" else "matmul"
 
 
 def _is_named_first(emitted: Emitted, partner: Emitted, context: ProgramContext) -> bool:
@@ -1085,7 +1310,10 @@ def _on_the_way(program: Program, user: TracedValue, at: int) -> Iterable[Traced
 
 # In order of precedence.
 FAULT_RULES: tuple[FaultRule, ...] = (
+    batch_in_an_index,
     table,
+    batch_by_index,
+    flat_array,
     returned_whole,
     moved_update,
     there_and_back,

@@ -18,7 +18,7 @@ from meshwright.audit.facts.communication import (
     narrowest_dtype,
     unreadable_groups,
 )
-from meshwright.audit.facts.emitted import Emitted
+from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import changes_along, copied_over, copies_of, group_axes
 from meshwright.audit.facts.instruction_work import is_attention_kernel
 from meshwright.audit.facts.matmuls import Product, products
@@ -46,7 +46,7 @@ from meshwright.notation.mesh import Mesh
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
 _MOMENT = re.compile(r"opt_state|optimizer|momentum|moments|(?:^|[^a-z])(?:mu|nu)(?:$|[^a-z])")
 _WRITES = ("dynamic-update-slice", "scatter", "select")
-# Tensors with a smaller share of the state are not worth sharding.
+# Tensors with a smaller share of the program's inputs are not worth sharding.
 _STATE_SHARE = 0.01
 
 
@@ -54,7 +54,7 @@ def replicated_state(program: Program, prices: Prices) -> list[Remark]:
     """A warning for unsharded optimizer state or, in inference, unsharded caches."""
     training = is_differentiated(program)
     chosen = _moments(program) if training else _caches(program)
-    total = sum(one.shapes[0].num_bytes for one in chosen)
+    total = sum(one.shapes[0].num_bytes for one in _arrays(program) if one.shapes)
     replicated = [
         (array, copies)
         for array in chosen
@@ -140,17 +140,30 @@ class Alike:
         return self.product.flops * (1 - 1 / self.copies)
 
 
-def repeated_products(program: Program, prices: Prices) -> list[Remark]:
-    """A warning for each set of axes that repeats a good part of the program's products."""
+def repeated_products(program: Program, prices: Prices, gathers: Iterable[Emitted] = ()) -> list[Remark]:
+    """A warning for each set of axes that repeats a good part of the program's products.
+
+    gathers: of operands that other warnings report, whose products are left out.
+    """
     repeated, total = _repeated(program, prices.mesh)
     by_axes: dict[tuple[str, ...], list[Alike]] = {}
+    gathers = list(gathers)
     for product in repeated:
-        by_axes.setdefault(product.axes, []).append(product)
+        if not _follows(program, product, gathers):
+            by_axes.setdefault(product.axes, []).append(product)
     return [
         _of_products(repeated, program, prices)
         for repeated in by_axes.values()
         if sum(one.excess_flops for one in repeated) > _PRODUCT_SHARE * total
     ]
+
+
+def _follows(program: Program, repeated: Alike, gathers: Sequence[Emitted]) -> bool:
+    """Whether a product is repeated because it depends on one of these gathers over its axes."""
+    keys = {id(one.value.instruction) for one in gathers if set(repeated.axes) <= set(one.axes)}
+    return bool(keys) and any(
+        id(one.instruction) in keys for one in ancestors(program, repeated.product.value)
+    )
 
 
 def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
@@ -163,10 +176,30 @@ def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
             continue
         value, total = product.value, total + product.flops
         operands = [value.operand(index) for index in range(len(value.instruction.operands))]
+        if any(_is_spread(program, operand) for operand in operands):
+            continue
         over = tuple(one.axis for one in differing if not any(map(one.differs, operands)))
         if over:
             repeated.append(Alike(product, over, mesh.size(over)))
     return repeated, total
+
+
+def _is_spread(program: Program, operand: TracedValue) -> bool:
+    """Whether an operand repeats fewer numbers, such as the gradient of a mean.
+
+    Its product repeats work on one device too, which no sharding saves.
+    """
+    *_, origin = history(program, operand, MOVES)
+    while origin.instruction.opcode in ("multiply", "divide"):
+        pair = [list(history(program, origin.operand(i), MOVES))[-1] for i in (0, 1)]
+        spread = [each for each in pair if each.instruction.opcode in ("broadcast", "multiply", "divide")]
+        if len(spread) < len(pair):
+            return False
+        origin = pair[0]
+    if origin.instruction.opcode != "broadcast":
+        return False
+    before = origin.operand(0).instruction.shapes[0]
+    return before.num_elements < origin.instruction.shapes[0].num_elements
 
 
 def repeated_calls(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
@@ -190,6 +223,42 @@ def repeated_calls(program: Program, prices: Prices, sent: Iterable[Emitted]) ->
     return [_of_call(list(repeated.values()), prices)] if repeated else []
 
 
+def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
+    """A warning of collectives, called by name, whose devices all send the same values.
+
+    XLA's partitioner sends no such values.
+    """
+    differing: dict[str, _Differing] = {}
+    equal: list[Emitted] = []
+    for one in sent:
+        is_large = one.collective.gathered_bytes > NEGLIGIBLE_BYTES
+        if one.op not in _SAME_ON_ALL or not one.is_written or not one.axes or not is_large:
+            continue
+        over = [differing.setdefault(axis, _Differing(program, prices.mesh, axis)) for axis in one.axes]
+        if not any(each.differs(one.operand()) for each in over):
+            equal.append(one)
+    return [_of_equal(equal, prices)] if equal else []
+
+
+def _of_equal(equal: Sequence[Emitted], prices: Prices) -> Remark:
+    largest = max(equal, key=prices.sent)
+    seconds = [prices.seconds(one) for one in equal]
+    others = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
+    size = largest.collective.groups.size
+    primitive = largest.collective.primitive
+    return Remark(
+        "sent_although_equal",
+        largest.tensor,
+        f"`{primitive}` of `{largest.tensor}`{others} over {prices.over(largest.axes, size)}: the values are "
+        f"the same on all {size} devices, as after an earlier collective",
+        largest.where,
+        f"leave it out: a mean of equal values changes nothing, and a sum multiplies them by {size}",
+        sum(prices.sent(one) for one in equal),
+        None if None in seconds else sum(one for one in seconds if one is not None),
+        instruction=largest.collective.name,
+    )
+
+
 # The primitive of a gather, if a shard_map, or a kernel outside of one, takes the whole array.
 _CALLED_WHOLE = ("shard_map", "pallas_call")
 
@@ -198,7 +267,8 @@ def _cut_by_device(program: Program) -> Iterator[TracedValue]:
     """Arrays that are sliced at offsets that differ between devices: each keeps its own part."""
     for place in places(program):
         for instruction in place.computation.instructions.values():
-            if instruction.opcode != "dynamic-slice" or len(instruction.shapes[0].dims) <= 1:
+            # One number is an entry of the partitioner's own table of offsets.
+            if instruction.opcode != "dynamic-slice" or instruction.shapes[0].num_elements == 1:
                 continue
             piece = TracedValue(instruction, place)
             offsets = slice_offsets(program, piece, first=1)
