@@ -85,6 +85,7 @@ MIXERS = {
     "falcon-h1-7b": Mixer(2, None, 4, "data=8"),
     "recurrentgemma-2b": Mixer(3, None, 3, "data=8"),
     "deepseek-v3.2": Mixer(4, 4, 4),
+    "minimax-m3": Mixer(4, 4, 4, "data=2,tensor=4"),
 }
 
 CASES = [
