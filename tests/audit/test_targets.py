@@ -208,6 +208,21 @@ def test_a_failure_gives_the_compilers_message_and_the_layout(monkeypatch: pytes
         _compile(script, monkeypatch)
 
 
+@pytest.mark.parametrize(("code", "excess"), [("time.sleep(0.3)", ""), ("while True: pass", "0.1 s")])
+def test_time_in_which_the_compiler_waits_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, code: str, excess: str
+) -> None:
+    monkeypatch.setattr(compile, "_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(compile, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(compile, "_WAITED", 100)
+    process = subprocess.Popen([sys.executable, "-S", "-E", "-c", f"import time\n{code}"])
+    try:
+        assert compile._watch(process) == excess
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_compile_that_takes_too_long_or_too_much_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile, "_TIMEOUT_SECONDS", 0)

@@ -33,7 +33,10 @@ from meshwright.units import format_bytes
 if TYPE_CHECKING:
     import jax
 
+# Of the compiler's own time: while other work has the processors, or another process has libtpu, it waits.
 _TIMEOUT_SECONDS = 900
+# Its waiting ends after this many times as long.
+_WAITED = 4
 # A compiler that takes more of the host than this is ended before the host swaps or kills others.
 MEMORY_SHARE = 0.8
 _POLL_SECONDS = 0.1
@@ -150,17 +153,35 @@ def _run(folder: Path, plan: Plan, target: Target) -> None:
 
 def _watch(process: subprocess.Popen) -> str:
     """Wait for the process to end. Returns the limit that it exceeded, or ""."""
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    began = now = time.monotonic()
+    processors, own = 0.0, 0.0
     limit = round(host_memory_bytes() * MEMORY_SHARE)
     while True:
         try:
             process.wait(_POLL_SECONDS)
             return ""
         except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline:
+            before, now = now, time.monotonic()
+            used = _processor_seconds(process.pid)
+            # Several processors at once count as one.
+            own += now - before if used is None else min(now - before, used - processors)
+            processors = used or 0.0
+            if own > _TIMEOUT_SECONDS:
                 return f"{_TIMEOUT_SECONDS} s"
+            if now - began > _WAITED * _TIMEOUT_SECONDS:
+                return f"{_WAITED * _TIMEOUT_SECONDS} s, of which it ran for {own:.0f} s"
             if _resident_bytes(process.pid) > limit:
                 return f"{format_bytes(limit)} of this host's memory"
+
+
+def _processor_seconds(pid: int) -> float | None:
+    """Seconds of processors that a process has used; None if the system has no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    user, system = fields[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_bytes(pid: int) -> int:
