@@ -111,6 +111,22 @@ def _one_number_per_row(*spec: str) -> Callable[[], Any]:
     return run
 
 
+def _own_rows(*spec: str) -> Callable[[], Any]:
+    """A gradient in a shard_map that takes the batch as `spec` says; if whole, each device cuts its rows."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def local(w: Any, x: Any) -> Any:
+            x = x if spec else lax.dynamic_slice_in_dim(x, lax.axis_index("data") * 128, 128)
+            return lax.pmean(jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w), "data")
+
+        split = jax.shard_map(local, mesh=m, in_specs=(P(), P(*spec)), out_specs=P(), check_vma=False)
+        return jax.jit(split), (array(m, (512, 512)), array(m, (1024, 512), "data"))
+
+    return run
+
+
 def _wide_ring(*, wide: bool) -> Callable[[], Any]:
     """A ring of keys in bfloat16, upcast before it or in each turn."""
 
@@ -341,6 +357,7 @@ BY_HAND = {
     "a shard_map of whole rows to one number each": Case(
         "computed_repeatedly", _one_number_per_row(), _one_number_per_row("data")
     ),
+    "a batch whole in a shard_map that cuts it": Case("computed_repeatedly", _own_rows(), _own_rows("data")),
     "a ring of upcast keys": Case("widened", _wide_ring(wide=True), _wide_ring(wide=False)),
     "a loss of logits gathered by hand": Case(
         "gathered_for_one_operation", _loss_by_hand(gathered=True), _loss_by_hand(gathered=False)

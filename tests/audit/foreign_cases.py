@@ -1037,6 +1037,21 @@ def _mean_over_positions() -> Any:
     return jax.jit(jax.grad(loss)), (w, array(m, (8, 256, 128), None, "seq"))
 
 
+def _dense_after_rows() -> Any:
+    """A gradient of a dense layer of flattened images whose rows are split, with weights on all devices."""
+    m = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "rows"))
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            h = constrained(m, jax.nn.relu(x @ w["k"]), "data", "rows")
+            return jnp.mean(constrained(m, h.reshape(64, -1) @ w["d"], "data") ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+    w = {"k": array(m, (16, 16)), "d": array(m, (32 * 32 * 16, 256))}
+    return jax.jit(step, donate_argnums=0), (w, array(m, (64, 32, 32, 16), "data", "rows"))
+
+
 def _beams(*, apart: bool) -> Callable[[], Any]:
     """Caches of beams in the order of their parents, with beams and sequences in one dimension or two."""
 
@@ -1193,6 +1208,7 @@ CASES: dict[str, Case] = {
     ),
     "beams and sequences in one dimension": Case("table_gathered", _beams(apart=False), _beams(apart=True)),
     "a mean over split positions": Case(None, _mean_over_positions),
+    "a dense layer after split rows": Case(None, _dense_after_rows),
 }
 # Programs with several findings: the first is the cause of the others.
 SEVERAL: dict[str, Case] = {

@@ -956,9 +956,9 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
     sliced = own_slices(
         context.program, emitted.collective.groups, emitted.value.instruction.shapes[-1], uses
     )
-    if not uses or len(sliced) < len(uses):
-        return None
     name = primitive_of(emitted.collective.op_name)
+    if not uses or len(sliced) < len(uses) or name == "shard_map":  # which takes it whole: `repeated_calls`
+        return None
     is_constrained = name in _CONSTRAINTS and emitted.collective.parameter in context.batch_names
     if is_constrained or is_computed(context.program, emitted.operand()):
         is_of_rule = name == "custom_partitioning"

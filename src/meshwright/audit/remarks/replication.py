@@ -76,10 +76,17 @@ def _moments(program: Program) -> list[Instruction]:
 
 
 def _read_by_update_only(program: Program, parameter: Instruction) -> bool:
-    uses = [user for user, at in readers(program, TracedValue(parameter, CallPath(program.main))) if at >= 0]
-    if any(user.instruction.opcode in ("while", "call", "conditional") for user in uses):
-        return False
-    names = [user.instruction.op_name for user in uses if user.instruction.op_name]
+    left, names = [TracedValue(parameter, CallPath(program.main))], set[str]()
+    while left:
+        for user, at in readers(program, left.pop()):
+            if at < 0:
+                continue
+            if user.instruction.opcode in ("while", "call", "conditional"):
+                return False
+            if user.instruction.opcode in MOVES:  # slices of one array may share a name
+                left.append(user)
+            elif user.instruction.op_name:
+                names.add(user.instruction.op_name)
     return bool(names) and all(phase_of(name, differentiated=True) == "update" for name in names)
 
 
