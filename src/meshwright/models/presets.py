@@ -11,7 +11,7 @@ from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families import families, naming
 from meshwright.models.families.family import Family
-from meshwright.models.families.releases import Preset
+from meshwright.models.families.releases import Preset, Release
 from meshwright.models.hf import from_hf
 from meshwright.models.model_files import model_from_dict, read_model
 from meshwright.models.stored import dtype_in_name
@@ -141,16 +141,16 @@ class _Presets(Mapping[str, ModelConfig]):
 def presets_of(family: Family) -> dict[str, ModelConfig]:
     """The published models of one family."""
     return {
-        name: _config(family, name, release.shared, preset)
+        name: _config(family, name, release, preset)
         for release in family.releases
         for name, preset in release.models.items()
     }
 
 
-def _config(family: Family, name: str, shared: Mapping[str, Any], preset: Preset) -> ModelConfig:
-    if preset.file is not None:
-        return from_hf({"model_type": family.model_types[0], **shared, **preset.file}, name)
-    fields: dict[str, Any] = {"name": name, "family": family.name, **shared, **preset.fields}
+def _config(family: Family, name: str, release: Release, preset: Preset) -> ModelConfig:
+    if release.config_json:
+        return from_hf({"model_type": family.model_types[0], **release.shared, **preset.values}, name)
+    fields: dict[str, Any] = {"name": name, "family": family.name, **release.shared, **preset.values}
     fields.setdefault("num_kv_heads", fields["num_heads"])
     fields.setdefault("d_head", fields["d_model"] // fields["num_heads"])
     for path, value in family.sets.items():

@@ -43,6 +43,8 @@ def test_each_file_is_one_family_with_cases() -> None:
     ]
     cases = [path.stem for path in Path(__file__).with_name("cases").glob("*.py")]
     assert sorted(names) == sorted(cases) == sorted(family.name for family in families.families())
+    releases = {path.stem for path in Path(families.__file__).parent.glob("*.toml")}
+    assert releases == {family.name for family in families.families() if family.releases}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,7 +1,6 @@
 from meshwright.models.families.family import Family, Key, fixed, ignored, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LATENT, MTP, SIZES
 from meshwright.models.families.layers import ExpertLayers
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LATENT_TENSORS, LAYER, LLAMA_TENSORS, experts, norms
 
@@ -28,28 +27,4 @@ FAMILY = Family(
     | experts()
     | norms("mlp_post_norm", f"{LAYER}.post_mlp_layernorm"),
     more_layers=True,
-    releases=release(
-        "SK Telecom 2026; config.json of skt/A.X-K1",
-        {
-            "a.x-k1": preset(
-                "L=61, D=7168, F=18_432, N=64, V=163_840",
-                "519B",
-                "33B",
-                d_head=192,
-                max_seq_len=131_072,
-                norm_eps=1e-6,
-                mla={"q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128},
-                moe=mixture(
-                    192,
-                    8,
-                    2048,
-                    num_shared_experts=1,
-                    num_dense_layers=1,
-                    num_groups=8,
-                    groups_per_token=4,
-                    scaling=2.5,
-                ),
-            )
-        },
-    ),
 )

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Fixed, Key, fixed, ignored, needed, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP, PLANNED_POSITIONS
-from meshwright.models.families.releases import published, release
 
 _EXPERTS = ("n_routed_experts", "n_shared_experts")
 _RENAMED = without(DEEPSEEK_EXPERTS, *_EXPERTS)
@@ -35,49 +34,4 @@ FAMILY = Family(
     groups=(),
     tensors={},
     is_written=False,
-    releases=release(
-        "Ling Team 2025, https://arxiv.org/abs/2510.22115; inclusionAI/Ling-*-2.0, Ling-1T",
-        {
-            "ling-mini-2.0": published(
-                "L=20, D=2048, F=5120, N=16, K=4",
-                "16.3B",
-                "1.4B",
-                moe_intermediate_size=512,
-                moe_shared_expert_intermediate_size=512,
-                first_k_dense_replace=1,
-                routed_scaling_factor=2.5,
-            ),
-            "ling-flash-2.0": published(
-                "L=32, D=4096, F=9216, N=32, K=4",
-                "103B",
-                "6.1B",
-                moe_intermediate_size=1024,
-                moe_shared_expert_intermediate_size=1024,
-                first_k_dense_replace=1,
-                routed_scaling_factor=2.5,
-            ),
-            "ling-1t": published(
-                "L=80, D=8192, F=18_432, N=64, K=8",
-                "1000B",
-                "51B",
-                moe_intermediate_size=2048,
-                moe_shared_expert_intermediate_size=2048,
-                first_k_dense_replace=4,
-                routed_scaling_factor=2.5,
-            ),
-        },
-        shared={
-            "vocab_size": 157_184,
-            "max_position_embeddings": 32_768,
-            "head_dim": 128,
-            "num_experts": 256,
-            "num_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "n_group": 8,
-            "topk_group": 4,
-            "use_qk_norm": True,
-            "score_function": "sigmoid",
-            "moe_router_enable_expert_bias": True,
-        },
-    ),
 )

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, ignored
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS, StateLayers, mamba_tensors
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, PROJECTIONS, feed_forward, norms
@@ -32,18 +31,4 @@ FAMILY = Family(
         Rope(share=0.5),
     ),
     tensors=BAMBA_TENSORS,
-    releases=release(
-        "config.json of ibm-ai-platform/Bamba-9B",
-        {
-            "bamba-9b": preset(
-                "L=32, D=4096, F=14_336, N=32, K=8, V=128_256",
-                "9.78B",
-                max_seq_len=4096,
-                norm_eps=1e-5,
-                rotary_dim=64,
-                state_space={"num_heads": 128, "head_dim": 64, "state_dim": 128},
-                mixers=tuple("attention" if n in (9, 18, 27) else "state" for n in range(32)),
-            )
-        },
-    ),
 )  # fmt: skip

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, Tensor, ignored, without
 from meshwright.models.families.keys import LLAMA_KEYS, activation
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.tensors import linear, norms
 
 _LAYER = "biogpt.layers.{}"
@@ -45,18 +44,4 @@ FAMILY = Family(
         **norms("final_norm", "biogpt.layer_norm"),
         "unembed": Tensor("output_projection.weight", ("V", "D")),
     },
-    releases=release(
-        "Luo et al. 2022, https://arxiv.org/abs/2210.10341; config.json of microsoft/biogpt",
-        {
-            "biogpt": preset(
-                "L=24, D=1024, F=4096, N=16, V=42_384",
-                346_763_264,
-                max_seq_len=1024,
-                norm_eps=1e-12,
-                activation="gelu_erf",
-                scale_embedding=True,
-                tied_embeddings=True,
-            )
-        },
-    ),
 )

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
 from meshwright.models.families.gpt2 import GPT_SETS
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.tensors import HEAD, QKV, fused, linear, norms
 
 _H = "transformer.h.{}"
@@ -45,12 +44,4 @@ FAMILY = Family(
     | linear("w_out", f"{_H}.mlp.dense_4h_to_h", "D", "F")
     | norms("final_norm", "transformer.ln_f")
     | HEAD,
-    releases=release(
-        "BigScience, BLOOM, 2022, table 3; config.json of bigscience/bloom and bloom-7b1",
-        {
-            "bloom-7b1": preset("L=30, D=4096, F=16_384, N=32", 7_069_016_064),
-            "bloom": preset("L=70, D=14_336, F=57_344, N=112", 176_247_271_424),
-        },
-        shared={"vocab_size": 250_880, "max_seq_len": 2048, "tied_embeddings": True},
-    ),
 )

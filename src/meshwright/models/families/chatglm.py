@@ -3,7 +3,6 @@ from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Key, fixed, ignored, needed
-from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -55,13 +54,4 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=release(
-        "GLM Team 2024, https://arxiv.org/abs/2406.12793; config.json of THUDM/chatglm3-6b",
-        {
-            "chatglm3-6b": published(
-                "D=4096, N=32", 6_243_584_000, num_layers=28, ffn_hidden_size=13_696,
-                multi_query_group_num=2, kv_channels=128, padded_vocab_size=65_024, seq_length=8192,
-            )
-        },
-    ),
 )  # fmt: skip

@@ -3,7 +3,6 @@ from typing import Any
 
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, Tensor, ignored, needed
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.tensors import HEAD, LLAMA_TENSORS, fused, linear, norms
 
 
@@ -63,18 +62,4 @@ FAMILY = Family(
         **norms("final_norm", "transformer.norm_f"),
         **HEAD,
     },
-    releases=release(
-        "Databricks 2024; config.json of databricks/dbrx-base",
-        {
-            "dbrx": preset(
-                "L=40, D=6144, F=10_752, N=48, K=8, V=100_352",
-                "132B",
-                "36B",
-                max_seq_len=32_768,
-                rope_theta=500_000.0,
-                clip_qkv=8.0,
-                moe=mixture(16, 4, 10_752),
-            )
-        },
-    ),
 )

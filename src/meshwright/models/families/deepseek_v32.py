@@ -1,7 +1,5 @@
 from meshwright.models.families.deepseek_v3 import FAMILY as V3
-from meshwright.models.families.deepseek_v3 import LATENT_FIELDS, V3_PRESET
 from meshwright.models.families.family import Family, Rule, Tensor, fixed, ignored, needed, without
-from meshwright.models.families.releases import Preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, linear
 
@@ -19,7 +17,6 @@ INDEXER_TENSORS = {
     "index_norm": Tensor(f"{_INDEXER}.k_norm.weight", ("y",)),
     "index_norm_bias": Tensor(f"{_INDEXER}.k_norm.bias", ("y",)),
 }
-_INDEXER_FIELDS = {"num_heads": 64, "head_dim": 128, "top_k": 2048}
 
 FAMILY = Family(
     "deepseek_v32",
@@ -33,10 +30,4 @@ FAMILY = Family(
     groups=(Rope(),),
     tensors={**V3.tensors, **INDEXER_TENSORS},
     more_layers=True,
-    releases=release(
-        # Without the module that predicts a second token.
-        "DeepSeek-AI 2025, https://arxiv.org/abs/2512.02556; config.json of deepseek-ai/DeepSeek-V3.2",
-        {"deepseek-v3.2": Preset(dict(V3_PRESET.fields) | {"indexer": _INDEXER_FIELDS}, "672B")},
-        shared={"norm_eps": 1e-6, "d_head": 192, "mla": LATENT_FIELDS, "stored_dtype": "fp8"},
-    ),
 )

@@ -13,7 +13,6 @@ from meshwright.models.families.by_layer import (
 )
 from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
-from meshwright.models.families.releases import published, release
 
 _RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
@@ -146,15 +145,4 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=release(
-        "config.json of deepseek-ai/DeepSeek-V4-Flash",
-        {
-            "deepseek-v4-flash": published(
-                "L=43, D=4096, N=64, K=1, H=512, V=129_280", "284B", q_lora_rank=1024, o_lora_rank=1024,
-                o_groups=8, max_position_embeddings=1_048_576, moe_intermediate_size=2048,
-                n_routed_experts=256, num_experts_per_tok=6, index_topk=512, num_nextn_predict_layers=1,
-                compress_ratios=[0, 0, *[4, 128] * 20, 4],
-            )
-        },
-    ),
 )  # fmt: skip

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key
 from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS, in_pairs
 
@@ -18,9 +17,4 @@ FAMILY = Family(
     },
     groups=(Rope(theta=500_000.0),),
     tensors=LLAMA_TENSORS | in_pairs(LLAMA_TENSORS, "wq", "wk", "wq_bias", "wk_bias"),
-    releases=release(
-        "ERNIE Team 2025, ERNIE 4.5 Technical Report; config.json of baidu/ERNIE-4.5-0.3B-PT",
-        {"ernie-4.5-0.3b": preset("L=18, D=1024, F=3072, N=16, K=2, H=128, V=103_424", 360_748_032)},
-        shared={"max_seq_len": 131_072, "rope_theta": 500_000.0, "tied_embeddings": True},
-    ),
 )

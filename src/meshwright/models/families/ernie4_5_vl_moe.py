@@ -5,7 +5,6 @@ from typing import Any
 from meshwright.models.families.by_layer import ByLayer, matrix
 from meshwright.models.families.family import Family, Key, fixed, ignored
 from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS, MTP, PLANNED_POSITIONS, ROUTER
-from meshwright.models.families.releases import published, release
 
 
 def _first(value: Any, default: Any) -> Any:
@@ -76,12 +75,4 @@ FAMILY = Family(
     groups=(ByLayer(_read, _OF_LAYERS),),
     tensors={},
     is_written=False,
-    releases=release(
-        "config.json of baidu/ERNIE-4.5-VL-28B-A3B-PT, without its tower",
-        {
-            "ernie-4.5-vl-28b-a3b": published(
-                "L=28, D=2560, F=12_288, N=20, K=4, V=103_424", max_position_embeddings=131_072
-            )
-        },
-    ),
 )

@@ -1,7 +1,6 @@
 from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LLAMA_KEYS, MTP
 from meshwright.models.families.layers import ExpertLayers, LocalLayers
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts
 
@@ -29,19 +28,4 @@ FAMILY = Family(
     | experts()
     | {"router_choice_bias": Tensor(f"{LAYER}.mlp.e_score_correction_bias", ("E",))},
     more_layers=True,
-    releases=release(
-        "LG AI Research 2026, K-EXAONE Technical Report; config.json of LGAI-EXAONE/K-EXAONE-236B-A23B",
-        {
-            "k-exaone-236b-a23b": preset(
-                "L=48, D=6144, F=18_432, N=64, K=8, H=128, V=153_600",
-                mtp_layers=1,
-                max_seq_len=262_144,
-                rope_theta=1e6,
-                sliding_window=128,
-                global_every=4,
-                nope_every=4,
-                moe=mixture(128, 8, 2048, num_shared_experts=1, num_dense_layers=1, scaling=2.5),
-            )
-        },
-    ),
 )

@@ -5,7 +5,6 @@ from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, Tensor, fixed, ignored, needed
 from meshwright.models.families.keys import ACTIVATION
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import HEAD, fused, linear, norms
 
@@ -81,14 +80,4 @@ FAMILY = Family(
         **HEAD,
     },
     variants=lambda model: {} if model.shared_norm or not model.parallel else _TWO_NORMS,
-    releases=release(
-        "Almazrouei et al. 2023, https://arxiv.org/abs/2311.16867; config.json of tiiuae/falcon-*",
-        {
-            "falcon-7b": preset(
-                "L=32, D=4544, F=18_176, N=71, K=1, V=65_024", 6_921_720_704, shared_norm=True
-            ),
-            "falcon-40b": preset("L=60, D=8192, F=32_768, N=128, K=8, V=65_024", 41_303_293_952),
-        },
-        shared={"max_seq_len": 2048, "parallel": True, "tied_embeddings": True, "activation": "gelu_erf"},
-    ),
 )

@@ -7,7 +7,6 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families.bamba import BAMBA_TENSORS
 from meshwright.models.families.family import Family, Fixed, Key, Part, Tensor, ignored
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, FACTOR, LLAMA_KEYS
-from meshwright.models.families.releases import Preset, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS
 
@@ -94,14 +93,6 @@ def _multiplied(model: ModelConfig) -> Mapping[str, Tensor]:
     }
 
 
-def _small(sizes: str, params: int | str, heads: tuple[int, int, int]) -> Preset:
-    """A preset with two KV heads and one group; heads: number, width and state of the mixer's heads."""
-    number, width, state = heads
-    mixer = {"num_heads": number, "head_dim": width, "state_dim": state, "norm": "none"}
-    shared = {"max_seq_len": 131_072, "norm_eps": 1e-5, "rope_theta": 1e11, "multipliers": {}}
-    return preset(f"{sizes}, K=2", params, **shared, state_space=mixer)
-
-
 FAMILY = Family(
     "falcon_h1",
     "Falcon-H1",
@@ -132,28 +123,4 @@ FAMILY = Family(
     groups=(_GatedNorm(), _MultiplierLists(), Rope(theta=10_000.0)),
     tensors=BAMBA_TENSORS,
     variants=_multiplied,
-    releases=release(
-        "config.json of tiiuae/Falcon-H1-*-Base, without multipliers",
-        {
-            "falcon-h1-0.5b": _small("L=36, D=1024, F=2048, N=8, H=64, V=32_784", 521_411_104, (24, 64, 128)),
-            "falcon-h1-1.5b": _small("L=24, D=2048, F=4608, N=8, H=128, V=65_537", "1.55B", (48, 64, 256)),
-            "falcon-h1-3b": _small("L=32, D=2560, F=6144, N=10, H=128, V=65_537", "3.15B", (32, 128, 256)),
-            "falcon-h1-7b": _small("L=44, D=3072, F=12_288, N=12, H=128, V=130_049", "7.6B", (24, 128, 256)),
-            "falcon-h1-34b": preset(
-                "L=72, D=5120, F=21_504, N=20, K=4, H=128, V=261_120",
-                "33.6B",
-                max_seq_len=262_144,
-                norm_eps=1e-5,
-                rope_theta=1e11,
-                multipliers={},
-                state_space={
-                    "num_heads": 32,
-                    "head_dim": 128,
-                    "state_dim": 256,
-                    "num_groups": 2,
-                    "norm": "none",
-                },
-            ),
-        },
-    ),
 )  # fmt: skip

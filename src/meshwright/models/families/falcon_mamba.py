@@ -10,7 +10,6 @@ from meshwright.models.families.mamba import (
     SelectiveBlocks,
     read_blocks,
 )
-from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -27,8 +26,4 @@ FAMILY = Family(
     sets={"num_heads": 1},
     groups=(SelectiveBlocks(_read, SELECTIVE_KEYS | {"mixer_rms_eps": ("selective.plain_norm_eps",)}),),
     tensors=BLOCK_TENSORS,
-    releases=release(
-        "TII 2024, https://arxiv.org/abs/2410.05355; config.json of tiiuae/falcon-mamba-7b",
-        {"falcon-mamba-7b": published("L=64, D=4096, F=8192, V=65_024", "7.3B", tie_word_embeddings=False)},
-    ),
 )

@@ -1,15 +1,17 @@
 """The record of a model family, and its rules.
 
-A family is one file of this folder that assigns FAMILY. `models/hf.py` applies its keys to config.json,
-`nn/files/hf_tensors.py` its tensors to checkpoints, `models/presets.py` its releases to `mw plan --model`.
+A family is one file of this folder that assigns FAMILY. `models/hf.py` applies its keys to config.json, and
+`nn/files/hf_tensors.py` its tensors to checkpoints. Its published models are in the TOML of the same name:
+`models/presets.py` makes the presets of `mw plan --model` from them.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from meshwright.models.config import ModelConfig
-from meshwright.models.families.releases import Release
+from meshwright.models.families.releases import Release, read_releases
 from meshwright.models.families.tool_formats import ToolFormat
 
 Arrangement = Literal["after", "within", "alternate"]
@@ -147,7 +149,7 @@ class DraftNames:
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: the meaning of its config.json, the names of its tensors, its published models.
+    """A model family: the meaning of its config.json and the names of its tensors.
 
     name: the name of its file, and ModelConfig.family. title: its models, for people. class_names: the
     classes that config.json may list; the first is written. model_types: the same for `model_type`; the
@@ -183,10 +185,14 @@ class Family:
     tool_calls: ToolFormat | None = None
     constants: Mapping[str, float] = field(default_factory=dict)
     variants: Callable[[ModelConfig], Mapping[str, Tensor]] = lambda model: {}
-    releases: tuple[Release, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_types", self.model_types or (self.name,))
+
+    @cached_property
+    def releases(self) -> tuple[Release, ...]:
+        """Its published models, from the TOML next to its file."""
+        return read_releases(self.name)
 
     @property
     def fields(self) -> set[str]:

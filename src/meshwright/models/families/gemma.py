@@ -1,7 +1,6 @@
 from meshwright.models.families.family import Family, Key
 from meshwright.models.families.gemma_keys import GEMMA_KEYS, GEMMA_SETS
 from meshwright.models.families.keys import ACTIVATION
-from meshwright.models.families.releases import by_letter, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS
 
@@ -23,13 +22,4 @@ FAMILY = Family(
     },
     groups=(Rope(),),
     tensors=LLAMA_TENSORS,
-    releases=release(
-        "Gemma Team 2024, https://arxiv.org/abs/2403.08295; config.json of google/gemma-*",
-        {
-            "gemma-2b": preset("L=18, D=2048, F=16_384, N=8, K=1", 2_506_172_416),
-            "gemma-7b": preset("L=28, D=3072, F=24_576, N=16", 8_537_680_896),
-        },
-        shared=by_letter("H=256, V=256_000")
-        | {"max_seq_len": 8192, "norm_eps": 1e-6, "tied_embeddings": True, "activation": "gelu"},
-    ),
 )

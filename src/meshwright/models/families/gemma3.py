@@ -1,19 +1,8 @@
 from meshwright.models.families.family import Family, Key
 from meshwright.models.families.gemma_keys import GEMMA_2_KEYS, GEMMA_2_SETS
 from meshwright.models.families.layers import LocalLayers
-from meshwright.models.families.releases import Release, preset
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS, POST_NORMS
-
-_SHARED = {
-    "norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "rope_theta_local": 1e4,
-    "tied_embeddings": True,
-    "activation": "gelu",
-    "global_every": 6,
-    "query_scale": 256**-0.5,
-}
 
 FAMILY = Family(
     "gemma3",
@@ -39,32 +28,4 @@ FAMILY = Family(
         Rope(theta=1e6, local_theta=1e4),
     ),
     tensors=LLAMA_TENSORS | POST_NORMS,
-    releases=(
-        Release(
-            "Gemma Team 2025, https://arxiv.org/abs/2503.19786; config.json of google/gemma-3-1b-pt",
-            {"gemma-3-1b": preset("L=26, D=1152, F=6912, N=4, K=1, H=256, V=262_144", 999_885_952)},
-            shared=_SHARED | {"max_seq_len": 32_768, "sliding_window": 512},
-        ),
-        Release(
-            # Without the vision tower, so their published counts are larger.
-            "Gemma Team 2025, https://arxiv.org/abs/2503.19786; config.json of google/gemma-3-*-pt",
-            {
-                "gemma-3-4b": preset("L=34, D=2560, F=10_240, N=8, K=4, H=256"),
-                "gemma-3-12b": preset("L=48, D=3840, F=15_360, N=16, K=8, H=256"),
-                "gemma-3-27b": preset("L=62, D=5376, F=21_504, N=32, K=16, H=128", query_scale=168**-0.5),
-            },
-            shared=_SHARED
-            | {
-                "vocab_size": 262_208,
-                "max_seq_len": 131_072,
-                "rope_scaling": {"kind": "linear", "factor": 8.0},
-                "sliding_window": 1024,
-            },
-        ),
-        Release(
-            "config.json of google/gemma-3-270m",
-            {"gemma-3-270m": preset("L=18, D=640, F=2048, N=4, K=1, H=256, V=262_144", 268_098_176)},
-            shared=_SHARED | {"max_seq_len": 32_768, "sliding_window": 512},
-        ),
-    ),
 )

@@ -5,7 +5,6 @@ from meshwright.models.config import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed, matrix, vector
 from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.gemma4 import GEMMA_4_KEYS
-from meshwright.models.families.releases import published, release
 
 _PATTERN = 5  # each fifth layer sees all positions, unless a list says otherwise
 
@@ -95,10 +94,4 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=release(
-        "config.json of google/gemma-3n-E4B, without towers that see and hear",
-        {
-            "gemma-3n-e4b": published("L=35, D=2048, F=16_384, N=8, K=2, V=262_400", "6.8B")
-        },
-    ),
 )  # fmt: skip

@@ -6,7 +6,6 @@ from meshwright.models.config import Extra, MoE
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
 from meshwright.models.families.family import Family, Key, Rule, ignored, without
 from meshwright.models.families.keys import ACTIVATION, SIZES
-from meshwright.models.families.releases import published, release
 
 _PATTERN = 6  # each sixth layer sees all positions, unless a list says otherwise
 
@@ -102,12 +101,6 @@ LAYER_KEYS = {
     "vocab_size_per_layer_input": ("extras",),
 }
 
-_LARGE: dict[str, Any] = {
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "max_position_embeddings": 262_144,
-    "sliding_window": 1024,
-}
 
 FAMILY = Family(
     "gemma4",
@@ -120,33 +113,4 @@ FAMILY = Family(
     groups=(ByLayer(_read, LAYER_KEYS),),
     tensors={},
     is_written=False,
-    releases=release(
-        "config.json of google/gemma-4-*, without towers that see and hear",
-        {
-            "gemma-4-e2b": published(
-                "L=35, D=1536, F=6144, N=8, K=1",
-                sliding_window=512,
-                max_position_embeddings=131_072,
-                hidden_size_per_layer_input=256,
-                num_kv_shared_layers=20,
-                use_double_wide_mlp=True,
-                layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7,
-            ),
-            "gemma-4-26b-a4b": published(
-                "L=30, D=2816, F=2112, N=16, K=8",
-                "25.2B",
-                "3.8B",
-                num_global_key_value_heads=2,
-                enable_moe_block=True,
-                num_experts=128,
-                top_k_experts=8,
-                moe_intermediate_size=704,
-                **_LARGE,
-            ),
-            "gemma-4-31b": published(
-                "L=60, D=5376, F=21_504, N=32, K=16", "30.7B", num_global_key_value_heads=4, **_LARGE
-            ),
-        },
-        shared={"vocab_size": 262_144, "head_dim": 256, "final_logit_softcapping": 30.0},
-    ),
 )

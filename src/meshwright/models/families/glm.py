@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, Rule
 from meshwright.models.families.keys import LLAMA_KEYS
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import HEAD, LAYER, LLAMA_TENSORS, fused, in_pairs
 
@@ -23,17 +22,4 @@ FAMILY = Family(
     keys=GLM_KEYS,
     groups=(Rope(share=0.5),),
     tensors=GLM_TENSORS,
-    releases=release(
-        "GLM Team 2024, https://arxiv.org/abs/2406.12793; config.json of zai-org/glm-4-9b-hf",
-        {
-            "glm-4-9b": preset(
-                "L=40, D=4096, F=13_696, N=32, K=2, H=128, V=151_552",
-                "9.4B",
-                max_seq_len=8192,
-                norm_eps=0.00000015625,
-                rotary_dim=64,
-                qkv_bias=True,
-            )
-        },
-    ),
 )

@@ -1,7 +1,6 @@
 from meshwright.models.families.family import Family, Key, fixed, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LATENT, MTP, SIZES
 from meshwright.models.families.layers import ExpertLayers
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LATENT_TENSORS, LLAMA_TENSORS, NEXT_LAYER, experts
 
@@ -26,18 +25,4 @@ FAMILY = Family(
     tensors=LLAMA_TENSORS | LATENT_TENSORS | experts(),
     more_layers=True,
     drafts=NEXT_LAYER,
-    releases=release(
-        "config.json of zai-org/GLM-4.7-Flash",
-        {
-            "glm-4.7-flash": preset(
-                "L=47, D=2048, F=10_240, N=20, V=154_880",
-                mtp_layers=1,
-                d_head=256,
-                max_seq_len=202_752,
-                rope_theta=1e6,
-                mla={"q_rank": 768, "kv_rank": 512, "nope_dim": 192, "rope_dim": 64, "value_dim": 256},
-                moe=mixture(64, 4, 1536, num_shared_experts=1, num_dense_layers=1, scaling=1.8),
-            )
-        },
-    ),
 )

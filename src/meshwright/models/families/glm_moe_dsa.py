@@ -8,7 +8,6 @@ from meshwright.models.families.by_layer import by_layer
 from meshwright.models.families.deepseek_v3 import FAMILY as V3
 from meshwright.models.families.deepseek_v32 import INDEXER_KEYS, INDEXER_TENSORS
 from meshwright.models.families.family import Family, Fixed, Key, Part, ignored
-from meshwright.models.families.releases import Release, mixture, preset, published
 from meshwright.models.families.rope import Rope
 
 
@@ -75,53 +74,4 @@ FAMILY = Family(
     groups=(Rope(), Indexers()),
     tensors={**V3.tensors, **_IN_PAIRS},
     more_layers=True,
-    releases=(
-        Release(
-            # Without the module that predicts a second token.
-            "config.json of zai-org/GLM-5.2",
-            {
-                "glm-5.2": published(
-                    "L=78, D=6144, F=12_288, N=64, V=154_880",
-                    "743B",
-                    max_position_embeddings=1_048_576,
-                    rope_parameters={"rope_theta": 8e6, "rope_type": "default"},
-                    q_lora_rank=2048,
-                    kv_lora_rank=512,
-                    qk_nope_head_dim=192,
-                    qk_rope_head_dim=64,
-                    v_head_dim=256,
-                    n_routed_experts=256,
-                    num_experts_per_tok=8,
-                    n_shared_experts=1,
-                    moe_intermediate_size=2048,
-                    routed_scaling_factor=2.5,
-                    num_nextn_predict_layers=1,
-                    index_n_heads=32,
-                    index_head_dim=128,
-                    index_topk=2048,
-                    index_topk_freq=4,
-                    index_skip_topk_offset=3,
-                )
-            },
-        ),
-        Release(
-            # Without the module that predicts a second token.
-            "config.json of zai-org/GLM-5",
-            {
-                "glm-5": preset(
-                    "L=78, D=6144, F=12_288, N=64, V=154_880",
-                    "744B",
-                    max_seq_len=202_752,
-                    norm_eps=1e-5,
-                    rope_theta=1e6,
-                    moe=mixture(256, 8, 2048, num_shared_experts=1, num_dense_layers=3, scaling=2.5),
-                    indexer={"num_heads": 32, "head_dim": 128, "top_k": 2048},
-                )
-            },
-            shared={
-                "d_head": 256,
-                "mla": {"q_rank": 2048, "kv_rank": 512, "nope_dim": 192, "rope_dim": 64, "value_dim": 256},
-            },
-        ),
-    ),
 )

@@ -1,7 +1,6 @@
 from meshwright.models.families.family import Family, fixed, ignored
 from meshwright.models.families.gpt2 import FAMILY as GPT_2
 from meshwright.models.families.gpt2 import GPT_SETS
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.tensors import fused, linear
 
 _H = "transformer.h.{}"
@@ -24,16 +23,4 @@ FAMILY = Family(
     | linear("wo", f"{_H}.attn.c_proj", "D", "NH")
     | linear("w_in", f"{_H}.mlp.c_fc", "F", "D")
     | linear("w_out", f"{_H}.mlp.c_proj", "D", "F"),
-    releases=release(
-        "Li et al. 2023, https://arxiv.org/abs/2305.06161; config.json of bigcode/starcoderbase",
-        {
-            "starcoder-15b": preset(
-                "L=40, D=6144, F=24_576, N=48, K=1, V=49_152",
-                15_517_456_384,
-                max_seq_len=8192,
-                tied_embeddings=True,
-                activation="gelu",
-            )
-        },
-    ),
 )

@@ -5,7 +5,6 @@ from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, Tensor, ignored, needed
 from meshwright.models.families.keys import ACTIVATION
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.tensors import HEAD, linear, norms
 
 _H = "transformer.h.{}"
@@ -83,25 +82,4 @@ FAMILY = Family(
         **norms("final_norm", "transformer.ln_f"),
         **HEAD,
     },
-    releases=release(
-        "Black et al. 2021; config.json of EleutherAI/gpt-neo-*",
-        {
-            "gpt-neo-125m": preset(
-                "L=12, D=768, F=3072, N=12", 125_198_592, global_layers=tuple(range(0, 12, 2))
-            ),
-            "gpt-neo-1.3b": preset(
-                "L=24, D=2048, F=8192, N=16", 1_315_575_808, global_layers=tuple(range(0, 24, 2))
-            ),
-            "gpt-neo-2.7b": preset(
-                "L=32, D=2560, F=10_240, N=20", 2_651_307_520, global_layers=tuple(range(0, 32, 2))
-            ),
-        },
-        shared={
-            "vocab_size": 50_257,
-            "max_seq_len": 2048,
-            "sliding_window": 256,
-            "tied_embeddings": True,
-            "activation": "gelu",
-        },
-    ),
 )

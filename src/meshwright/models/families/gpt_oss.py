@@ -1,7 +1,6 @@
 from meshwright.models.families.family import Family, Tensor, fixed, ignored, needed
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, EXPERTS, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
-from meshwright.models.families.releases import by_letter, mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, gate_up, linear
 
@@ -28,22 +27,4 @@ FAMILY = Family(
     | {"sinks": Tensor(f"{LAYER}.self_attn.sinks", ("N",))}
     | linear("router", f"{LAYER}.mlp.router", "E", "D")
     | gate_up(f"{LAYER}.mlp.experts", "alternate"),
-    releases=release(
-        "OpenAI 2025, https://arxiv.org/abs/2508.10925; config.json of openai/gpt-oss-*",
-        {
-            "gpt-oss-20b": preset("L=24", 20_914_757_184, moe=mixture(32, 4, 2880)),
-            "gpt-oss-120b": preset("L=36", 116_829_156_672, moe=mixture(128, 4, 2880)),
-        },
-        shared=by_letter("D=2880, F=2880, N=64, K=8, H=64, V=201_088")
-        | {
-            "stored_dtype": "mxfp4",
-            "max_seq_len": 131_072,
-            "rope_theta": 150_000.0,
-            "rope_scaling": {"kind": "yarn", "factor": 32.0, "original_max_seq_len": 4096, "truncate": False},
-            "qkv_bias": True,
-            "attention_out_bias": True,
-            "sliding_window": 128,
-            "global_every": 2,
-        },
-    ),
 )

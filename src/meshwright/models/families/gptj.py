@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, Rule, Tensor, ignored, needed
 from meshwright.models.families.keys import ACTIVATION
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.tensors import in_pairs, linear, norms
 
 _H = "transformer.h.{}"
@@ -57,16 +56,4 @@ FAMILY = Family(
     groups=(),
     prefix="transformer.",
     tensors=GPTJ_TENSORS | in_pairs(_HEADS, "wq", "wk") | {"wv": _HEADS["wv"]},
-    releases=release(
-        "Wang and Komatsuzaki 2021; config.json of EleutherAI/gpt-j-6b",
-        {
-            "gpt-j-6b": preset(
-                "L=28, D=4096, F=16_384, N=16, V=50_400",
-                6_050_882_784,
-                max_seq_len=2048,
-                rotary_dim=64,
-                activation="gelu",
-            )
-        },
-    ),
 )

@@ -5,7 +5,6 @@ from typing import Any
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, Tensor, ignored
 from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, MULTIPLIERS, ROUTER
-from meshwright.models.families.releases import Release, mixture, preset, published
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import MAMBA_KEYS, StateLayers, mamba_tensors
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, fused_experts
@@ -67,12 +66,6 @@ class _Experts:
         return {}
 
 
-def _layers(num_layers: int, *attending: int) -> tuple[str, ...]:
-    return tuple("attention" if n in attending else "state" for n in range(num_layers))
-
-
-_HYBRID = _layers(40, 5, 15, 25, 35)
-
 FAMILY = Family(
     "granitemoehybrid",
     "Granite 4",
@@ -106,55 +99,4 @@ FAMILY = Family(
     | fused_experts(_MOE, "input_linear", "output_linear")
     | fused_experts(f"{LAYER}.shared_mlp", "input_linear", "output_linear", "U", "shared")
     | fused_experts(f"{LAYER}.shared_mlp", "input_linear", "output_linear", "F", "w"),
-    releases=(
-        Release(
-            "config.json of ibm-granite/granite-4.0-h-*, as in the metadata of ollama.com/ibm/granite4",
-            {
-                "granite-4.0-h-small": preset(
-                    "L=40, D=4096, F=768, N=32, K=8, H=128, V=100_352",
-                    "32.2B",
-                    query_scale=1 / 128,
-                    logit_scale=1 / 16,
-                    moe=mixture(72, 10, 768, num_shared_experts=1, d_ff_shared=1536),
-                    state_space={"num_heads": 128, "head_dim": 64, "state_dim": 128},
-                    mixers=_HYBRID,
-                ),
-            },
-            shared={
-                "max_seq_len": 1_048_576,
-                "norm_eps": 1e-5,
-                "positions": "none",
-                "embedding_scale": 12.0,
-                "residual_scale": 0.22,
-                "tied_embeddings": True,
-            },
-        ),
-        Release(
-            "config.json of ibm-granite/granite-4.0-micro and granite-4.0-1b, without states",
-            {
-                "granite-4.0-micro": published(
-                    "D=2560, F=8192, N=40, K=8", "3.4B", shared_intermediate_size=8192,
-                    attention_multiplier=1 / 64, logits_scaling=10.0,
-                ),
-                "granite-4.0-1b": published(
-                    "D=2048, F=4096, N=16, K=4", "1.6B", shared_intermediate_size=4096,
-                    attention_multiplier=1 / 128, logits_scaling=8.0,
-                ),
-            },
-            shared={
-                "num_hidden_layers": 40,
-                "layer_types": ["attention"] * 40,
-                "num_local_experts": 0,
-                "num_experts_per_tok": 0,
-                "vocab_size": 100_352,
-                "max_position_embeddings": 131_072,
-                "position_embedding_type": "rope",
-                "rope_theta": 1e7,
-                "rms_norm_eps": 1e-5,
-                "embedding_multiplier": 12.0,
-                "residual_multiplier": 0.22,
-                "tie_word_embeddings": True,
-            },
-        ),
-    ),
 )  # fmt: skip

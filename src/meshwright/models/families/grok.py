@@ -4,7 +4,6 @@ from typing import Any
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Key, fixed, ignored, needed, without
 from meshwright.models.families.keys import EPS_1E_5, EXPERTS, LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -42,28 +41,4 @@ FAMILY = Family(
     groups=(ByLayer(_read, {"residual_moe": ("moe",), "moe_intermediate_size": ("moe.d_ff",)}),),
     tensors={},
     is_written=False,
-    releases=release(
-        "config.json of hpcai-tech/grok-1 and xai-org/grok-2",
-        {
-            "grok-1": published(
-                "L=64, D=6144, F=32_768, N=48, K=8, V=131_072",
-                "316B",
-                max_position_embeddings=8192,
-                num_experts=8,
-                num_experts_per_tok=2,
-                tie_word_embeddings=True,
-            ),
-            "grok-2": published(
-                "L=64, D=8192, F=32_768, N=64, K=8, H=128, V=131_072",
-                "270B",
-                "115B",
-                moe_intermediate_size=16_384,
-                max_position_embeddings=131_072,
-                num_experts=8,
-                num_experts_per_tok=2,
-                residual_moe=True,
-                final_logit_softcapping=50.0,
-            ),
-        },
-    ),
 )

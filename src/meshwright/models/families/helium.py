@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key
 from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS, in_pairs
 
@@ -17,15 +16,4 @@ FAMILY = Family(
     },
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | in_pairs(LLAMA_TENSORS, "wq", "wk", "wq_bias", "wk_bias"),
-    releases=release(
-        "config.json of kyutai/helium-1-preview-2b",
-        {
-            "helium-1-2b": preset(
-                "L=24, D=2560, F=7040, N=20, H=128, V=48_000",
-                max_seq_len=4096,
-                norm_eps=1e-8,
-                rope_theta=100_000.0,
-            )
-        },
-    ),
 )

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, Rule, fixed, ignored
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS
-from meshwright.models.families.releases import published, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, norms
 
@@ -31,17 +30,4 @@ FAMILY = Family(
     sets=HUNYUAN_SETS,
     groups=(Rope(),),
     tensors=HUNYUAN_TENSORS,
-    releases=release(
-        "Tencent 2025, https://github.com/Tencent-Hunyuan/Hunyuan-7B; tencent/Hunyuan-7B-*",
-        {
-            "hunyuan-7b": published(
-                "L=32, D=4096, F=14_336, N=32, K=8, H=128, V=128_167",
-                "7.5B",
-                max_position_embeddings=262_144,
-                rope_theta=10_000.0,
-                rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
-                tie_word_embeddings=True,
-            )
-        },
-    ),
 )

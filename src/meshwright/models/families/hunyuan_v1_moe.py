@@ -3,7 +3,6 @@ from typing import Any
 from meshwright.models.families.family import Family, Form, Key, Tensor, fixed, ignored, needed
 from meshwright.models.families.hunyuan_v1_dense import HUNYUAN_KEYS, HUNYUAN_SETS, HUNYUAN_TENSORS
 from meshwright.models.families.keys import ROUTER
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, experts
 
@@ -38,19 +37,4 @@ FAMILY = Family(
     tensors=HUNYUAN_TENSORS
     | experts(shared="shared_mlp")
     | {"router": Tensor(f"{LAYER}.mlp.gate.wg.weight", ("E", "D"))},
-    releases=release(
-        "Tencent 2025, Hunyuan-A13B Technical Report; config.json of tencent/Hunyuan-A13B-Instruct",
-        {
-            "hunyuan-a13b": preset(
-                "L=32, D=4096, F=3072, N=32, K=8, V=128_167",
-                "80.4B",
-                "13B",
-                max_seq_len=32_768,
-                # The file's alpha of 1000 stretches the base.
-                rope_theta=10_000.0 * 1000.0 ** (128 / 126),
-                tied_embeddings=True,
-                moe=mixture(64, 8, 3072, num_shared_experts=1),
-            )
-        },
-    ),
 )

@@ -6,7 +6,6 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed, without
 from meshwright.models.families.keys import EXPERTS, LLAMA_KEYS
-from meshwright.models.families.releases import published, release
 from meshwright.models.families.state_layers import selective_tensors
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, PROJECTIONS, feed_forward
 from meshwright.models.mixers import Selective
@@ -116,17 +115,4 @@ FAMILY = Family(
     }
     | feed_forward("w", _FEED_FORWARD, "F", PROJECTIONS)
     | feed_forward("expert", f"{_FEED_FORWARD}.experts.{{}}", "M", PROJECTIONS),
-    releases=release(
-        "Jamba Team 2024, https://arxiv.org/abs/2403.19887; config.json of ai21labs/Jamba-v0.1",
-        {
-            "jamba-v0.1": published(
-                "L=32, D=4096, F=14_336, N=32, K=8, V=65_536", "51.6B", "12B",
-                max_position_embeddings=262_144, num_experts=16, num_experts_per_tok=2,
-            ),
-            "jamba-1.5-large": published(
-                "L=72, D=8192, F=24_576, N=64, K=8, V=65_536", "399B", "94B",
-                max_position_embeddings=262_144, num_experts=16, num_experts_per_tok=2,
-            ),
-        },
-    ),
 )  # fmt: skip

@@ -15,7 +15,6 @@ from meshwright.models.families.family import (
     without,
 )
 from meshwright.models.families.keys import EPS_1E_5, LATENT, SIZES
-from meshwright.models.families.releases import Release, mixture, preset, published
 from meshwright.models.families.state_layers import StateLayers
 from meshwright.models.families.tensors import (
     LATENT_TENSORS,
@@ -146,59 +145,4 @@ FAMILY = Family(
         "state_norm": Tensor(f"{_ATTENTION}.o_norm.weight", ("p",)),
     }
     | linear("state_out", f"{_ATTENTION}.o_proj", "D", "gup"),
-    releases=(
-        Release(
-            "Kimi Team 2025, https://arxiv.org/abs/2510.26692; config.json of moonshotai/Kimi-Linear-48B-A3B",
-            {
-                "kimi-linear-48b-a3b": preset(
-                    "L=27, D=2304, F=9216, N=32, V=163_840, H=192",
-                    "49B",
-                    max_seq_len=1_048_576,
-                    norm_eps=1e-5,
-                    moe=mixture(256, 8, 1024, num_shared_experts=1, num_dense_layers=1, scaling=2.446),
-                    mla={"kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128},
-                    delta={
-                        "num_key_heads": 32,
-                        "num_value_heads": 32,
-                        "key_dim": 128,
-                        "value_dim": 128,
-                        "rank": 128,
-                    },
-                    mixers=tuple(
-                        "attention" if n in (4, 8, 12, 16, 20, 24, 27) else "state" for n in range(1, 28)
-                    ),
-                )
-            },
-        ),
-        Release(
-            "Kimi Team 2026, https://arxiv.org/abs/2607.24653; text_config of moonshotai/Kimi-K3",
-            {
-                "kimi-k3": published(
-                    "L=93, D=7168, F=33_792, N=96, K=96, V=163_840",
-                    "2779B",
-                    rms_norm_eps=1e-5,
-                    q_lora_rank=1536,
-                    kv_lora_rank=512,
-                    qk_nope_head_dim=128,
-                    qk_rope_head_dim=64,
-                    v_head_dim=128,
-                    mla_use_output_gate=True,
-                    num_experts=896,
-                    num_experts_per_token=16,
-                    num_shared_experts=2,
-                    moe_intermediate_size=3072,
-                    routed_expert_hidden_size=3584,
-                    latent_moe_use_norm=True,
-                    routed_scaling_factor=1.0,
-                    attn_res_block_size=12,
-                    linear_attn_config={
-                        "num_heads": 96,
-                        "head_dim": 128,
-                        "use_full_rank_gate": True,
-                        "full_attn_layers": [*range(4, 93, 4), 93],
-                    },
-                )
-            },
-        ),
-    ),
 )

@@ -1,7 +1,6 @@
 from meshwright.models.families.family import Family, Key, Tensor, ignored, needed, without
 from meshwright.models.families.keys import LLAMA_KEYS, ROUTER
 from meshwright.models.families.layers import LocalLayers
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts, norms
 
@@ -34,18 +33,4 @@ FAMILY = Family(
     | norms("mlp_post_norm", f"{LAYER}.post_ffn_norm")
     | experts()
     | {"router_choice_bias": Tensor(f"{LAYER}.moe.router.expert_bias", ("E",))},
-    releases=release(
-        "config.json of Aleph-Alpha/Kolibri-1",
-        {
-            "kolibri-1": preset(
-                "L=50, D=2560, F=512, N=48, K=4, H=128, V=128_000",
-                max_seq_len=262_144,
-                norm_eps=1e-6,
-                sliding_window=513,
-                global_every=5,
-                nope_every=5,
-                moe=mixture(384, 6, 512, d_ff_shared=512, normalized=False),
-            )
-        },
-    ),
 )

@@ -4,7 +4,6 @@ from typing import Any
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, Rule, Tensor, ignored, needed, without
 from meshwright.models.families.keys import SIZES
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import StateLayers
 from meshwright.models.families.tensors import EMBEDDING, LAYER, feed_forward, fused, linear, norms
@@ -77,19 +76,4 @@ FAMILY = Family(
     sets={"qk_norm": True},
     groups=(LFM2_LAYERS, _Width(), Rope(theta=1e6)),
     tensors=LFM2_TENSORS,
-    releases=release(
-        "https://www.liquid.ai/blog/liquid-foundation-models-v2-our-second-series-of-generative-ai-models",
-        {
-            "lfm2-1.2b": preset(
-                "L=16, D=2048, F=8192, N=32, K=8, V=65_536",
-                1_170_340_608,
-                max_seq_len=128_000,
-                norm_eps=1e-5,
-                rope_theta=1e6,
-                tied_embeddings=True,
-                short_convolution={"width": 3},
-                mixers=tuple("attention" if n in (2, 5, 8, 10, 12, 14) else "state" for n in range(16)),
-            )
-        },
-    ),
 )  # fmt: skip

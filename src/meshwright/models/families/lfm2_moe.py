@@ -1,7 +1,6 @@
 from meshwright.models.families.family import Family, Key, Tensor, fixed, needed
 from meshwright.models.families.keys import EXPERTS
 from meshwright.models.families.lfm2 import LFM2_KEYS, LFM2_LAYERS, LFM2_TENSORS
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, feed_forward
 
@@ -29,20 +28,4 @@ FAMILY = Family(
         "router_choice_bias": Tensor(f"{_MLP}.expert_bias", ("E",)),
     }
     | feed_forward("expert", f"{_MLP}.experts.{{}}", "M", ("w1", "w3", "w2")),
-    releases=release(
-        "https://www.liquid.ai/blog/lfm2-8b-a1b-an-efficient-on-device-mixture-of-experts",
-        {
-            "lfm2-8b-a1b": preset(
-                "L=24, D=2048, F=7168, N=32, K=8, V=65_536",
-                "8.3B",
-                max_seq_len=128_000,
-                norm_eps=1e-5,
-                rope_theta=1e6,
-                tied_embeddings=True,
-                moe=mixture(32, 4, 1792, num_dense_layers=2),
-                short_convolution={"width": 3},
-                mixers=tuple("attention" if n in (2, 6, 10, 14, 18, 21) else "state" for n in range(24)),
-            )
-        },
-    ),
 )

@@ -6,7 +6,6 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, Tensor, ignored, needed
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, EXPERTS, LLAMA_KEYS
 from meshwright.models.families.layers import CHUNKED_LAYERS, UnturnedLayers
-from meshwright.models.families.releases import by_letter, mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import (
     LAYER,
@@ -80,34 +79,4 @@ FAMILY = Family(
     | feed_forward("shared", f"{_MLP}.shared_expert", "U", PROJECTIONS)
     | {"router": Tensor(f"{_MLP}.router.weight", ("E", "D"))}
     | gate_up(f"{_MLP}.experts"),
-    releases=release(
-        # Three of four layers see chunks; the fourth sees all, without rotary positions.
-        "config.json of meta-llama/Llama-4-Scout-17B-16E and Maverick-17B-128E",
-        {
-            "llama-4-scout": preset(
-                params="108B",
-                active="17B",
-                max_seq_len=10_485_760,
-                turned_norm=True,
-                rope_scaling={
-                    "factor": 16.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 1.0,
-                    "original_max_seq_len": 8192,
-                },
-                moe=mixture(16, 1, 8192),
-            ),
-            "llama-4-maverick": preset(
-                params="401B", active="17B", max_seq_len=1_048_576, moe=mixture(128, 1, 8192, every=2)
-            ),
-        },
-        shared=by_letter("L=48, D=5120, F=16_384, N=40, K=8, H=128, V=202_048")
-        | {
-            "rope_theta": 500_000.0,
-            "attention_chunk": 8192,
-            "global_every": 4,
-            "nope_every": 4,
-            "temperature_floor": 8192,
-        },
-    ),
 )

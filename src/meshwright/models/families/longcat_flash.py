@@ -6,7 +6,6 @@ from meshwright.models.config import Variant
 from meshwright.models.families.by_layer import ByLayer, matrix, vector
 from meshwright.models.families.family import Family, Key, ignored, needed, without
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LATENT, LLAMA_KEYS, MTP, ROUTER
-from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -60,25 +59,4 @@ FAMILY = Family(
     groups=(ByLayer(_read, {"zero_expert_num": ("extras",)}),),
     tensors={},
     is_written=False,
-    releases=release(
-        "Meituan 2025, https://arxiv.org/abs/2509.01322; config.json of LongCat-Flash-Chat",
-        {
-            "longcat-flash": published(
-                "D=6144, N=64, V=131_072",
-                "561B",
-                num_layers=28,
-                ffn_hidden_size=12_288,
-                q_lora_rank=1536,
-                kv_lora_rank=512,
-                qk_nope_head_dim=128,
-                qk_rope_head_dim=64,
-                v_head_dim=128,
-                n_routed_experts=512,
-                zero_expert_num=256,
-                moe_topk=12,
-                expert_ffn_hidden_size=2048,
-                max_position_embeddings=131_072,
-            )
-        },
-    ),
 )

@@ -6,7 +6,6 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Fixed, Key, Rule, Tensor, ignored, needed
 from meshwright.models.families.keys import ACTIVATION
-from meshwright.models.families.releases import published, release
 from meshwright.models.families.state_layers import selective_tensors
 from meshwright.models.families.tensors import HEAD
 from meshwright.models.mixers import Selective
@@ -105,9 +104,4 @@ FAMILY = Family(
     sets={"tied_embeddings": True, "num_heads": 1},
     groups=(SelectiveBlocks(read_blocks, SELECTIVE_KEYS),),
     tensors=BLOCK_TENSORS,
-    releases=release(
-        "Gu and Dao 2023, https://arxiv.org/abs/2312.00752; config.json of state-spaces/mamba-*-hf",
-        {"mamba-130m": published("L=24, D=768", "0.1B"), "mamba-2.8b": published("L=64, D=2560", "2.8B")},
-        shared={"vocab_size": 50_280, "state_size": 16, "conv_kernel": 4},
-    ),
 )

@@ -6,7 +6,6 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Fixed, Key, ignored
 from meshwright.models.families.mamba import BLOCK_KEYS, OUTER_TENSORS, of_blocks
-from meshwright.models.families.releases import published, release
 from meshwright.models.families.state_layers import mamba_tensors
 from meshwright.models.mixers import StateSpace
 
@@ -59,8 +58,4 @@ FAMILY = Family(
         ),
     ),
     tensors=OUTER_TENSORS | mamba_tensors("backbone.layers.{}.mixer"),
-    releases=release(
-        "Mistral AI 2024; config.json of mistralai/Mamba-Codestral-7B-v0.1",
-        {"codestral-mamba-7b": published("L=64, D=4096, H=64, V=32_768", "7.3B", num_heads=128, n_groups=8)},
-    ),
 )

@@ -5,7 +5,6 @@ from typing import Any
 from meshwright.models.families.by_layer import ByLayer, by_layer
 from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, LLAMA_KEYS, MTP
-from meshwright.models.families.releases import published, release
 
 _PATTERN = 6
 
@@ -102,15 +101,4 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=release(
-        "config.json of XiaomiMiMo/MiMo-V2-Flash",
-        {
-            "mimo-v2-flash": published(
-                "L=48, D=4096, F=16_384, N=64, K=4, H=192, V=152_576", "309B", "15B",
-                quantization_config={"quant_method": "fp8"}, swa_num_key_value_heads=8, v_head_dim=128,
-                max_position_embeddings=262_144, sliding_window=128, moe_intermediate_size=2048,
-                n_routed_experts=256, num_experts_per_tok=8,
-            )
-        },
-    ),
 )  # fmt: skip

@@ -4,7 +4,6 @@ from typing import Any
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, fixed
 from meshwright.models.families.keys import LLAMA_KEYS
-from meshwright.models.families.releases import published, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS
 
@@ -38,27 +37,4 @@ FAMILY = Family(
     groups=(_Scales(), Rope()),
     tensors=LLAMA_TENSORS,
     is_written=False,
-    releases=release(
-        "OpenBMB 2024, https://arxiv.org/abs/2404.06395; config.json of openbmb/MiniCPM-2B-*, MiniCPM4-*",
-        {
-            "minicpm-2b": published(
-                "L=40, D=2304, F=5760, N=36, V=122_753",
-                "2.72B",
-                max_position_embeddings=4096,
-                scale_emb=12,
-                dim_model_base=256,
-                scale_depth=1.4,
-            ),
-            # Without its factors of positions beyond 32,768.
-            "minicpm4-8b": published(
-                "L=32, D=4096, F=16_384, N=32, K=2, V=73_448",
-                "8.2B",
-                max_position_embeddings=32_768,
-                scale_emb=12,
-                dim_model_base=256,
-                scale_depth=1.4,
-                tie_word_embeddings=False,
-            ),
-        },
-    ),
 )

@@ -5,7 +5,6 @@ from typing import Any
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, fixed
 from meshwright.models.families.keys import EPS_1E_5, FACTOR, LATENT, SIZES
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LATENT_TENSORS, LLAMA_TENSORS
 
@@ -48,20 +47,4 @@ FAMILY = Family(
     groups=(_Scales(), Rope()),
     # Its rotary positions turn halves.
     tensors=LLAMA_TENSORS | {name: replace(tensor, pairs="") for name, tensor in LATENT_TENSORS.items()},
-    releases=release(
-        "config.json of openbmb/MiniCPM3-4B",
-        {
-            "minicpm3-4b": preset(
-                "L=62, D=2560, F=6400, N=40, V=73_448",
-                "4.1B",
-                d_head=96,
-                max_seq_len=32_768,
-                tied_embeddings=True,
-                embedding_scale=12.0,
-                residual_scale=1.4 / 62**0.5,
-                logit_scale=256 / 2560,
-                mla={"q_rank": 768, "kv_rank": 256, "nope_dim": 64, "rope_dim": 32, "value_dim": 64},
-            )
-        },
-    ),
 )

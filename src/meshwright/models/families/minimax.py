@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Fixed, Part, Tensor, fixed, ignored, needed
 from meshwright.models.families.keys import EPS_1E_5, EXPERTS, LLAMA_KEYS
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import StateLayers
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, feed_forward, fused, linear
@@ -66,21 +65,4 @@ FAMILY = Family(
     | linear("state_out", f"{_ATTENTION}.out_proj", "D", "gup")
     | {"router": Tensor(f"{_MLP}.gate.weight", ("E", "D"))}
     | feed_forward("expert", f"{_MLP}.experts.{{}}", "M", ("w1", "w3", "w2")),
-    releases=release(
-        "MiniMax 2025, https://arxiv.org/abs/2501.08313; MiniMaxAI/MiniMax-Text-01-hf",
-        {
-            "minimax-text-01": preset(
-                "L=80, D=6144, F=9216, N=64, K=8, H=128, V=200_064",
-                "456B",
-                max_seq_len=10_240_000,
-                norm_eps=1e-5,
-                rope_theta=1e7,
-                rotary_dim=64,
-                moe=mixture(32, 2, 9216),
-                lightning={"num_heads": 64, "head_dim": 128},
-                residual_inputs=(3.5565588200778455,) * 3,
-                mixers=("state",) * 7 + ("attention",),
-            )
-        },
-    ),
 )  # fmt: skip

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Fixed, Key, Tensor, fixed, ignored, needed
 from meshwright.models.families.keys import EXPERTS, LLAMA_KEYS
-from meshwright.models.families.releases import by_letter, mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, WIDE_QK_NORMS, experts
 
@@ -31,18 +30,4 @@ FAMILY = Family(
     | experts(_MOE, ("w1", "w3", "w2"))
     | {"router_choice_bias": Tensor(f"{_MOE}.e_score_correction_bias", ("E",))},
     more_layers=True,
-    releases=release(
-        "config.json of MiniMaxAI/MiniMax-M2, M2.5",
-        {"minimax-m2": preset(params="229B"), "minimax-m2.5": preset(params="229B")},
-        shared=by_letter("L=62, D=3072, F=1536, N=48, K=8, H=128, V=200_064")
-        | {
-            "stored_dtype": "fp8",
-            "max_seq_len": 196_608,
-            "norm_eps": 1e-6,
-            "rope_theta": 5e6,
-            "rotary_dim": 64,
-            "qk_norm": True,
-            "moe": mixture(256, 8, 1536, choice_bias=True),
-        },
-    ),
 )

@@ -17,7 +17,6 @@ from meshwright.models.families.family import (
     without,
 )
 from meshwright.models.families.keys import LLAMA_KEYS, MTP, ROUTER
-from meshwright.models.families.releases import published, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, PROJECTIONS, experts, feed_forward
 
@@ -132,15 +131,4 @@ FAMILY = Family(
     },
     more_layers=True,
     is_written=False,  # transformers renames these tensors only in the model with a vision tower
-    releases=release(
-        "config.json of MiniMaxAI/MiniMax-M3, its language model",
-        {
-            "minimax-m3": published(
-                "L=60, D=6144, F=3072, N=64, K=4, H=128, V=200_064", "426B", dense_intermediate_size=12_288,
-                shared_intermediate_size=3072, max_position_embeddings=1_048_576, num_local_experts=128,
-                num_experts_per_tok=4, moe_layer_freq=[0] * 3 + [1] * 57,
-                sparse_attention_config={"sparse_attention_freq": [0] * 3 + [1] * 57},
-            )
-        },
-    ),
 )  # fmt: skip

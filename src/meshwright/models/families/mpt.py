@@ -1,5 +1,4 @@
 from meshwright.models.families.family import Family, Fixed, Key, Tensor, fixed, ignored, needed
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.tensors import HEAD, QKV, fused, linear, norms
 
 _LAYER = "transformer.blocks.{}"
@@ -43,12 +42,4 @@ FAMILY = Family(
     | linear("w_out", f"{_LAYER}.ffn.down_proj", "D", "F")
     | norms("final_norm", "transformer.norm_f")
     | HEAD,
-    releases=release(
-        "config.json of mosaicml/mpt-7b and mpt-30b",
-        {
-            "mpt-7b": preset("L=32, D=4096, F=16_384, N=32", 6_649_286_656, max_seq_len=2048),
-            "mpt-30b": preset("L=48, D=7168, F=28_672, N=64", "30.0B", max_seq_len=8192),
-        },
-        shared={"vocab_size": 50_432, "tied_embeddings": True},
-    ),
 )

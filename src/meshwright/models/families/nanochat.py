@@ -2,7 +2,6 @@ from dataclasses import replace
 
 from meshwright.models.families.family import Family, Key
 from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, activation
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, linear
 
@@ -20,17 +19,4 @@ FAMILY = Family(
     | {name: replace(LLAMA_TENSORS[name], swapped="H") for name in ("wq", "wk", "wq_bias", "wk_bias")}
     | linear("w_in", f"{LAYER}.mlp.fc1", "F", "D")
     | linear("w_out", f"{LAYER}.mlp.fc2", "D", "F"),
-    releases=release(
-        "Karpathy 2025; config.json of karpathy/nanochat-d32",
-        {
-            "nanochat-d32": preset(
-                "L=32, D=2048, F=8192, N=16, V=65_536",
-                "1.9B",
-                max_seq_len=2048,
-                norm_eps=1e-6,
-                activation="relu2",
-                logit_softcap=15.0,
-            )
-        },
-    ),
 )

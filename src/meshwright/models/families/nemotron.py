@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, without
 from meshwright.models.families.keys import ATTENTION_BIAS, LLAMA_KEYS, activation
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS
 
@@ -15,16 +14,4 @@ FAMILY = Family(
     sets={"norm": "layer", "norm_bias": True, "norm_offset": True, "gated": False},
     groups=(Rope(share=0.5),),
     tensors=LLAMA_TENSORS,
-    releases=release(
-        "NVIDIA 2024, https://arxiv.org/abs/2406.11704, table 1; config.json of nvidia/Nemotron-4-340B-*",
-        {
-            "nemotron-4-340b": preset(
-                "L=96, D=18_432, F=73_728, N=96, K=8, H=192, V=256_000",
-                "341B",
-                max_seq_len=4096,
-                activation="relu2",
-                rotary_dim=96,
-            )
-        },
-    ),
 )

@@ -16,7 +16,6 @@ from meshwright.models.families.family import (
     without,
 )
 from meshwright.models.families.keys import ACTIVATION, EXPERTS, SIZES
-from meshwright.models.families.releases import Release, mixture, preset, published
 from meshwright.models.families.state_layers import ATTENTION_NAMES, STATE_NAMES, mamba_tensors
 from meshwright.models.families.tensors import linear
 
@@ -73,13 +72,6 @@ def _experts(d: str) -> dict[str, Tensor]:
         "expert_out", f"{_MIXER}.experts.{{}}.down_proj", d, "M"
     )
 
-
-_PATTERN = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
-_SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEME" + "MEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
-_ULTRA = (
-    "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEME"
-    + "MEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
-)
 
 FAMILY = Family(
     "nemotron_h",
@@ -156,70 +148,4 @@ FAMILY = Family(
     | linear("shared_out", f"{_MIXER}.shared_experts.down_proj", "D", "U"),
     variants=lambda model: _experts("m") if model.moe and model.moe.latent else {},
     more_layers=True,
-    releases=(
-        Release(
-            "NVIDIA 2025, https://arxiv.org/abs/2508.14444; config.json of nvidia/NVIDIA-Nemotron-Nano-*-v2",
-            {
-                "nemotron-nano-9b-v2": published(
-                    "D=4480, F=15_680", "8.89B",
-                    hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
-                ),
-                "nemotron-nano-12b-v2": published(
-                    "D=5120, F=20_480", "12.3B", hybrid_override_pattern="M-M-M-M*-" * 6 + "M-M-M-M-",
-                ),
-            },
-            shared={
-                "num_attention_heads": 40,
-                "num_key_value_heads": 8,
-                "vocab_size": 131_072,
-                "max_position_embeddings": 131_072,
-                "mamba_num_heads": 128,
-                "mamba_head_dim": 80,
-                "ssm_state_size": 128,
-            },
-        ),
-        Release(
-            "config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-            {
-                "nemotron-3-nano-30b-a3b": preset(
-                    "L=52, D=2688, F=1856, N=32, K=2, H=128, V=131_072",
-                    "31.6B",
-                    "3.6B",
-                    max_seq_len=262_144,
-                    norm_eps=1e-5,
-                    activation="relu2",
-                    moe=mixture(128, 6, 1856, num_shared_experts=1, d_ff_shared=3712, scaling=2.5),
-                    state_space={
-                        "num_heads": 64,
-                        "head_dim": 64,
-                        "state_dim": 128,
-                        "num_groups": 8,
-                        "min_step": 0.001,
-                    },
-                    mixers=tuple({"M": "state", "*": "attention"}.get(one, "none") for one in _PATTERN),
-                    feed_forwards=tuple({"E": "experts"}.get(one, "none") for one in _PATTERN),
-                )
-            },
-        ),
-        Release(
-            # Without the module that predicts a second token.
-            "config.json of nvidia/NVIDIA-Nemotron-3-Super-120B-A12B and Ultra-550B-A55B",
-            {
-                "nemotron-3-super-120b-a12b": published(
-                    "D=4096, F=2688, N=32, K=2, V=131072", "121B", "12.7B", hybrid_override_pattern=_SUPER,
-                    max_position_embeddings=262144, n_routed_experts=512, num_experts_per_tok=22,
-                    moe_intermediate_size=2688, moe_shared_expert_intermediate_size=5376,
-                    moe_latent_size=1024, routed_scaling_factor=5.0, mamba_num_heads=128, mamba_head_dim=64,
-                    ssm_state_size=128,
-                ),
-                "nemotron-3-ultra-550b-a55b": published(
-                    "D=8192, F=5120, N=64, K=2, V=131072", "549B", "55B", hybrid_override_pattern=_ULTRA,
-                    max_position_embeddings=262144, n_routed_experts=512, num_experts_per_tok=22,
-                    moe_intermediate_size=5120, moe_shared_expert_intermediate_size=10240,
-                    moe_latent_size=2048, routed_scaling_factor=5.0, mamba_num_heads=256, mamba_head_dim=64,
-                    ssm_state_size=128,
-                ),
-            },
-        ),
-    ),
 )  # fmt: skip

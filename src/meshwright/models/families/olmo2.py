@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Rule
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS, POST_NORMS_ONLY, WIDE_QK_NORMS
 
@@ -16,13 +15,4 @@ FAMILY = Family(
     sets=OLMO_2_SETS,
     groups=(Rope(),),
     tensors=OLMO_2_TENSORS,
-    releases=release(
-        "OLMo Team 2025, https://arxiv.org/abs/2501.00656; config.json of allenai/OLMo-2-*",
-        {
-            "olmo-2-7b": preset("L=32, D=4096, F=11_008, N=32", "7.3B"),
-            "olmo-2-13b": preset("L=40, D=5120, F=13_824, N=40", "13.7B"),
-            "olmo-2-32b": preset("L=64, D=5120, F=27_648, N=40, K=8", "32.2B"),
-        },
-        shared={"vocab_size": 100_352, "max_seq_len": 4096, "norm_eps": 1e-6, "rope_theta": 500_000.0},
-    ),
 )

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, Rule, needed
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, EXPERTS, LLAMA_KEYS
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS, WIDE_QK_NORMS, experts
 
@@ -20,16 +19,4 @@ FAMILY = Family(
     sets={"qk_norm": True, "qk_norm_over": "width"},
     groups=(Rope(),),
     tensors=LLAMA_TENSORS | WIDE_QK_NORMS | experts(),
-    releases=release(
-        "Muennighoff et al. 2024, https://arxiv.org/abs/2409.02060; config.json of OLMoE-1B-7B-0924",
-        {
-            "olmoe-1b-7b": preset(
-                "L=16, D=2048, F=1024, N=16, V=50_304",
-                "6.9B",
-                "1.3B",
-                max_seq_len=4096,
-                moe=mixture(64, 8, 1024, normalized=False),
-            )
-        },
-    ),
 )

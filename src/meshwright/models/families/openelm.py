@@ -4,7 +4,6 @@ from typing import Any
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed
 from meshwright.models.families.family import Family, Key, fixed, ignored, needed
 from meshwright.models.families.keys import ACTIVATION, PLANNED_POSITIONS
-from meshwright.models.families.releases import published, release
 
 
 def _rounded(width: float, divisor: int) -> int:
@@ -55,23 +54,4 @@ FAMILY = Family(
     groups=(ByLayer(_read, _OF_LAYERS),),
     tensors={},
     is_written=False,
-    releases=release(
-        "Mehta et al. 2024, https://arxiv.org/abs/2404.14619; config.json of apple/OpenELM-3B",
-        {
-            "openelm-3b": published(
-                "H=128, V=32_000",
-                3_036_647_424,
-                num_transformer_layers=36,
-                model_dim=3072,
-                normalize_qk_projections=True,
-                ffn_multipliers=[
-                    *(0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0),
-                    *(2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8, 2.9, 3.0, 3.1, 3.2, 3.3, 3.4, 3.5, 3.6),
-                    *(3.7, 3.8, 3.9, 4.0),
-                ],
-                num_query_heads=[12] * 4 + [16] * 14 + [20] * 12 + [24] * 6,
-                num_kv_heads=[3] * 4 + [4] * 14 + [5] * 12 + [6] * 6,
-            )
-        },
-    ),
 )

@@ -5,7 +5,6 @@ from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, Tensor, fixed, ignored, needed, without
 from meshwright.models.families.keys import ACTIVATION, LLAMA_KEYS
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.tensors import HEAD, linear, norms
 
 _LAYER = "model.decoder.layers.{}"
@@ -61,27 +60,4 @@ FAMILY = Family(
         **norms("final_norm", "model.decoder.final_layer_norm"),
         **HEAD,
     },
-    releases=release(
-        # OPT-350M differs: its norms come after the residuals, and its embeddings are projected.
-        "Zhang et al. 2022, https://arxiv.org/abs/2205.01068, table 1; config.json of facebook/opt-*",
-        {
-            "opt-125m": preset("L=12, D=768, F=3072, N=12", 125_239_296),
-            "opt-1.3b": preset("L=24, D=2048, F=8192, N=32", 1_315_758_080),
-            "opt-2.7b": preset("L=32, D=2560, F=10_240, N=32", 2_651_596_800),
-            "opt-6.7b": preset("L=32, D=4096, F=16_384, N=32", 6_658_473_984),
-            "opt-13b": preset("L=40, D=5120, F=20_480, N=40", 12_853_473_280),
-            "opt-30b": preset("L=48, D=7168, F=28_672, N=56", 29_974_540_288),
-            "opt-66b": preset("L=64, D=9216, F=36_864, N=72", "65.7B"),
-            "opt-175b": preset("L=96, D=12_288, F=49_152, N=96", "175B"),
-        },
-        shared={
-            "vocab_size": 50_272,
-            "max_seq_len": 2048,
-            "tied_embeddings": True,
-            "activation": "relu",
-            "qkv_bias": True,
-            "attention_out_bias": True,
-            "mlp_bias": True,
-        },
-    ),
 )

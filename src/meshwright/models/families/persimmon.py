@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, activation
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, fused, linear, norms
 
@@ -34,18 +33,4 @@ FAMILY = Family(
     | linear("w_in", f"{LAYER}.mlp.dense_h_to_4h", "F", "D")
     | linear("w_out", f"{LAYER}.mlp.dense_4h_to_h", "D", "F")
     | norms("final_norm", "model.final_layernorm"),
-    releases=release(
-        "config.json of adept/persimmon-8b-base",
-        {
-            "persimmon-8b": preset(
-                "L=36, D=4096, F=16_384, N=64, V=262_144",
-                "9.4B",
-                max_seq_len=16_384,
-                rope_theta=25_000.0,
-                rotary_dim=32,
-                activation="relu2",
-                qk_norm=True,
-            )
-        },
-    ),
 )

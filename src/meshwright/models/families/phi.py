@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, fixed, ignored, without
 from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, activation
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, linear, norms
 
@@ -31,13 +30,4 @@ FAMILY = Family(
     | linear("w_out", f"{LAYER}.mlp.fc2", "D", "F")
     | norms("final_norm", "model.final_layernorm")
     | linear("unembed", "lm_head", "V", "D"),
-    releases=release(
-        "Gunasekar et al. 2023, https://arxiv.org/abs/2306.11644; config.json of microsoft/phi-*",
-        {
-            "phi-1": preset("L=24, D=2048, F=8192, N=32", 1_418_270_720, rotary_dim=32),
-            "phi-1.5": preset("L=24, D=2048, F=8192, N=32", 1_418_270_720, rotary_dim=32),
-            "phi-2": preset("L=32, D=2560, F=10_240, N=32", 2_779_683_840, rotary_dim=32),
-        },
-        shared={"vocab_size": 51_200, "max_seq_len": 2048, "activation": "gelu"},
-    ),
 )

@@ -7,7 +7,6 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Key, Part, fixed, ignored, needed
 from meshwright.models.families.keys import EPS_1E_5, EXPERTS, LLAMA_KEYS
 from meshwright.models.families.layers import LocalLayers
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts, linear
 
@@ -50,20 +49,4 @@ FAMILY = Family(
     tensors=LLAMA_TENSORS
     | experts(f"{LAYER}.block_sparse_moe", ("w1", "w3", "w2"))
     | linear("unembed", "lm_head", "V", "D"),
-    releases=release(
-        # Its LongRoPE, for more than 4,096 positions, is left out.
-        "Abdin et al. 2024, https://arxiv.org/abs/2404.14219; config.json of Phi-3.5-MoE-instruct",
-        {
-            "phi-3.5-moe": preset(
-                "L=32, D=4096, F=6400, N=32, K=8, V=32_064",
-                "41.9B",
-                "6.6B",
-                max_seq_len=131_072,
-                qkv_bias=True,
-                attention_out_bias=True,
-                head_bias=True,
-                moe=mixture(16, 2, 6400),
-            )
-        },
-    ),
 )

@@ -4,7 +4,6 @@ from typing import Any
 from meshwright.errors import ModelError
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Key, fixed, ignored, needed
-from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -43,13 +42,4 @@ FAMILY = Family(
     groups=(ByLayer(_read, {"kv_channels": ("d_head",)}),),
     tensors={},
     is_written=False,
-    releases=release(
-        "Bai et al. 2023, https://arxiv.org/abs/2309.16609; config.json of Qwen/Qwen-*",
-        {
-            "qwen-7b": published("L=32, D=4096, F=22_016, N=32, V=151_936", 7_721_324_544),
-            "qwen-72b": published(
-                "L=80, D=8192, F=49_152, N=64, V=152_064", 72_287_920_128, seq_length=32_768,
-            ),
-        },
-    ),
 )  # fmt: skip

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, Tensor, fixed, needed
 from meshwright.models.families.keys import LLAMA_KEYS, NO_LOCAL_LAYERS, ROUTER
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, experts
 from meshwright.models.families.tool_formats import HERMES
@@ -30,23 +29,4 @@ FAMILY = Family(
     | experts(shared="shared_expert")
     | {"shared_router": Tensor(f"{LAYER}.mlp.shared_expert_gate.weight", ("", "D"))},
     tool_calls=HERMES,
-    releases=release(
-        "config.json of Qwen/Qwen1.5-MoE-A2.7B, Qwen/Qwen2-57B-A14B",
-        {
-            "qwen1.5-moe-a2.7b": preset(
-                "L=24, D=2048, F=5632, N=16",
-                14_315_784_192,
-                max_seq_len=8192,
-                moe=mixture(60, 4, 1408, d_ff_shared=5632, normalized=False),
-            ),
-            "qwen2-57b-a14b": preset(
-                "L=28, D=3584, F=18_944, N=28, K=4",
-                "57.4B",
-                "14B",
-                max_seq_len=131_072,
-                moe=mixture(64, 8, 2560, d_ff_shared=20_480, normalized=False),
-            ),
-        },
-        shared={"vocab_size": 151_936, "norm_eps": 1e-6, "rope_theta": 1e6, "qkv_bias": True},
-    ),
 )

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Fixed, Key, fixed, ignored
 from meshwright.models.families.keys import LLAMA_KEYS, NO_LOCAL_LAYERS
-from meshwright.models.families.releases import preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import (
     DELTA_KEYS,
@@ -38,20 +37,4 @@ FAMILY = Family(
     tensors=LLAMA_TENSORS | GATED_QUERIES | SPLIT_DELTA_TENSORS,
     more_layers=True,
     tool_calls=HERMES,
-    releases=release(
-        # Without the vision tower and the module that predicts a second token.
-        "config.json of Qwen/Qwen3.5-27B",
-        {
-            "qwen3.5-27b": preset(
-                "L=64, D=5120, F=17_408, N=24, K=4, H=256, V=248_320",
-                "26.9B",
-                max_seq_len=262_144,
-                norm_eps=1e-6,
-                rope_theta=1e7,
-                rotary_dim=64,
-                delta={"num_key_heads": 16, "num_value_heads": 48, "key_dim": 128, "value_dim": 128},
-                mixers=("state", "state", "state", "attention"),
-            )
-        },
-    ),
 )

@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
 from meshwright.models.families.keys import LLAMA_KEYS, NO_LOCAL_LAYERS, NUM_EXPERTS
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.state_layers import (
     DELTA_KEYS,
@@ -43,21 +42,4 @@ FAMILY = Family(
     | {"shared_router": Tensor(f"{LAYER}.mlp.shared_expert_gate.weight", ("", "D"))},
     drafts=QWEN_DRAFTS,
     tool_calls=HERMES,
-    releases=release(
-        "config.json of Qwen/Qwen3-Next-80B-A3B-Instruct",
-        {
-            "qwen3-next-80b-a3b": preset(
-                "L=48, D=2048, F=5120, N=16, K=2, H=256, V=151_936",
-                "80B",
-                "3.9B",
-                max_seq_len=262_144,
-                norm_eps=1e-6,
-                rope_theta=1e7,
-                rotary_dim=64,
-                moe=mixture(512, 10, 512, d_ff_shared=512),
-                delta={"num_key_heads": 16, "num_value_heads": 32, "key_dim": 128, "value_dim": 128},
-                mixers=("state", "state", "state", "attention"),
-            )
-        },
-    ),
 )

@@ -6,7 +6,6 @@ from meshwright.errors import ModelError
 from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Form, Key, Part, Tensor, ignored, without
 from meshwright.models.families.gemma_keys import GEMMA_KEYS
-from meshwright.models.families.releases import published, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import (
     EMBEDDING,
@@ -108,12 +107,4 @@ FAMILY = Family(
     | feed_forward("w", f"{LAYER}.mlp_block", "F", PROJECTIONS)
     | norms("final_norm", "model.final_norm")
     | HEAD,
-    releases=release(
-        "Botev et al. 2024, https://arxiv.org/abs/2404.07839; config.json of google/recurrentgemma-*",
-        {
-            "recurrentgemma-2b": published("L=26, D=2560, F=15_360, N=10", "2.7B", lru_width=2560),
-            "recurrentgemma-9b": published("L=38, D=4096, F=24_576, N=16", "8.58B", lru_width=4096),
-        },
-        shared={"vocab_size": 256_000, "num_key_value_heads": 1, "head_dim": 256},
-    ),
 )

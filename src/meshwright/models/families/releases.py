@@ -1,31 +1,37 @@
-"""Published models of a family: their sizes, and the parameters that their publishers state."""
+"""Published models of a family, read from the TOML of its name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from meshwright.files import parse_toml
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A published model: fields of ModelConfig, and the parameters that its publisher states.
+    """A published model: its values, and the parameters that its publisher states.
 
-    params: to the unit, or as printed ("671B"). active: the parameters that one token uses, as printed. file:
-    keys of its config.json in place of fields.
+    params: to the unit, or as printed ("671B"). active: the parameters that one token uses, as printed.
     """
 
-    fields: Mapping[str, Any]
+    values: Mapping[str, Any]
     params: int | str | None = None
     active: str | None = None
-    file: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Release:
-    """Models that were published together. shared: fields of ModelConfig that all of them have."""
+    """Models that were published together, by name, with the source of their sizes.
+
+    shared: values that all of them have. config_json: values are keys of config.json; otherwise they are
+    fields of ModelConfig, of which K is N if it is left out, and H is D / N.
+    """
 
     source: str
     models: Mapping[str, Preset]
     shared: Mapping[str, Any] = field(default_factory=dict)
+    config_json: bool = False
 
 
 # By letter, the field of ModelConfig and the usual key of config.json.
@@ -40,41 +46,38 @@ _LETTERS = {
 }
 
 
-def by_letter(sizes: str, *, in_file: bool = False) -> dict[str, Any]:
-    """Fields of ModelConfig from sizes by letter. in_file: keys of config.json instead.
+def read_releases(family: str) -> tuple[Release, ...]:
+    """The releases of a family, in the order of its file; none if it has no file.
 
-    >>> by_letter("L=12, D=12_288"), by_letter("L=12", in_file=True)
-    ({'num_layers': 12, 'd_model': 12288}, {'num_hidden_layers': 12})
+    The file's own `shared` holds for every release in it.
     """
-    pairs = (size.split("=") for size in sizes.split(", ") if size)
-    return {_LETTERS[letter][in_file]: int(size) for letter, size in pairs}
+    file = Path(__file__).with_name(f"{family}.toml")
+    if not file.exists():
+        return ()
+    data = parse_toml(file.read_text(encoding="utf-8"))
+    return tuple(_release(table, data.get("shared", {})) for table in data["releases"])
 
 
-def preset(
-    sizes: str = "", params: int | str | None = None, active: str | None = None, **fields: Any
-) -> Preset:
-    """A Preset with sizes by letter: K is N if it is left out, and H is D / N.
+def _release(table: dict[str, Any], shared: dict[str, Any]) -> Release:
+    in_file = table.get("config_json", False)
+    models = {name: _preset(values, in_file) for name, values in table["models"].items()}
+    shared = shared | _by_letter(table.get("shared", {}), in_file)
+    return Release(**table | {"models": models, "shared": shared})  # a misspelt key is an error
 
-    >>> preset("L=12, D=768", "0.1B", tied_embeddings=True).fields
-    {'num_layers': 12, 'd_model': 768, 'tied_embeddings': True}
+
+def _preset(values: Mapping[str, Any], in_file: bool) -> Preset:
+    stated = {key: values[key] for key in ("params", "active") if key in values}
+    return Preset(
+        _by_letter({key: value for key, value in values.items() if key not in stated}, in_file), **stated
+    )
+
+
+def _by_letter(values: Mapping[str, Any], in_file: bool) -> dict[str, Any]:
+    """The values, with `sizes` by letter as fields of ModelConfig. in_file: as keys of config.json.
+
+    >>> _by_letter({"sizes": "L=12, D=12_288", "norm_eps": 1e-6}, False)
+    {'num_layers': 12, 'd_model': 12288, 'norm_eps': 1e-06}
     """
-    return Preset(by_letter(sizes) | fields, params, active)
-
-
-def release(
-    source: str, models: Mapping[str, Preset], shared: Mapping[str, Any] | None = None
-) -> tuple[Release, ...]:
-    """The releases of a family whose models were all published together."""
-    return (Release(source, models, shared or {}),)
-
-
-def published(
-    sizes: str = "", params: int | str | None = None, active: str | None = None, **keys: Any
-) -> Preset:
-    """A Preset given by its config.json. sizes: by letter, the values of usual keys; keys: the others."""
-    return Preset({}, params, active, by_letter(sizes, in_file=True) | keys)
-
-
-def mixture(num_experts: int, experts_per_token: int, d_ff: int, **more: Any) -> dict[str, Any]:
-    """The `moe` of a preset."""
-    return {"num_experts": num_experts, "experts_per_token": experts_per_token, "d_ff": d_ff, **more}
+    sizes = dict(size.split("=") for size in values["sizes"].split(", ")) if "sizes" in values else {}
+    by_letter = {_LETTERS[letter][in_file]: int(size) for letter, size in sizes.items()}
+    return by_letter | {key: value for key, value in values.items() if key != "sizes"}

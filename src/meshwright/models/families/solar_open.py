@@ -1,6 +1,5 @@
 from meshwright.models.families.family import Family, Key, fixed, ignored, without
 from meshwright.models.families.keys import DEEPSEEK_EXPERTS, EPS_1E_5, LLAMA_KEYS
-from meshwright.models.families.releases import mixture, preset, release
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LLAMA_TENSORS, experts
 
@@ -24,17 +23,4 @@ FAMILY = Family(
     sets={"moe.score": "sigmoid", "moe.choice_bias": True},
     groups=(Rope(theta=1e6, share=1.0),),
     tensors=LLAMA_TENSORS | experts(),
-    releases=release(
-        "config.json of upstage/Solar-Open-100B",
-        {
-            "solar-open-100b": preset(
-                "L=48, D=4096, F=1280, N=64, K=8, H=128, V=196_608",
-                "103B",
-                "12B",
-                max_seq_len=131_072,
-                rope_theta=1e6,
-                moe=mixture(128, 8, 1280, num_shared_experts=1),
-            )
-        },
-    ),
 )

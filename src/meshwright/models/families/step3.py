@@ -4,7 +4,6 @@ from typing import Any
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Key, ignored, needed, without
 from meshwright.models.families.keys import EPS_1E_5, LLAMA_KEYS, PLANNED_POSITIONS
-from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -43,20 +42,4 @@ FAMILY = Family(
     groups=(ByLayer(_read, {"moe_layers_enum": ("feed_forwards",)}),),
     tensors={},
     is_written=False,
-    releases=release(
-        "StepFun 2025, https://arxiv.org/abs/2507.19427; stepfun-ai/step3, without its tower",
-        {
-            "step3": published(
-                "L=61, D=7168, F=18_432, N=64, V=128_815",
-                "316B",
-                "38B",
-                moe_intermediate_size=5120,
-                moe_num_experts=48,
-                moe_top_k=3,
-                share_expert_dim=5120,
-                share_q_dim=2048,
-                moe_layers_enum=",".join(map(str, range(4, 60))),
-            )
-        },
-    ),
 )

@@ -4,7 +4,6 @@ from typing import Any
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed, matrix
 from meshwright.models.families.family import Family, Fixed, Key, Rule, ignored, needed, without
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS, MTP
-from meshwright.models.families.releases import published, release
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -92,17 +91,4 @@ FAMILY = Family(
     ),
     tensors={},
     is_written=False,
-    releases=release(
-        "config.json of stepfun-ai/Step-3.5-Flash, https://github.com/stepfun-ai/Step-3.5-Flash",
-        {
-            "step-3.5-flash": published(
-                "L=45, D=4096, F=11_264, N=64, H=128, V=128_896", num_attention_groups=8,
-                max_position_embeddings=262_144, sliding_window=512,
-                layer_types=(["full_attention"] + ["sliding_attention"] * 3) * 11 + ["full_attention"],
-                attention_other_setting={"num_attention_heads": 96}, moe_num_experts=288, moe_top_k=8,
-                moe_intermediate_size=1280, share_expert_dim=1280, moe_router_scaling_factor=3.0,
-                num_nextn_predict_layers=3,
-            )
-        },
-    ),
 )  # fmt: skip
