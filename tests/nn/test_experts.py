@@ -119,6 +119,10 @@ def test_each_expert_takes_the_first_tokens_that_chose_it(capacity: float) -> No
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+# Columns of a tile, which do not divide a row.
+_TILE = 48
+
+
 def by_the_book(
     operand: jax.Array,
     output: jax.Array,
@@ -130,6 +134,7 @@ def by_the_book(
     axis_name: tuple[str, ...],
 ) -> jax.Array:
     """`lax.ragged_all_to_all` as JAX documents it, of whole arrays, which XLA for CPU has."""
+    assert operand.shape[-1] % _TILE == 0, "whole tiles travel"
     everyone = [lax.all_gather(x, axis_name) for x in (operand, input_offsets, send_sizes, output_offsets)]
     rows, starts, sizes, lands = everyone
     per_device, here = sizes.shape[1] // sizes.shape[0], lax.axis_index(axis_name)
@@ -145,9 +150,10 @@ def by_the_book(
 
 
 def _as_on_tpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ragged exchanges, and unfilled arrays, which hold NaN."""
+    """Ragged exchanges of whole tiles, and unfilled arrays, which hold NaN."""
+    like = replace(CPU, ragged_exchange=True, unfilled=True, lanes=_TILE)
     for module in (routes_module, crossing_module, devices_module, products_module):
-        monkeypatch.setattr(module, "platform", lambda: replace(CPU, ragged_exchange=True, unfilled=True))
+        monkeypatch.setattr(module, "platform", lambda: like)
     monkeypatch.setattr(lax, "ragged_all_to_all", by_the_book)
 
     def allocated(_: Any, *, out_shape: jax.ShapeDtypeStruct, **options: object) -> Any:

@@ -561,6 +561,10 @@ def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> A
     # The form in which XLA for TPU exchanges rows: each 32-bit word has numbers of `packed` parts of a row.
     packed = max(1, 4 // rows.dtype.itemsize) if platform().unfilled else 1
     packed = packed if rows.shape[-1] % packed == 0 else 1
+    width, tile = rows.shape[-1], packed * platform().lanes
+    if platform().unfilled and width % tile:
+        # XLA for TPU would pad them too, but store the rows by columns before, and copy them.
+        rows = jnp.pad(rows, ((0, 0), (0, -width % tile)))
     arrives = unfilled_after((rows,), (num_rows, packed, rows.shape[-1] // packed), rows.dtype)
     arrives = jnp.reshape(arrives, (num_rows, -1))
     sent = (jnp.reshape(part, -1) for part in (way.send_at, way.sizes, way.land_at, way.received))
@@ -570,7 +574,7 @@ def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> A
         first, size = (jnp.reshape(part, (1, -1)) for part in (way.receive_at, way.received))
         numbers = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
         of_pieces = (numbers >= first) & (numbers < first + size)
-        arrives = jnp.where(jnp.any(of_pieces, axis=1)[:, None], arrives, 0)
+        arrives = jnp.where(jnp.any(of_pieces, axis=1)[:, None], arrives[:, :width], 0)
     if not platform().unnamed_exchange:
         return arrives
     # XLA's instruction takes the name of this rounding, which changes nothing.
