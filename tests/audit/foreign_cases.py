@@ -1052,6 +1052,43 @@ def _dense_after_rows() -> Any:
     return jax.jit(step, donate_argnums=0), (w, array(m, (64, 32, 32, 16), "data", "rows"))
 
 
+def _codebooks(*, apart: bool) -> Callable[[], Any]:
+    """Sums of rows of four tables that are split by their rows: each summed over devices, or all at once."""
+
+    def run() -> Any:
+        m = mesh("tensor")
+
+        def local(tables: Any, ids: Any) -> Any:
+            rows, first = tables.shape[1], lax.axis_index("tensor") * tables.shape[1]
+            is_own = (ids >= first) & (ids < first + rows)
+            own = jnp.clip(ids - first, 0, rows - 1)
+            return lax.psum(
+                sum(jnp.where(is_own[n, :, None], tables[n, own[n]], 0) for n in range(4)), "tensor"
+            )
+
+        specs = P(None, "tensor"), P()
+        split = jax.shard_map(local, mesh=m, in_specs=specs, out_specs=P(), check_vma=False)
+
+        def forward(tables: Any, ids: Any) -> Any:
+            return jnp.tanh(sum(tables[n, ids[n]] for n in range(4)) if apart else split(tables, ids))
+
+        tables, ids = array(m, (4, 2048, 256), None, "tensor"), array(m, (4, 512), dtype=jnp.int32)
+        return jax.jit(forward), (tables, ids)
+
+    return run
+
+
+def _head_elements(*spec: str | None) -> Callable[[], Any]:
+    """Scores of attention between heads that are stored by `spec`."""
+
+    def run() -> Any:
+        m = mesh("tensor")
+        heads = array(m, (4, 256, 8, 64), None, None, *spec)
+        return jax.jit(lambda q, k: jax.nn.softmax(jnp.einsum("bthd,bshd->bhts", q, k))), (heads, heads)
+
+    return run
+
+
 def _beams(*, apart: bool) -> Callable[[], Any]:
     """Caches of beams in the order of their parents, with beams and sequences in one dimension or two."""
 
@@ -1207,6 +1244,10 @@ CASES: dict[str, Case] = {
         "activation_resharded", _prefixes("data", "tensor"), _prefixes(("data", "tensor"))
     ),
     "beams and sequences in one dimension": Case("table_gathered", _beams(apart=False), _beams(apart=True)),
+    "rows of several tables": Case("summed_repeatedly", _codebooks(apart=True), _codebooks(apart=False)),
+    "heads split by their elements": Case(
+        "partial_results_summed", _head_elements(None, "tensor"), _head_elements("tensor")
+    ),
     "a mean over split positions": Case(None, _mean_over_positions),
     "a dense layer after split rows": Case(None, _dense_after_rows),
 }

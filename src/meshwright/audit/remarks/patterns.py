@@ -126,7 +126,7 @@ def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
-_BY_INDEX = ("gather", "dynamic_slice")
+_BY_INDEX = ("gather",)
 
 
 def batch_in_an_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -418,6 +418,40 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 # Operations that scale an operand, with its number, if the other operand is a constant.
 _SCALINGS = (("multiply", 0), ("multiply", 1), ("divide", 0))
+
+
+def summed_apart(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Sums over the same devices whose results are only added up: one sum of the total would do."""
+    if emitted.collective.op != "all_reduce" or emitted.collective.gathers:
+        return None
+    uses = list(_after_scaling(context.program, emitted.uses(context.program)))
+    count = min((_sums_added(*use, emitted, context) for use in uses), default=0)
+    if not count:
+        return None
+    return (
+        "summed_repeatedly",
+        f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, and the result is only added to "
+        "results of other such sums",
+        "add up the devices' own parts, and sum the total once: look up or multiply in one jax.shard_map "
+        "with a psum at its end",
+    )
+
+
+def _sums_added(user: TracedValue, at: int, emitted: Emitted, context: ProgramContext) -> int:
+    """The number of other sums over the same devices that an addition adds operand `at` to, otherwise 0."""
+    if user.instruction.opcode != "add" or at not in (0, 1):
+        return 0
+    left, count = [user.operand(1 - at)], 0
+    while left and count < _FEW:
+        *_, origin = history(context.program, left.pop(), MOVES)
+        other = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
+        if other is not None and other.collective.op == "all_reduce" and _same_devices(other, emitted):
+            count += 1
+        elif origin.instruction.opcode == "add":
+            left += sources(context.program, origin)
+        else:
+            return 0
+    return count
 
 
 def _after_scaling(
@@ -1057,8 +1091,8 @@ def wide_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
         f"partial results (`{emitted.tensor}`, {emitted.collective.gathered_bytes:,} B) are summed over "
         f"{context.over(emitted)}: both operands, the smaller of {num_bytes:,} B, are split along the short "
         f"dimension that the matmul sums over ({summed:,})",
-        "store the weight split along its other dimension (a table by its vocabulary): each device then has "
-        "a part of the result, and nothing is summed",
+        "split the operands along another dimension (a table by its vocabulary, attention by heads and not "
+        "by the elements of a head): each device then has a part of the result, and nothing is summed",
     )
 
 
@@ -1336,6 +1370,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     wide_sum,
     resharded_activations,
     summed_each_turn,
+    summed_apart,
     whole_sum,
     exposed,
 )

@@ -398,15 +398,16 @@ def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Rem
 
 
 def _gathered_weight(repeated: list[Alike], program: Program, mesh: Mesh) -> str | None:
-    """The input that is gathered for repeated products over axes that do not shard the batch."""
+    """The largest input that is gathered for repeated products over axes that do not shard the batch."""
     if set(repeated[0].axes) & batch_of(program, mesh).axes:
         return None
     pairs = ((one.product.value, index) for one in repeated for index in (0, 1))
+    sizes: dict[str, int] = {}
     for value in (each.operand(index) for each, index in pairs if index < len(each.instruction.operands)):
         *_, origin = history(program, value, MOVES)
         if op_of(origin.instruction) != "all_gather":
             continue
         gathered = entered_as(program, origin.operand(0)).instruction
         if gathered.opcode == "parameter" and gathered.op_name:
-            return gathered.op_name
-    return None
+            sizes[gathered.op_name] = origin.instruction.shapes[-1].num_bytes
+    return max(sizes, key=lambda name: sizes[name], default=None)
