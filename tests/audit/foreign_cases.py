@@ -1089,6 +1089,45 @@ def _head_elements(*spec: str | None) -> Callable[[], Any]:
     return run
 
 
+def _written_at(*spec: str | None) -> Callable[[], Any]:
+    """Four positions written into a cache that is stored by `spec`."""
+
+    def run() -> Any:
+        m = mesh("x")
+
+        def step(cache: Any, new: Any, q: Any, at: Any) -> Any:
+            cache = lax.dynamic_update_slice(cache, new, (0, at, 0, 0))
+            return cache, jax.nn.softmax(jnp.einsum("bhk,bthk->bht", q, cache))
+
+        cache = array(m, (4, 1024, 8, 64), *spec)
+        new, q = array(m, (4, 4, 8, 64), None, None, spec[-1]), array(m, (4, 8, 64), None, spec[-1])
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=(cache.sharding, None))
+        return jitted, (cache, new, q, array(m, (), dtype=jnp.int32))
+
+    return run
+
+
+def _negatives(*spec: str) -> Callable[[], Any]:
+    """A contrastive gradient with a queue of negatives, stored by `spec`, to which the batch is written."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def step(w: Any, x: Any, y: Any, queue: Any, at: Any) -> Any:
+            def loss(w: Any) -> Any:
+                q = x @ w
+                logits = jnp.concatenate([jnp.sum(q * y, -1, keepdims=True), q @ queue.T], 1)
+                return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])
+
+            return w - 0.1 * jax.grad(loss)(w), lax.dynamic_update_slice(queue, y, (at, 0))
+
+        rows = array(m, (256, 256), "data")
+        queue, at = array(m, (8192, 256), *spec), array(m, (), dtype=jnp.int32)
+        return jax.jit(step, donate_argnums=(0, 3)), (array(m, (256, 256)), rows, rows, queue, at)
+
+    return run
+
+
 def _beams(*, apart: bool) -> Callable[[], Any]:
     """Caches of beams in the order of their parents, with beams and sequences in one dimension or two."""
 
@@ -1248,6 +1287,10 @@ CASES: dict[str, Case] = {
     "heads split by their elements": Case(
         "partial_results_summed", _head_elements(None, "tensor"), _head_elements("tensor")
     ),
+    "positions written into a split cache": Case(
+        "gathered_for_one_operation", _written_at(None, "x", None), _written_at(None, None, "x")
+    ),
+    "a split queue of negatives": Case("gathered_for_one_operation", _negatives("data"), _negatives()),
     "a mean over split positions": Case(None, _mean_over_positions),
     "a dense layer after split rows": Case(None, _dense_after_rows),
 }

@@ -15,8 +15,10 @@ from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import copied_over, tiles_of
+from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
+from meshwright.audit.hlo.trace import TracedValue, entered_as, places
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.patterns import FAULT_RULES, UNCONSTRAINED, Fault, ProgramContext, widened_send
 from meshwright.notation.mesh import Mesh
@@ -51,7 +53,10 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     tokens = [one for one in arrays if _INTEGERS.match(one.shapes[0].dtype)]
     weights = [one for one in arrays if one not in tokens and len(one.shapes[0].dims) > 1]
     returned = {shape.dims for shape in program.main.result.shapes}
-    if not is_differentiated(program):  # arrays that it returns are caches
+    if is_differentiated(program):
+        kept = written_in_part(program)
+        weights = [one for one in weights if one.name not in kept]
+    else:  # arrays that it returns are caches
         weights = [one for one in weights if one.shapes[0].dims not in returned]
     rows: list[Instruction] = []
     with_tokens: list[Instruction] = []
@@ -80,6 +85,25 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     elements = max((one.shapes[0].num_elements for one in tokens), default=0)
     names = frozenset(one.op_name or one.name for one in (*rows, *with_tokens))
     return ProgramBatch(axes[0] & axes[1], axes[0], elements, names)
+
+
+_WRITES = ("dynamic-update-slice", "scatter", "select")
+
+
+def written_in_part(program: Program) -> set[str]:
+    """Names of the inputs of which a part is written, such as caches, and queues of negatives."""
+    written = set[str]()
+    for place in places(program):
+        for instruction in place.computation.instructions.values():
+            if instruction.opcode in _WRITES:
+                at = 2 if instruction.opcode == "select" else 0
+                value = entered_as(program, TracedValue(instruction, place).operand(at))
+                while op_of(value.instruction) == "all_gather":
+                    value = entered_as(program, value.operand(0))
+                origin = value.instruction
+                is_whole = instruction.opcode != "select" or origin.shapes == instruction.shapes
+                written |= {origin.name} if origin.opcode == "parameter" and is_whole else set()
+    return written
 
 
 def _first_tiles(parameter: Instruction) -> int:

@@ -362,6 +362,23 @@ def _needs_whole(use: tuple[TracedValue, int]) -> str | None:
     return known or _BY_OPCODE.get(instruction.opcode)
 
 
+def written_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array gathered whole so that a part of it is written, at an offset that the program computes."""
+    if emitted.op != "all_gather" or emitted.is_written or emitted.value.place.loops:
+        return None
+    for user, at in emitted.uses(context.program):
+        if user.instruction.opcode == "dynamic-update-slice" and at == 0:
+            part = user.operand(1).instruction.shapes[0].num_bytes
+            return (
+                "gathered_for_one_operation",
+                f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+                f"{context.over(emitted)} only to write {part:,} B of it (dynamic_update_slice)",
+                "keep the dimension of the written rows whole and shard another one (heads, or the batch), "
+                "or write in jax.shard_map, where each device writes the rows that are its own",
+            )
+    return None
+
+
 def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An array gathered only for a maximum, a sum or a norm; its shards can be reduced first."""
     if emitted.op != "all_gather" or emitted.collective.follows_sum:
@@ -1352,6 +1369,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     moved_update,
     there_and_back,
     along_the_whole,
+    written_whole,
     only_reduced,
     stack_of_layers,
     batch_moved,

@@ -40,12 +40,11 @@ from meshwright.audit.hlo.trace import (
     value_key,
 )
 from meshwright.audit.remarks import Remark
-from meshwright.audit.remarks.accidents import batch_of
+from meshwright.audit.remarks.accidents import batch_of, written_in_part
 from meshwright.notation.mesh import Mesh
 
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
 _MOMENT = re.compile(r"opt_state|optimizer|momentum|moments|(?:^|[^a-z])(?:mu|nu)(?:$|[^a-z])")
-_WRITES = ("dynamic-update-slice", "scatter", "select")
 # Tensors with a smaller share of the program's inputs are not worth sharding.
 _STATE_SHARE = 0.01
 
@@ -93,13 +92,7 @@ def _read_by_update_only(program: Program, parameter: Instruction) -> bool:
 def _caches(program: Program) -> list[Instruction]:
     """Inputs that the program updates in part or donates to a result, or whose name is a cache's."""
     written = {program.main.parameters[number].name for number in program.donated}
-    for place in places(program):
-        for instruction in place.computation.instructions.values():
-            if instruction.opcode in _WRITES:
-                at = 2 if instruction.opcode == "select" else 0
-                origin = entered_as(program, TracedValue(instruction, place).operand(at)).instruction
-                is_whole = instruction.opcode != "select" or origin.shapes == instruction.shapes
-                written |= {origin.name} if origin.opcode == "parameter" and is_whole else set()
+    written |= written_in_part(program)
     return [one for one in _arrays(program) if one.name in written or _CACHE.search(one.op_name)]
 
 
