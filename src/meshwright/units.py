@@ -107,7 +107,10 @@ _PER_SECOND = {
     "minute": 60,
     "h": 3600,
     "hour": 3600,
+    "d": 86400,
     "day": 86400,
+    "week": 7 * 86400,
+    "month": 30 * 86400,
 }
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e9
 
@@ -117,6 +120,8 @@ def parse_rate(text: str | float) -> float:
 
     >>> parse_rate("20"), parse_rate("20 rps"), parse_rate("1200 rpm"), parse_rate("72e3/h")
     (20.0, 20.0, 20.0, 20.0)
+    >>> parse_rate("2.592M/month")
+    1.0
     """
     number = r"[0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,2})?|\.[0-9]+"
     form = rf"({number})([km]?)(?:rps|qps|req(?:uests?)?)?(?:/|per)?([a-z]*)"

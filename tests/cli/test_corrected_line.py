@@ -145,7 +145,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("quantise ckpt --bits 4 -o out", "quantize ckpt --to int4 -o out"),
         ("benchmark serving --url a:80 --users 3", "bench serve --url a:80 --concurrency 3"),
         ("plot roofline --model llama-3-8b --hardware v5e",
-         "plot strategies --model llama-3-8b --hardware v5e"),
+         "plot strategies --model llama-3-8b --hardware v5e:4x4"),
         ("launch -n 2 -- mw train plan.toml", "launch local -n 2 -- mw train plan.toml"),
         # an option in place of an argument, and the other way round
         ("train --config plan.toml --data my.txt", "train plan.toml --data my.txt"),
@@ -437,3 +437,91 @@ def test_a_script_is_audited_by_its_function(tmp_path: Path, capsys: pytest.Capt
     path.write_text("def loss(w): ...\n\ndef train_step(w): ...\n")
     assert f"type mw audit {path}:train_step" in _answer(f"audit {path}", capsys)
     assert _answer(f"audit {path}::loss", capsys).endswith(f"type mw audit {path}:loss")
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        # models, machines and amounts in several words
+        ("fit mistral 7b --hardware 2x3090 --lora", "fit mistral-7b --hardware 2x3090"),
+        ("model llama3.1:8b", "model llama-3.1-8b"),
+        ("hardware tpu v5e", "hardware v5e"),
+        (
+            "plan train --model llama-3-8b --hardware h100:8 --batch 4e6 tokens --seq-len 8k",
+            "plan train --model llama-3-8b --hardware h100:8 --batch-tokens 4e6 --seq-len 8k",
+        ),
+        (
+            "plan train --model llama-3-70b --hardware h100 --deadline 2 weeks --tokens 1T --seq-len 8k "
+            "--batch 64 seqs",
+            "plan train --model llama-3-70b --hardware h100 --smallest --days 14 --tokens 1T --seq-len 8k "
+            "--batch-tokens 524288",
+        ),
+        # everyday names of machines
+        ("fit llama-3-8b macbook", "fit llama-3-8b --hardware m4-max"),
+        ("fit llama-3-8b --vram 48GB", "fit llama-3-8b --hardware l40"),
+        (
+            "compare gpu tpu",
+            "plan train --hardware h100:8,v5p:4x4x4 --model llama-3-70b --batch-tokens 4M --seq-len 4096",
+        ),
+        (
+            "compare 'H100 8' 'MI300X 8' --for llama-3-70b",
+            "plan train --hardware h100:8,mi300x:8 --model llama-3-70b --batch-tokens 4M --seq-len 4096",
+        ),
+        ("compare llama-3-8b qwen2.5-7b --hardware h100:8",
+         "compare llama-3-8b@h100:8 qwen2.5-7b@h100:8 --batch-tokens 4M --seq-len 8k"),
+        # another program's name in place of a model
+        ("serve vllm", "plan serve --engine vllm --model llama-3-70b --hardware v5e,h100 --prompt-tokens 8k "
+         "--output-tokens 512"),
+        ("plan serve trtllm $S", "plan serve --engine trtllm $S"),
+        ("megatron --tp 8 $P", "plan train --for megatron --given tensor=8 $P"),
+        # layouts with other axes
+        ("plan train $P --layout X=4,Y=2", "plan train $P --layout fsdp=4,tensor=2"),
+        ("plan train $P --layout DATA=4,TP=2", "plan train $P --layout data=4,tensor=2"),
+        ("plan train $P --mesh data=4,model=2", "plan train $P --layout data=4,tensor=2"),
+        ("plan train $P --ici_fsdp_parallelism=-1", "plan train $P --given fsdp=8"),
+        # settings without dashes
+        (
+            "plan train model_name=llama3-8b hardware=h100:8 ici_fsdp_parallelism=8 per_device_batch_size=4 "
+            "max_target_length=8192",
+            "plan train --model llama-3-8b --hardware h100:8 --given fsdp=8 --batch-tokens 262144 "
+            "--seq-len 8192",
+        ),
+        # a range, and hours
+        (
+            "plan serve --model llama-2-13b --hardware v5e:4x4 --context 8192 --batch 1:16",
+            "plot decode --model llama-2-13b --hardware v5e:4x4 --context 8192 --batches 1,2,4,8,16",
+        ),
+        ("plan train $P --hours 36 --tokens 1T", "plan train $P --smallest --days 1.5 --tokens 1T"),
+        ("bench serve --url a:80 --rps 5 --duration 2m", "bench serve --url a:80 --rate 5 --requests 600"),
+        # sizes of the notation
+        ("shard 'A[I_X, J] . B[J, K]' X=8 I=8,J=8,K=8",
+         "shard 'A[I_X, J] . B[J, K]' --mesh X=8 --dims I=8,J=8,K=8"),
+        ("shard 'In[B, D_Y] *D W[D_Y, F]' --mesh Y=2 --dims B=8,D=8,F=8",
+         "shard 'In[B, D_Y] . W[D_Y, F]' --mesh Y=2 --dims B=8,D=8,F=8"),
+        ("collective all-reduce --bytes 2*1024*8192 --hardware v5e:4x4",
+         "collective 'AllReduce_X([B]{U_X})' --mesh X=16 --dims B=8388608 --hardware v5e:4x4"),
+        # a command of mw after --
+        ("launch slurm --partition gpu -- train plan.toml",
+         "launch slurm --partition gpu -- mw train plan.toml"),
+    ],
+)  # fmt: skip
+def test_names_and_amounts_as_people_say_them(
+    typed: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = shlex.join(["mw", *shlex.split(line.replace("$P", TRAIN).replace("$S", SERVE))])
+    assert _answer(typed, capsys).partition(" (--")[0].endswith(f"type {wanted}")
+
+
+def test_devices_are_chosen_by_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = _answer("train my.txt --gpus 2 --lr 3e-4", capsys)
+    assert answer.endswith("type CUDA_VISIBLE_DEVICES=0,1 mw train my.txt --learning-rate 3e-4")
+
+
+def test_quoted_patterns_are_the_files_they_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("text")
+    answer = _answer("train p.toml --data '*.txt' --lr 3e-4", capsys)
+    assert answer.endswith("type mw train p.toml --data a.txt --data b.txt --learning-rate 3e-4")

@@ -13,6 +13,7 @@ from typing import Any
 
 from typer.main import get_command as to_command
 
+from meshwright.cli.launch import OF_MW
 from meshwright.cli.line_checks import run_fault
 from meshwright.cli.line_commands import candidates, command_at, every_command, of_typed
 from meshwright.cli.line_forms import completed, converted, launched, merged, of_its_command, on_all_chips
@@ -27,6 +28,7 @@ from meshwright.cli.other_notation import array_of_bytes, expression_here, sizes
 from meshwright.cli.other_subjects import HOSTS, words_of
 from meshwright.cli.other_values import plain_words
 from meshwright.cli.pasted_words import unpasted
+from meshwright.cli.spoken_names import in_one_word, matching_files, with_environment
 from meshwright.cli.value_kinds import is_machine
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load as load_hardware
@@ -55,26 +57,33 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
         return _launching(words)
     # A line that differs only by blanks around words is not offered.
     as_typed = ["mw", *(word if word.lstrip().startswith("-") else word.strip() for word in typed)]
+    words = in_one_word(matching_files(words))
     tried = dict.fromkeys(map(tuple, (without_fillers(words), words)))
     lines = (_line_of(each, commands) for each in tried if each)
-    return next((line for line in lines if line and shlex.split(line) != as_typed), "")
+    line = next((line for line in lines if line and shlex.split(line) != as_typed), "")
+    return with_environment(line, words) if line else ""
 
 
 def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     """The options of a wrong line that the offered `line` leaves out, each with the reason."""
     typed = (of_typed(shlex.split(words)) for words in re.findall(r"mw ([^&]+)", line))
     commands = [command for command, _ in filter(None, typed)]
-    return left_out(unpasted(plain_words(args)), line, commands) if commands else {}
+    return left_out(_spoken(args), line, commands) if commands else {}
 
 
 def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
     """The message about the first unknown model or machine of a line; empty if all are known."""
-    for command, rest in candidates(unpasted(plain_words(args)), commands):
+    for command, rest in candidates(_spoken(args), commands):
         named = [piece for piece in pieces_of(rest, command) if piece.option in ("--model", "--hardware")]
         valued = (piece for piece in named if piece.value and command.takes_value(piece.option))
         faults = (command.fault(*piece.words) for piece in valued)
         return next(filter(None, faults), "")
     return ""
+
+
+def _spoken(args: Sequence[str]) -> list[str]:
+    """The words of a line as `corrected_line` reads them."""
+    return in_one_word(matching_files(unpasted(plain_words(args))))
 
 
 def _line_of(words: Sequence[str], commands: Collection[str]) -> str:
@@ -128,7 +137,13 @@ def _with_page(planning: Command, rest: Sequence[str]) -> str:
 
 def _launching(words: Sequence[str]) -> str:
     """The line of mw launch for a line without a way to launch, such as `launch -n 4 -- COMMAND`."""
-    if words[0] != "launch" or not words[1].startswith("-") or words[1] == "--":
+    if words[0] != "launch":
+        return ""
+    at = words.index("--") + 1
+    if words[at : at + 1] and words[at] in OF_MW and (command := command_at(tuple(words[:2]))):
+        words = [*words[:at], "mw", *words[at:]]
+        return shlex.join(["mw", *words]) if command.parses(words[2:]) else ""
+    if not words[1].startswith("-") or words[1] == "--":
         return ""
     ways: Any = to_command(import_module("meshwright.cli.launch").app)
     lines = ([words[0], way, *words[1:]] for way in ways.commands)
@@ -321,7 +336,7 @@ def _finished(
     """The line of these pieces with right values, and without gaps; empty if the parser refuses it.
 
     drops: leave out pieces whose values stay wrong. completes: add examples of missing options, unless they
-    would be at least three more than the given pieces.
+    would be at least four more than the given pieces.
     """
     pieces = of_its_command(converted(merged(pieces)), command)
     pieces = [piece for piece in pieces if not is_no_value(piece, command)]
@@ -348,7 +363,7 @@ def _finished(
         pieces = [piece for piece in pieces if len(piece.words) < 2 or not command.fault(*piece.words)]
     given = {piece.option for piece in pieces}
     every = on_all_chips(completed(pieces, command))
-    if not drops and len(every) - len(pieces) > (len(pieces) + 2 if completes else 0):
+    if not drops and len(every) - len(pieces) > (len(pieces) + 3 if completes else 0):
         return ""
     pieces = every
     is_notation = command.path in (("shard",), ("collective",))

@@ -1,5 +1,6 @@
 """mw launch: a command as several processes, on this machine, under SLURM or on Kubernetes."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 # The command with its options follows `--`.
 _COMMAND = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
+OF_MW = ("train", "serve", "bench", "audit", "generate")  # commands of mw, written without `mw`
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="mw train plan.toml ...")]
 _JOIN = "How long the processes may take to find each other."
 _OUTPUT: Path | None = option(None, flag="-o", help="The file to write.", unset="stdout")
@@ -75,6 +77,10 @@ def _check(command: list[str], launcher: str) -> None:
     if command and command[0].endswith(".toml"):
         raise MeshwrightError(
             f"{command[0]} is no command; write mw launch {launcher} -- mw train {' '.join(command)}"
+        )
+    if command and command[0] in OF_MW and shutil.which(command[0]) is None:
+        raise MeshwrightError(
+            f"{command[0]} is a command of mw; write mw launch {launcher} -- mw {' '.join(command)}"
         )
 
 

@@ -1,5 +1,6 @@
 """The commands that a wrong line may mean, each with the words that are left for it."""
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -13,7 +14,7 @@ from meshwright.cli.line_intents import meant_lines
 from meshwright.cli.line_options import PLACEHOLDER
 from meshwright.cli.line_pieces import Command
 from meshwright.cli.other_words import ALIKE, command_here, command_of_words, no_command, subcommand_here
-from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
+from meshwright.cli.value_kinds import is_corpus, is_engine, is_launcher, is_machine, is_model
 
 _STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
 # Words after `mw bench` that mean a prediction if the line has a model and no server's --url.
@@ -51,6 +52,7 @@ def candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tupl
     named = [word for word in words[:3] if not word.startswith("-")]
     if (compared := _of_machines(words)) and (command := command_at(("plan", "train"))):
         yield command, compared
+    yield from filter(None, (of_typed(line) for line in _other_lines(words)))
     for path in (tuple(named[1::-1]), tuple(named[:1]), tuple(named[:2])):
         if path and path[0] in commands and (command := command_at(path)):
             rest = list(words)
@@ -61,6 +63,47 @@ def candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tupl
         yield from _of_another_first(named[0], words, commands)
     elif named and command_at(tuple(named[:1])) is None:
         yield from _of_group(named[0], words)
+
+
+# Options that mw fit answers and mw model does not: `model llama-3-8b --batch 4`.
+_OF_FIT = {"--batch", "--batch-size", "--dtype", "--weights-dtype", "--bits", "--gpu", "--hardware", "--vram"}
+_RANGE = re.compile(r"(\d+)(?:(?::|-|\.\.)(\d+)|((?:,\d+)+))")
+
+
+def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
+    """Lines of other commands, for options that only they have: a range of batches, a server's name, ..."""
+    if words[0] == "model" and _OF_FIT & set(words):
+        yield ["fit", *words[1:]]
+    if is_launcher(words[0]):
+        yield ["plan", "train", "--for", *words]
+    models = [word for word in words[1:] if is_model(word)] if words[0] == "compare" else []
+    if len(models) > 1 and "--hardware" in words[:-1]:
+        at = words.index("--hardware")
+        named = [f"{word}@{words[at + 1]}" if word in models else word for word in words]
+        yield [*named[:at], *named[at + 2 :]]
+    if words[0] == "serve" and len(words) > 1 and is_engine(words[1]):
+        is_named = any(not word.startswith("-") or word in ("--checkpoint", "--model") for word in words[2:])
+        yield ["serve", *words[2:]] if is_named else ["plan", "serve", "--engine", *words[1:]]
+    if list(words[:2]) in (["plot", "loss"], ["plot", "metrics"]) and Path(words[-1]).is_dir():
+        yield ["report", *words[2:]]
+    if list(words[:2]) == ["plan", "serve"] and "--batch" in words[:-1]:
+        at = words.index("--batch")
+        if batches := _batches(words[at + 1]):
+            yield ["plot", "decode", *words[2:at], "--batches", batches, *words[at + 2 :]]
+
+
+def _batches(text: str) -> str:
+    """A list of batches, or the powers of two of a range, joined by commas; "" for other text.
+
+    >>> _batches("1:64"), _batches("1,8"), _batches("8")
+    ('1,2,4,8,16,32,64', '1,8', '')
+    """
+    match = _RANGE.fullmatch(text)
+    if match is None or match[3]:
+        return text if match else ""
+    first, last = int(match[1]), int(match[2])
+    powers = (2**power for power in range(last.bit_length()))
+    return ",".join(map(str, dict.fromkeys([first, *(each for each in powers if first < each < last), last])))
 
 
 def _of_group(name: str, words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
@@ -155,7 +198,9 @@ def _of_machines(words: Sequence[str]) -> list[str]:
     machines = [word for word in words[1:] if is_machine(word) and not word.endswith(".toml")]
     rest = [word for word in words[1:] if word not in (*machines, "--hardware")]
     models = [] if "--model" in rest else [word for word in rest if is_model(word)]
-    if not machines or not (models or "--model" in rest):
+    if not machines or len(models) > 1 or not (models or "--model" in rest or len(machines) > 1):
         return []
+    if models and (at := rest.index(models[0])) and rest[at - 1].startswith("--"):
+        del rest[at - 1]  # `--for llama-3-70b`
     model = ["--model", models[0]] if models else []
     return ["--hardware", ",".join(machines), *model, *(word for word in rest if word not in models)]

@@ -18,6 +18,8 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
     Options whose values cannot be joined stay, and the command refuses them.
     """
     has_layout = any(piece.option == "--layout" for piece in pieces)
+    given = {piece.option for piece in pieces if not piece.is_example}
+    pieces = [piece for piece in pieces if not (piece.is_example and piece.option in given)]
     made: list[Piece] = []
     for piece in pieces:
         if has_layout and piece.option == "--given":
@@ -182,18 +184,21 @@ def _degree(axis: str, given: Mapping[str, str]) -> int:
 
 
 def _microbatches(size: str, given: Mapping[str, str]) -> list[Piece]:
-    """The number of microbatches of `size` sequences a replica; [] if it is no whole number.
+    """The number of microbatches of `size` sequences a replica, or their batch; [] if it is no whole number.
 
     As in Megatron, an axis without a degree in the line has degree 1.
     """
     from meshwright.hardware.catalog import load
     from meshwright.units import parse_count, parse_length
 
-    sequences = Fraction(parse_count(given["--batch-tokens"]), parse_length(given["--seq-len"]))
     replicas = Fraction(
         load(given["--hardware"]).num_chips,
         prod(_degree(axis, given) for axis in ("tensor", "pipe", "context")),
     )
+    if "--batch-tokens" not in given:  # a step without accumulation
+        batch = replicas * int(size) * parse_length(given["--seq-len"])
+        return [Piece("--batch-tokens", f"{batch}")] if batch.denominator == 1 else []
+    sequences = Fraction(parse_count(given["--batch-tokens"]), parse_length(given["--seq-len"]))
     number = sequences / replicas / int(size)
     return [_layout_words(given, f"microbatches={number}")] if number.denominator == 1 else []
 
@@ -219,7 +224,10 @@ def _requests(duration: str, given: Mapping[str, str]) -> list[Piece]:
     """The number of requests of a load that lasts for a duration."""
     from meshwright.units import parse_rate, parse_seconds
 
-    return [Piece("--requests", f"{round(parse_rate(given['--rate']) * parse_seconds(duration))}")]
+    seconds = parse_seconds(
+        f"{duration}in" if duration.endswith("m") else duration
+    )  # 2m of a load are minutes
+    return [Piece("--requests", f"{round(parse_rate(given['--rate']) * seconds)}")]
 
 
 def launched(pieces: Sequence[Piece]) -> list[Piece]:
@@ -279,9 +287,24 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
             return _of_training_plan(pieces)
         case ("plan", "serve"):
             return _of_serving_plan(pieces)
+        case ("audit",):
+            return _of_script(pieces)
         case ("report",):
             return [_as_page(piece) for piece in pieces]
     return list(pieces)
+
+
+def _of_script(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of mw audit. A script has its own mesh, so --mesh becomes a machine with its devices."""
+    given = {piece.option: piece.value for piece in pieces}
+    if ".py:" not in given.get("", "") or "--mesh" not in given:
+        return list(pieces)
+    kept = [piece for piece in pieces if piece.option != "--mesh"]
+    return (
+        kept
+        if "--hardware" in given
+        else [*kept, Piece("--hardware", f"cpu:{_num_devices(given['--mesh'])}")]
+    )
 
 
 def _of_training_plan(pieces: Sequence[Piece]) -> list[Piece]:

@@ -143,6 +143,9 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
         if not _PLAIN.fullmatch(word) or kind_of(word) in ("model", "machine")
     ]
     model = next((word for word in named if not word.startswith("-") and kind_of(word) == "model"), "")
+    machines = [word for word in named if kind_of(word) == "machine"]
+    if model and len(machines) > 1 and words[0].lower() in ("which", "what", "is"):
+        yield ["plan", "train", "--hardware", ",".join(machines), "--model", model]
     if asked and model and words[0].lower() in {question.split()[0] for question, _ in _QUESTIONS}:
         named.remove(model)
         known = [word for word in named if kind_of(word)]

@@ -9,6 +9,7 @@ from meshwright.cli.line_options import replaced
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.other_subjects import subject
 from meshwright.cli.other_words import answer_here, option_here
+from meshwright.cli.spoken_names import environment
 
 _RENAMED = re.compile(r"--?[\w.-]+ is (--[a-z-]+)\b.* here")
 _UNKNOWN = re.compile(
@@ -52,6 +53,8 @@ def _is_kept(piece: Piece, line: str, command: Command) -> bool:
     """Whether an offered line has a typed option, or all options that replace it."""
     ours = [piece] if piece.option in command.options else replaced(piece, command)
     words = f"{line} "
+    if (setting := environment(piece.option, piece.value)) and setting in words:
+        return True
     if not ours:
         return False
     return all(

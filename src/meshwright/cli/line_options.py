@@ -9,7 +9,7 @@ from pathlib import Path
 
 from meshwright.cli.line_forms import deferred_option, lacking
 from meshwright.cli.line_pieces import LISTS, Command, Piece, pieces_of
-from meshwright.cli.line_values import with_a_right_value
+from meshwright.cli.line_values import layout_here, with_a_right_value
 from meshwright.cli.other_subjects import meaning, subject
 from meshwright.cli.other_values import KINDS_OF_CHIPS, in_unit_of, strategy, with_value
 from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
@@ -28,6 +28,8 @@ PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
 # Options of other programs for the input, which some commands take as an argument.
 _INPUTS = {"model", "model-path", "input", "checkpoint", "path", "dir", "folder", "run", "source", "file"}
 _OF_SEQUENCES = "--batch-tokens, the sequences"
+_MESHES = {"mesh", "mesh-shape", "mesh-axes", "axes", "parallelism", "sharding"}  # NAME=SIZE,...
+_PRICE = {"cost", "costs", "price", "pricing"}  # words of options that ask for a price
 _OF_EPOCHS = {"epoch", "epochs"}
 _OF_A_DEVICE = {"device", "per", "micro", "local"}
 
@@ -47,7 +49,11 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     if words := strategy(given, options, value):
         # `all` becomes the number of chips when the machine is known.
         return pieces_of(shlex.split(re.sub(r"\b(data|fsdp)=8$", r"\1=all", words)), command)
-    if answer_here(given, path) or _OF_EPOCHS & set(re.split(r"\W|_", given.lower())):
+    if (
+        _is_answered(piece, options)
+        or answer_here(given, path)
+        or _OF_EPOCHS & set(re.split(r"\W|_", given.lower()))
+    ):
         return []
     if words := option_here(given, options, value) or with_value(meaning(given, options), value):
         return _in_other_words(piece, words, command)
@@ -63,8 +69,17 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     return _by_likeness(given, value, command)
 
 
+def _is_answered(piece: Piece, options: Collection[str]) -> bool:
+    """Whether an option asks for the price, which every plan has, and sets none."""
+    is_of_price = bool(_PRICE & set(re.split(r"\W|_", piece.option.lower())))
+    return is_of_price and not piece.value and "--price" in options
+
+
 def _deferred(given: str, value: str, command: Command) -> list[Piece]:
-    """A deferred option, or a size such as `--B 4096` as --dims or --mesh; [] for other options."""
+    """A deferred option, a mesh as --layout, or a size such as `--B 4096` as --dims or --mesh; else []."""
+    is_mesh = given.lstrip("-").replace("_", "-") in _MESHES and "--layout" in command.options
+    if is_mesh and KINDS["--layout"](layout_here(value)):
+        return [Piece("--layout", layout_here(value))]
     if name := deferred_option(given, command):
         return [Piece(name, value)]
     if not value or "--dims" not in command.options or not re.fullmatch("--?[A-Z]", given):
@@ -125,6 +140,8 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     plain = words.partition(", ")[0].rstrip(",")
     if words.startswith("--hardware") and piece.value.lower() in KINDS_OF_CHIPS:
         return [Piece("--target", piece.value.lower())] if "--target" in command.options else []
+    if piece.value == "-1" and (axis := re.fullmatch(r"(--given|--layout) (\w+)=\d+", plain)):
+        return [Piece(axis[1], f"{axis[2]}=all")]  # MaxText and torchtitan write the remaining chips as -1
     value = piece.value if piece.value in plain else in_unit_of(plain, piece.value)
     given, offered = (set(re.findall(r"\d+", text)) for text in (value, plain))
     if (
@@ -140,7 +157,10 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     last = pieces[-1]
     if not last.value and command.takes_value(last.option):
         pieces[-1] = replace(last, value=value or command.example_of(last.option))
-    return pieces
+    return [
+        replace(each, is_example=(at > 0 or each.option == "--phase") and each.value not in (value, ""))
+        for at, each in enumerate(pieces)
+    ]
 
 
 def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:

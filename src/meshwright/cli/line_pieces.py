@@ -18,6 +18,7 @@ _USES: dict[str, Use] = {
     "--kv-dtype": "cache",
     "--compute-dtype": "activations",
 }
+_OF_ONE_MACHINE = ("plan", "train"), ("plan", "rl")  # whose chips are counted
 LISTS = "--given", "--layout", "--set", "--dims", "--mesh"  # options whose values are words joined by commas
 
 
@@ -27,6 +28,7 @@ class Piece:
 
     is_other: replaces an option of another program. is_sequences: the value counts sequences, while the
     option takes tokens. of_a_device: it counts the sequences of one device.
+    is_example: the value is the example of an answer.
     """
 
     option: str
@@ -34,6 +36,7 @@ class Piece:
     is_other: bool = False
     is_sequences: bool = False
     of_a_device: bool = False
+    is_example: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -76,7 +79,8 @@ class Command:
     def fault(self, option: str, value: str) -> str:
         """The message about a value that the option refuses; empty if it takes the value."""
         try:
-            check_value(option, value, is_one_machine=self.path in (("plan", "train"), ("plan", "rl")))
+            is_one_machine = self.path in _OF_ONE_MACHINE or self.path[0] == "plot"
+            check_value(option, value, is_one_machine=is_one_machine)
             self.command.make_context(self.path[-1], [option, value])
         except (MeshwrightError, OSError, ValueError) as error:
             return str(error) or "?"

@@ -28,6 +28,11 @@ _MEANS = {
     "http": ("sse", "streamable-http", "tcp"),
     "stdio": ("pipe", "std"),
 }
+# Axes of meshes in other programs, and in the book's chapter on training: X splits the batch, Y the model.
+_AXES = {
+    "x": "fsdp", "y": "tensor", "model": "tensor", "mdl": "tensor", "batch": "data", "replica": "data",
+    "stage": "pipe", "stages": "pipe", "seq": "context", "sequence": "context", "experts": "expert",
+}  # fmt: skip
 _MOST_ROUNDS = 8  # corrections of one value
 _RENAMED = re.compile(r"([\w.]+) is [\w-]+ here; write ([^\s;]+)")
 # The words of a message before a value to type, and the value. A comma within the value joins its words.
@@ -147,6 +152,10 @@ def _other_form(option: str, value: str, message: str) -> str:
         return bare[1]
     if option in ("--layout", "--given") and len(words := _BETWEEN.split(value)) > 1:
         return ",".join(words)
+    if option in ("--layout", "--given") and (ours := layout_here(value)) != value:
+        return ours
+    if option == "--model" and (preset := _preset_of(value)):
+        return preset
     chip, _, counts = value.partition(":")
     if option == "--hardware" and re.fullmatch(r"\d+(,\d+)+", counts):
         return _sizes(chip, counts.split(","))
@@ -156,6 +165,35 @@ def _other_form(option: str, value: str, message: str) -> str:
         return value.strip().replace(",", ".")
     is_type = option.endswith("dtype") or option == "--to"
     return ours if is_type and (ours := dtype_here(value)) in _choices(message) else ""
+
+
+def layout_here(text: str) -> str:
+    """A layout with our names for the axes of another mesh; the text itself if it has none of them.
+
+    >>> layout_here("X=256,Y=16"), layout_here("DATA=4,TP=8"), layout_here("data=64,model=64")
+    ('fsdp=256,tensor=16', 'data=4,tensor=8', 'data=64,tensor=64')
+    """
+    from meshwright.layout.short import WORDS, word_here
+
+    words = []
+    for word in text.split(","):
+        name, sign, value = word.partition("=")
+        plain = name.strip().lower()
+        ours = _AXES.get(plain, "") if value.strip().isdecimal() else ""
+        ours = ours or (word_here(plain) if word_here(plain) in WORDS else name)
+        words.append(f"{ours}{sign}{value}")
+    return ",".join(words)
+
+
+def _preset_of(path: str) -> str:
+    """The preset with the name of a missing file of settings, such as llama3_8b.toml; "" if there is none."""
+    from meshwright.models.presets import PRESETS
+
+    name = Path(path)
+    if name.suffix not in (".toml", ".json", ".yaml", ".yml") or name.exists():
+        return ""
+    plain = re.sub(r"[^a-z0-9]", "", name.stem.lower())
+    return next((preset for preset in PRESETS if re.sub(r"[^a-z0-9]", "", preset) == plain), "")
 
 
 def _sizes(chip: str, counts: list[str]) -> str:

@@ -1,10 +1,14 @@
 """Sharded products and collectives as other texts write them, translated to the notation of mw."""
 
 import re
+from math import prod
 
 from meshwright.units import parse_bytes
 
-_JOINED = re.compile(r"\]\s*(?:[*@x\u00d7\u00b7\u2217]|,|matmul)?\s*(?=[A-Za-z]\w*\[)")
+# A product's sign, perhaps with its contracted dimension, as in the book's In[B, D] *D W[D, F].
+_JOINED = re.compile(
+    r"\]\s*(?:[*@x\u00d7\u00b7\u2217.](?:_?\{?[A-Z]\}?(?=\s))?|,|matmul)?\s*(?=[A-Za-z]\w*\[)"
+)
 _ARROW = re.compile(r"\s*(?:=>|\u2192|->)\s*")
 _EINSUM = re.compile(r"\s*([A-Za-z]+)\s*,\s*([A-Za-z]+)\s*->\s*([A-Za-z]+)\s*")
 _QUOTED = re.compile(
@@ -38,6 +42,7 @@ def expression_here(text: str, axes: str) -> str:
     text = re.sub(r"_\{([A-Z]{2,})\}", r"_\1", text)
     plain = re.sub(r"_([a-z])\b", lambda letter: f"_{letter[1].upper()}", text)
     plain = re.sub(r"\b([A-Z])([a-z])(?=\s*[,\]])", lambda two: f"{two[1]}_{two[2].upper()}", plain)
+    plain = re.sub(rf"(?<=[\[ ,])([A-Z])([{axes}])(?=\s*[,\]])", r"\1_\2", plain) if axes else plain
     plain = _ARROW.sub(" -> ", _JOINED.sub("] . ", plain))
     plain = re.sub(r"(\] \. .*\])\s*=\s*(?=\w+\[)", r"\1 -> ", plain)
     begins = re.match(r"\s*([A-Za-z]+(?:[-_ ][a-z]+)*)", text)
@@ -61,6 +66,8 @@ def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]
     >>> array_of_bytes("ReduceScatter", "1KiB", "X=8")
     ['ReduceScatter_{X,B}([B]{U_X})', '--mesh', 'X=8', '--dims', 'B=512']
     """
+    if re.fullmatch(r"\d+(\*\d+)+", size):
+        size = f"{prod(map(int, size.split('*'))) / 1e3}kB"
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     op = next((ours for theirs, ours in _OPS.items() if plain.startswith(theirs)), "")
     axis = re.match(r"[A-Z]", over or mesh)

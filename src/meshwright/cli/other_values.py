@@ -108,7 +108,7 @@ def _special(words: str, value: str) -> str:
     if re.fullmatch(r"--rate 20/\w+", words):
         return words.replace("20", value.partition("/")[0])
     if words == LOAD:
-        return f"--rate {value}{'' if '/' in value else '/day'}"
+        return f"--rate {value}{'/day' if value[-1:].isdigit() or value[-1:] in 'kKM' else ''}"
     if words.startswith("--target "):
         return f"--target {_TARGETS.get(value, value)}"
     if words.startswith("--host ") and re.fullmatch(r"[\w.-]+", value):

@@ -60,7 +60,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--layout expert=8": ("--ep", "--ep-size", "--expert-parallel-size"),
     "--layout expert=all": ("--enable-expert-parallel", "--enable-ep-moe", "--enable-ep"),
     "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage", "--stage", "--zero3"),
-    "--given zero=1": ("--distributed-optimizer", "--use-distributed-optimizer", "--shard-optimizer"),
+    "--given zero=2": ("--zero2", "--zero-2", "--no-reshard-after-forward"),
+    "--given zero=1": (
+        "--zero1", "--zero-1", "--distributed-optimizer", "--use-distributed-optimizer", "--shard-optimizer",
+    ),
     "--given remat=full": (
         "--activation-checkpoint", "--activation-checkpoint-mode", "--ac", "--remat",
         "--activation-checkpointing",
@@ -123,7 +126,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--slots": (
         "--concurrency", "--max-num-seqs", "--max-running-requests", "--max-batch-size", "--batch-size",
-        "--parallel",
+        "--parallel", "--max-batch",
     ),
     "--context": (
         "--max-model-len", "--max-seq-len", "--ctx-size", "--context-length", "--max-total-tokens",
@@ -184,6 +187,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--smallest --days 30": (
         "--deadline", "--duration", "--in-days", "--finish-in", "--time-limit", "--within", "--max-days",
+        "--max-time", "--wall-time", "--hours", "--max-hours", "--walltime", "--train-hours",
     ),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
     "--set num_layers=32": ("--num-layers", "--layers", "--n-layer", "--n-layers", "--depth"),
@@ -256,6 +260,7 @@ _LETTERS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _PHASES = {"--prefill": "prefill", "--decode": "generate", "--generate": "generate"}
 _MOST_RANKS = 64  # larger numbers are lengths of a context, smaller ones its ranks
+_MOST_SAMPLES = 16  # larger numbers of `--n` are tokens of an answer
 _SHORT = 5  # characters, with dashes: --tps is not --tp
 _RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
 _LENGTH_OF_RUN = "--epochs", "--num-epochs", "--num-train-epochs", "--steps", "--max-steps", "--train-iters"
@@ -267,11 +272,14 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
             "--bits", "--lora", "--qlora", "--batch-size", "--batch", "--kv-dtype", "--precision",
             "--4bit", "--8bit", "--training", "--inference", "--train", "--serve", "--method", "--mode",
         ),
-        "memory belongs to a chip; type --hardware rtx4090, or edit mw hardware --template rtx4090": (
+        "memory belongs to a chip, which --hardware names; mw hardware --template rtx4090 is one to edit": (
             "--vram", "--memory", "--gpu-memory", "--ram", "--mem",
         ),
     },
     "mw model": {
+        "mw model shows the FLOPs of a token; mw plan train --tokens 15T plans a run": (
+            "--train-tokens", "--num-tokens", "--total-tokens",
+        ),
         "it is shown; leave it out": ("--kv-cache", "--cache", "--flops", "--params", "--kv", "--heads"),
         "mw model counts parameters; for bytes by number type and batch type mw fit MODEL": (
             "--quantize", "--quantization", "--dtype", "--weights-dtype", "--batch", "--batch-size",
@@ -290,6 +298,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "it writes safetensors; for GGUF type mw export RUN -o DIR, then llama.cpp's convert_hf_to_gguf.py": (
             "--format", "--gguf", "--outtype", "--to", "--type",
         ),
+        "it writes a Hugging Face folder; leave it out": ("--hf", "--huggingface", "--safetensors"),
     },
     "mw plan train": {
         "a plan needs no data; leave it out": ("--data",),
@@ -309,9 +318,6 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "slices are part of the machine: --hardware 2*v5p:4x4x4": ("--num-slices", "--slices", "--num-pods"),
         "machines joined by commas are compared: --hardware h100:8,a100:8": (
             "--compare", "--vs", "--versus", "--against",
-        ),
-        "with --smallest and --tokens 15T type --days 30": (
-            "--max-time", "--wall-time", "--hours",
         ),
         "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
         "a plan prices one step; --tokens 15T adds the time of a run": _LENGTH_OF_RUN,
@@ -462,7 +468,8 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "CMD --help": ("man", "docs", "usage", "explain"),
     "train my.txt": ("pretrain", "fit-model", "learn", "tokenize", "tokenise", "prepare-data", "preprocess"),
     "train --run RUN --resume": ("resume", "continue", "restart", "resume-training"),
-    "plot": ("roofline", "curves", "graph", "chart", "figure"),
+    "plot strategies": ("roofline", "rooflines"),
+    "plot": ("curves", "graph", "chart", "figure"),
 }  # fmt: skip
 
 
@@ -475,7 +482,7 @@ _NO_COMMANDS: dict[str, tuple[str, ...]] = {
         "log", "logs", "tail", "history", "monitor", "watch", "tensorboard", "wandb", "trace",
     ),
     "for a server type curl http://localhost:8000/health; for this machine mw doctor": (
-        "health", "healthcheck", "ping", "ready",
+        "health", "healthcheck", "ping", "ready", "ps",
     ),
     "for a server type curl http://localhost:8000/metrics; for a run tail RUN/metrics.jsonl": (
         "metrics", "stats", "prometheus",
@@ -489,7 +496,7 @@ _NO_COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "type pip install -U meshwright": ("upgrade", "update", "self-update"),
     "a run or a server ends with Ctrl-C, or by the scheduler that started it: scancel, kubectl delete": (
-        "stop", "kill", "cancel", "ps", "down", "delete", "drain", "shutdown", "terminate", "abort", "quit",
+        "stop", "kill", "cancel", "down", "delete", "drain", "shutdown", "terminate", "abort", "quit",
     ),
     "machines are made with your cloud's own command; mw plan train --hardware v5p:64 plans for one": (
         "gcloud", "aws", "az", "sky", "cluster", "create", "provision", "vm", "instance",
@@ -535,6 +542,10 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
         return f"--given context={value}"
     if plain in _PHASES and "--phase" in options and not value[:1].isdigit():
         return f"--phase {_PHASES[plain]}"
+    if "hour" in plain and value.isdecimal() and "--days" in options:
+        value = f"{value}h"
+    if plain == "--n" and "--max-tokens" in options and value.isdecimal() and int(value) > _MOST_SAMPLES:
+        return "--max-tokens"
     if plain == "--out" and value[:1].isdigit() and "--output-tokens" in options:
         return "--output-tokens"
     meant = [
@@ -637,11 +648,14 @@ _SUBCOMMANDS = {
         "throughput", "load",
     ),
     "rl": ("rlhf", "grpo", "ppo", "reinforcement", "post-training"),
-    "strategies": ("roofline", "rooflines", "layouts", "parallelism", "batch"),
+    "strategies": ("roofline", "rooflines", "layouts", "parallelism", "batch", "mfu", "scaling"),
     "decode": ("generation", "generate", "serving", "inference"),
     "lookahead": ("speculation", "speculative", "drafts"),
     "fsdp": ("zero", "sharding", "shards"),
-    "bandwidth": ("collective", "collectives", "all-gather", "all-reduce", "network"),
+    "bandwidth": (
+        "collective", "collectives", "all-gather", "all-reduce", "network", "allgather", "allreduce",
+        "reduce-scatter", "all-to-all",
+    ),
     "latency": ("devices", "hops"),
     "matmul": ("gemm", "matmuls", "mfu"),
     "collectives": (

@@ -40,6 +40,18 @@ def is_layout(word: str) -> bool:
     return bool(words) and all(word_here(key).partition("=")[0] in WORDS for key in words)
 
 
+def is_engine(word: str) -> bool:
+    from meshwright.engines.serving_engine import ENGINES
+
+    return word.lower() in ENGINES
+
+
+def is_launcher(word: str) -> bool:
+    from meshwright.programs.launcher import LAUNCHERS
+
+    return word.lower() in LAUNCHERS
+
+
 def is_address(word: str) -> bool:
     return re.fullmatch(r"(https?://\S+|(localhost|[\d.]{7,15}|[\w.-]+):\d{2,5}(/\S*)?)", word) is not None
 
@@ -68,7 +80,8 @@ def filled(answer: str, words: Sequence[str]) -> str:
     >>> filled("type tail -f RUN/metrics.jsonl; mw hardware h100", ["a100", "/"])
     'type tail -f /metrics.jsonl; mw hardware a100'
     """
-    folder = next((word.rstrip("/") for word in words if Path(word).is_dir()), "RUN")
+    plain = next((word for word in words if re.fullmatch(r"[A-Za-z][\w./-]*", word)), "RUN")
+    folder = next((word.rstrip("/") for word in words if Path(word).is_dir()), plain.rstrip("/"))
     address = next((word.rstrip("/") for word in words if word.startswith("http")), "http://localhost:8000")
     chip = next((word for word in words if is_machine(word)), "h100")
     answer = re.sub(r"\bRUN\b", folder, answer).replace("http://localhost:8000", address)
@@ -82,6 +95,8 @@ KINDS = {
     "--hardware": is_machine,
     "--model": is_model,
     "--url": is_address,
+    "--engine": is_engine,
+    "--for": is_launcher,
     "--data": is_corpus,
     "--checkpoint": is_checkpoint,
     "--port": is_port,

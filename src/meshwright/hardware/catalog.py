@@ -219,13 +219,22 @@ def _description(name: str) -> Description:
 
 # Chips to offer for a name with a vendor or a kind of machine in it; the first word counts.
 _OF_VENDORS = {
-    "nvidia": ("h100", "b200"), "amd": ("mi300x", "mi325x"), "tpu": ("v5p", "v6e"), "google": ("v5p", "v6e"),
-    "apple": ("m4-max", "m3-ultra"), "macbook": ("m4-max", "m4-pro"), "mac": ("m4-max", "m4-pro"),
-    **dict.fromkeys(("local", "localhost", "here", "this", "laptop", "pc", "self"), ("cpu:8",)),
+    **dict.fromkeys(("nvidia", "cuda", "dgx", "hgx"), ("h100", "b200")),
+    **dict.fromkeys(("amd", "rocm"), ("mi300x", "mi325x")),
+    **dict.fromkeys(("tpu", "google"), ("v5p", "v6e")),
+    "studio": ("m3-ultra", "m2-ultra"),
+    "mini": ("m4-pro",),
+    **dict.fromkeys(("apple", "mps"), ("m4-max", "m3-ultra")),
+    **dict.fromkeys(("macbook", "mac", "imac"), ("m4-max", "m4-pro")),
+    **dict.fromkeys(("local", "localhost", "here", "this", "laptop", "pc", "self", "computer"), ("cpu:8",)),
     "aws": ("trainium2", "inferentia2"),
     "colab": ("t4", "l4"), "kaggle": ("t4",), "gpu": ("h100", "rtx4090"), "ampere": ("a100-80gb",),
-    "hopper": ("h100", "h200"), "blackwell": ("b200", "gb200-nvl72"), "trainium": ("trainium2",),
+    "hopper": ("h100", "h200"), "blackwell": ("b200", "gb200-nvl72"), "ada": ("l40s", "rtx4090"),
+    "trainium": ("trainium2",), "inferentia": ("inferentia2",), "gaudi": ("gaudi3", "gaudi2"),
 }  # fmt: skip
+
+
+_OF_COMPUTERS = ("pro", "air", "silicon", "machine", "card", "chip")  # words that do not tell a chip
 
 
 # Names of machines that clouds rent: p5.48xlarge, Standard_ND96isr_H100_v5, a3-megagpu-8g, BM.GPU.H100.8.
@@ -248,7 +257,7 @@ def _like(name: str, known: Iterable[str]) -> str:
     if sized := next((each for each in _machines() if each.startswith(f"{machine}.")), ""):
         return f"write {_machines()[sized]} for a {sized}"
     if size := re.fullmatch(r"(\d+) ?gi?b?", name):
-        return f"name a chip; these have {size[1]} GB: {', '.join(_with_memory(int(size[1])))}"
+        return f"name a chip; these have {size[1]} GB: {', '.join(with_memory(int(size[1])))}"
     if _OF_CLOUDS.fullmatch(name):
         return "the catalog lacks this cloud machine; write its chips, such as a10:4 (mw hardware lists them)"
     counted = re.fullmatch(r"(.+?)[ _-](\d+)", name)
@@ -284,7 +293,20 @@ def _aliases() -> dict[str, str]:
     return by_name
 
 
-def _with_memory(gigabytes: int) -> list[str]:
+def everyday(name: str) -> tuple[str, ...]:
+    """The machines that an everyday name may mean: a vendor, a kind of computer, a card's memory; else ().
+
+    >>> everyday("MacBook Pro"), everyday("48GB"), everyday("h100")
+    (('m4-max', 'm4-pro'), ('l40', 'l40s', 'rtx6000-ada'), ())
+    """
+    words = re.split(r"[ _-]", name.lower().strip())
+    if size := re.fullmatch(r"(\d+) ?gi?b?", name.lower()):
+        return tuple(with_memory(int(size[1])))
+    are_known = all(word in (*_OF_VENDORS, *_OF_COMPUTERS) for word in words)
+    return next((chips for word, chips in _OF_VENDORS.items() if are_known and word in words), ())
+
+
+def with_memory(gigabytes: int) -> list[str]:
     """The chips whose memory is nearest to a size."""
     off = {name: abs(chip(name).hbm_bytes - gigabytes * 1e9) for name in names()}
     return sorted(name for name, each in off.items() if each == min(off.values()))

@@ -1,0 +1,212 @@
+"""Models, machines and amounts as people say them: several words, everyday names, patterns of files."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshwright.cli.line_pieces import LISTS
+from meshwright.cli.value_kinds import is_machine
+from meshwright.hardware.catalog import everyday
+from meshwright.layout.short import WORDS, word_here
+
+_VENDORS = {"nvidia", "google", "amd", "intel", "apple", "aws", "amazon", "tpu", "gpu", "geforce", "cloud"}
+# First words after which no word is a machine: `launch local`, `audit plan.toml tpu`, `which gpu ...`.
+_WITHOUT_MACHINES = {
+    "audit", "tune", "launch", "train", "serve", "generate", "export", "report", "bench", "run",
+    "which", "what", "how", "can", "does", "will", "do", "is",
+}  # fmt: skip
+# Commands after which `name=value` is an option without its dashes.
+_WITH_OPTIONS = {"plan", "serve", "train", "fit", "generate"}
+_MEMORY = re.compile(r"^--?(gpu-?|total-)*(v?ram|mem|memory|hbm)(-gb|-size)?$")
+_MOST_WORDS = 5  # of a model's name
+# Units after a number, each with the option for the number.
+_UNITS = {
+    **dict.fromkeys(("token", "tokens", "tok"), "--tokens"),
+    **dict.fromkeys(("day", "days", "week", "weeks", "hour", "hours"), "--days"),
+    **dict.fromkeys(("seqs", "seq", "sequences", "samples"), ""),
+}
+_PATTERN = re.compile(r"[*?]")
+_MOST_FILES = 16  # of a pattern
+_NUMBER = re.compile(r"\d+(\.\d+)?([eE]\d+|[kKMGBT]i?)?")
+
+
+def in_one_word(words: Sequence[str]) -> list[str]:
+    """The words, with a model, a machine or an amount of several words as one word or option.
+
+    >>> in_one_word(["plan", "train", "llama", "3", "70b", "1T", "tokens", "30", "days"])
+    ['plan', 'train', 'llama-3-70b', '--tokens', '1T', '--days', '30']
+    >>> in_one_word(["hardware", "tpu", "v5e"]), in_one_word(["fit", "gpt2", "macbook", "pro"])
+    (['hardware', 'v5e'], ['fit', 'gpt2', 'm4-max'])
+    >>> in_one_word(["plan", "train", "--batch", "4e6", "tokens"])
+    ['plan', 'train', '--batch', '4e6']
+    """
+    made = _with_sizes(_with_dashes(_with_models(words)))
+    if made and made[0] not in _WITHOUT_MACHINES:
+        made = _with_machines(_with_memory(made))
+    return _with_options(made)
+
+
+def _with_models(words: Sequence[str]) -> list[str]:
+    """The words with presets whose names are written in several words: `llama 3 70b`."""
+    from meshwright.models.presets import PRESETS
+
+    made, at = [], 0
+    while at < len(words):
+        for count in range(_MOST_WORDS, 1, -1):
+            name = "-".join(words[at : at + count]).lower()
+            if len(words) >= at + count and name in PRESETS and words[at].lower() not in PRESETS:
+                made.append(name)
+                at += count
+                break
+        else:
+            made.append(_preset(words[at]) if ":" in words[at] else words[at])
+            at += 1
+    return made
+
+
+def _preset(name: str) -> str:
+    """The preset that Ollama's name means, such as llama3.1:8b; any other word is returned unchanged."""
+    from meshwright.models.presets import PRESETS
+
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    return next((preset for preset in PRESETS if re.sub(r"[^a-z0-9]", "", preset) == plain), name)
+
+
+def _with_dashes(words: Sequence[str]) -> list[str]:
+    """The words with settings as Hydra and MaxText take them, `max_target_length=4096`, as options."""
+    if not words or words[0] not in _WITH_OPTIONS:
+        return list(words)
+    made: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        follows = any(before in LISTS for before in made[-2:])
+        is_setting = equals and value and re.fullmatch(r"[a-z][a-z0-9_.]{4,}", name) and not follows
+        made.append(f"--{name}={value}" if is_setting and word_here(name) not in WORDS else word)
+    return made
+
+
+def _with_sizes(words: Sequence[str]) -> list[str]:
+    """The words of mw shard and mw collective with bare sizes as options: X=8, B=1024, 1GB."""
+    if not words or words[0] not in ("shard", "collective"):
+        return list(words)
+    made: list[str] = []
+    for word in words:
+        is_bare = not made[-1:] or not made[-1].startswith("-")
+        if is_bare and re.fullmatch(r"[A-Z]=\d\w*(,[A-Z]=\d\w*)*", word):
+            made += ["--mesh" if word[0] in "XYZ" else "--dims", word]
+        elif is_bare and words[0] == "collective" and re.fullmatch(r"\d+(\.\d+)?[kmgt]i?b", word, re.I):
+            made += ["--size", word]
+        elif is_bare and ":" in word and "[" not in word and is_machine(word):
+            made += ["--hardware", word]
+        else:
+            made.append(word)
+    return made
+
+
+def _with_memory(words: Sequence[str]) -> list[str]:
+    """The words of mw fit with a chip of that memory in place of `--vram 48GB`, if they name no machine."""
+    if words[0] != "fit" or any(word == "--hardware" or is_machine(word) for word in words[1:]):
+        return list(words)
+    made: list[str] = []
+    for word in words:
+        size = re.fullmatch(r"(\d+) ?(g|gi?b)?", word.lower())
+        chips = everyday(f"{size[1]}GB") if size and made and _MEMORY.search(made[-1]) else ()
+        if chips:
+            made[-1] = "--hardware"
+        made.append(chips[0] if chips else word)
+    return made
+
+
+def _with_machines(words: Sequence[str]) -> list[str]:
+    """The words without vendors before chips, and with a chip for an everyday name of a machine."""
+    made: list[str] = []
+    at = 0
+    while at < len(words):
+        word, rest = words[at], words[at + 1 :]
+        before, at = (words[at - 1] if at else ""), at + 1
+        if not made or word.startswith("-") or before.startswith("-"):
+            made.append(word)
+        elif (counted := re.fullmatch(r"(\S+) +x? *(\d+)", word)) and is_machine(counted[1]):
+            made.append(f"{counted[1].lower()}:{counted[2]}")  # "H100 8" in quotes
+        elif word.lower() in _VENDORS and rest and is_machine(rest[0]):
+            continue
+        elif rest and everyday(word) and not everyday(rest[0]) and everyday(f"{word} {rest[0]}"):
+            made.append(everyday(f"{word} {rest[0]}")[0])  # macbook pro
+            at += 1
+        else:
+            spoken = () if is_machine(word) or Path(word).exists() else everyday(word)
+            made.append(spoken[0] if spoken else word)
+    return made
+
+
+def _with_options(words: Sequence[str]) -> list[str]:
+    """The words with a number and its unit as an option; without the unit if an option has the number."""
+    made: list[str] = []
+    for word in words:
+        option = _UNITS.get(word.lower())
+        if option is None or not made or not _NUMBER.fullmatch(made[-1]):
+            made.append(word)
+        elif len(made) > 1 and made[-2].startswith("-"):
+            made[-1] += word if option == "--days" else ""  # the unit of an option's value
+        elif option and option not in made:
+            made[-1:] = [option, f"{made[-1]}{word}" if word.rstrip("s") in ("week", "hour") else made[-1]]
+    return made
+
+
+# Options of other programs that choose devices, each with its variable of the environment.
+_VISIBLE = re.compile(r"^--?(num-?)?(gpu|cuda|device)s?(-ids?)?$")
+_WITH_DEVICES = ("train", "serve", "generate")
+
+
+def environment(option: str, value: str) -> str:
+    """The setting of the environment for an option that chooses devices; "" for other options and values.
+
+    >>> environment("--gpus", "2"), environment("--gpu", "cuda:1"), environment("--device", "cpu")
+    ('CUDA_VISIBLE_DEVICES=0,1', 'CUDA_VISIBLE_DEVICES=1', 'JAX_PLATFORMS=cpu')
+    """
+    name, plain = option.lower().replace("_", "-"), value.lower().removeprefix("cuda:").removeprefix("gpu:")
+    if not _VISIBLE.fullmatch(name):
+        return ""
+    if plain in ("cpu", "tpu", "cuda"):
+        return f"JAX_PLATFORMS={plain}"
+    is_count = ("num" in name or name.endswith("s")) and not name.endswith("ids") and plain.isdecimal()
+    devices = ",".join(map(str, range(int(plain)))) if is_count and 0 < int(plain) <= _MOST_FILES else plain
+    return f"CUDA_VISIBLE_DEVICES={devices}" if re.fullmatch(r"\d+(,\d+)*", devices) else ""
+
+
+def with_environment(line: str, words: Sequence[str]) -> str:
+    """An offered line of one command, with the environment that the typed `words` ask for."""
+    command = line.split()[1] if line.count("mw ") == 1 else ""
+    pairs = zip(words, (*words[1:], ""), strict=True)
+    settings = (
+        environment(*word.split("=", 1)) if "=" in word else environment(word, value) for word, value in pairs
+    )
+    wanted = " ".join(dict.fromkeys(filter(None, settings)))
+    return f"{wanted} {line}" if wanted and command in _WITH_DEVICES else line
+
+
+def matching_files(words: Sequence[str]) -> list[str]:
+    """The words with the files that a quoted pattern matches, each with the option of the pattern.
+
+    A pattern that matches no file is returned unchanged.
+    """
+    made: list[str] = []
+    for word in words:
+        files = _files(word)[:_MOST_FILES] if _PATTERN.search(word) else []
+        option = made[-1] if files and made and made[-1].startswith("--") else ""
+        if not files:
+            made.append(word)
+        elif option:
+            made += [each for file in files for each in (option, file)][1:]
+        else:
+            made += files
+    return made
+
+
+def _files(pattern: str) -> list[str]:
+    path = Path(pattern)
+    folder = Path(path.anchor or ".")
+    try:
+        return sorted(str(file) for file in folder.glob(str(path.relative_to(path.anchor))))
+    except ValueError:  # `**` within a name
+        return []
