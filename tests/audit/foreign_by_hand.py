@@ -111,6 +111,18 @@ def _one_number_per_row(*spec: str) -> Callable[[], Any]:
     return run
 
 
+def _of_the_first() -> Any:
+    """Weights that the first device sends to all before each step."""
+    m = mesh("data")
+
+    def local(w: Any, x: Any) -> Any:
+        w = lax.psum(jnp.where(lax.axis_index("data") == 0, w, 0), "data")
+        return w - 0.1 * lax.pmean(jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w), "data")
+
+    split = jax.shard_map(local, mesh=m, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    return jax.jit(split, donate_argnums=0), (array(m, (512, 512)), array(m, (1024, 512), "data"))
+
+
 def _own_rows(*spec: str) -> Callable[[], Any]:
     """A gradient in a shard_map that takes the batch as `spec` says; if whole, each device cuts its rows."""
 
@@ -358,6 +370,7 @@ BY_HAND = {
         "computed_repeatedly", _one_number_per_row(), _one_number_per_row("data")
     ),
     "a batch whole in a shard_map that cuts it": Case("computed_repeatedly", _own_rows(), _own_rows("data")),
+    "weights of the first device": Case(None, _of_the_first),
     "a ring of upcast keys": Case("widened", _wide_ring(wide=True), _wide_ring(wide=False)),
     "a loss of logits gathered by hand": Case(
         "gathered_for_one_operation", _loss_by_hand(gathered=True), _loss_by_hand(gathered=False)

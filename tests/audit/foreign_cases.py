@@ -1128,6 +1128,24 @@ def _negatives(*spec: str) -> Callable[[], Any]:
     return run
 
 
+def _features() -> Any:
+    """A gradient of features looked up in a large table, which is on every device."""
+    m = mesh("data")
+
+    def step(w: Any, ids: Any, y: Any) -> Any:
+        def loss(w: Any) -> Any:
+            rows = constrained(m, w["table"][ids], "data")
+            scores = jnp.tanh(jnp.einsum("bfd,fde->be", rows, w["in"])) @ w["out"]
+            return jnp.mean((scores[:, 0] - y) ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+    w = {"in": array(m, (4, 32, 128)), "out": array(m, (128, 1)), "table": array(m, (65536, 32))}
+    ids, y = array(m, (256, 4), "data", dtype=jnp.int32), array(m, (256,), "data")
+    out = jax.tree.map(lambda w: w.sharding, w)
+    return jax.jit(step, donate_argnums=0, out_shardings=out), (w, ids, y)
+
+
 def _beams(*, apart: bool) -> Callable[[], Any]:
     """Caches of beams in the order of their parents, with beams and sequences in one dimension or two."""
 
@@ -1291,6 +1309,7 @@ CASES: dict[str, Case] = {
         "gathered_for_one_operation", _written_at(None, "x", None), _written_at(None, None, "x")
     ),
     "a split queue of negatives": Case("gathered_for_one_operation", _negatives("data"), _negatives()),
+    "features of a table on every device": Case("table_summed", _features),
     "a mean over split positions": Case(None, _mean_over_positions),
     "a dense layer after split rows": Case(None, _dense_after_rows),
 }

@@ -101,6 +101,36 @@ _KEPT_APART = (
 )
 
 
+# A table's gradient is reported if the rows that a device looked up are fewer bytes by this factor.
+_SPARSE = 8
+
+
+def table_summed(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """The gradient of a whole table summed over devices, of which each looked up a few rows."""
+    c = emitted.collective
+    if c.op != "all_reduce" or c.gathers or emitted.is_written or not context.differentiated:
+        return None
+    if not primitive_of(c.op_name).startswith("scatter"):
+        return None
+    *_, origin = history(context.program, emitted.operand(), MOVES)
+    if origin.instruction.opcode == "scatter":
+        shapes = [origin.operand(at).instruction.shapes[0] for at in range(len(origin.instruction.operands))]
+    elif origin.instruction.opcode == "while":  # XLA for CPU may make a loop of the scatter
+        shapes = list(origin.instruction.shapes)
+    else:
+        return None
+    rows = max((shape.num_bytes for shape in shapes if shape.num_bytes < c.gathered_bytes), default=0)
+    if c.gathered_bytes < _SPARSE * rows:
+        return None
+    return (
+        "table_summed",
+        f"the gradient of a whole table (`{emitted.tensor}`, {c.gathered_bytes:,} B) is summed over "
+        f"{context.over(emitted)}, although each device looked up rows of {rows:,} B",
+        "shard the table along its columns over that axis, so that each device has a part of all rows' "
+        "gradients; or exchange the rows' gradients with their indices in jax.shard_map",
+    )
+
+
 def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Rows of the batch fetched from other devices by index, such as a batch shuffled within the step."""
     c = emitted.collective
@@ -110,6 +140,9 @@ def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
         or primitive_of(c.op_name) not in _BY_INDEX
     ):
         return None
+    uses = emitted.uses(context.program, elementwise=True)
+    if emitted.op == "all_gather" and any(user.instruction.opcode == "gather" and at for user, at in uses):
+        return None  # the indices
     rows = _batch_read_by(emitted, context)
     if rows is None:
         return None
@@ -1363,6 +1396,7 @@ def _on_the_way(program: Program, user: TracedValue, at: int) -> Iterable[Traced
 FAULT_RULES: tuple[FaultRule, ...] = (
     batch_in_an_index,
     table,
+    table_summed,
     batch_by_index,
     flat_array,
     returned_whole,

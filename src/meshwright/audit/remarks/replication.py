@@ -67,11 +67,33 @@ def replicated_state(program: Program, prices: Prices) -> list[Remark]:
 
 def _moments(program: Program) -> list[Instruction]:
     """Arrays that only the update reads, or that have an optimizer's name."""
+    multiplied = _multiplied(program)
     return [
         each
         for each in _arrays(program)
-        if _MOMENT.search(each.op_name) or _read_by_update_only(program, each)
+        if _MOMENT.search(each.op_name)
+        or (id(each) not in multiplied and _read_by_update_only(program, each))
     ]
+
+
+def _multiplied(program: Program) -> set[int]:
+    """The inputs on which products before the update depend, by identity: weights and the batch."""
+    of_model = (one.value for one in products(program) if _phase(one) != "update")
+    left = deque(of_model)
+    seen = {value_key(value) for value in left}
+    found = set[int]()
+    while left:
+        value = left.popleft()
+        if value.instruction.opcode == "parameter" and not value.place.frames:
+            found.add(id(value.instruction))
+        fresh = [source for source in sources(program, value) if value_key(source) not in seen]
+        seen |= {value_key(source) for source in fresh}
+        left += fresh
+    return found
+
+
+def _phase(product: Product) -> str:
+    return phase_of(product.value.instruction.op_name, differentiated=True)
 
 
 def _read_by_update_only(program: Program, parameter: Instruction) -> bool:
