@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.cost.many import Saving
+from meshwright.cost.many import Member, Saving
 from meshwright.plan.space import Considered, StageGroup
 from meshwright.units import Numeric
 
@@ -68,13 +68,19 @@ class Fastest:
     """An iterable of (seconds, layout), the fastest that fits first.
 
     asked: the number of sequences that the seconds are for. A larger step counts as one step, a smaller step
-    as several. wanted: the condition that layouts must meet. lacking: layouts found so far that do not fit.
+    as several. wanted: the condition that layouts must meet. members: the condition that members of groups
+    must meet, before they are priced. lacking: layouts found so far that do not fit.
     """
 
     def __init__(
-        self, groups: Iterable[StageGroup], *, asked: int | None = None, wanted: _Wanted = None
+        self,
+        groups: Iterable[StageGroup],
+        *,
+        asked: int | None = None,
+        wanted: _Wanted = None,
+        members: Callable[[Member], bool] | None = None,
     ) -> None:
-        self._asked, self._wanted = asked, wanted
+        self._asked, self._wanted, self._members = asked, wanted, members
         self._serial = count()
         self._heap: list[tuple[float, int, _Members | _Scheduled | _Single]] = []
         self._ready: list[tuple[float, Considered]] = []
@@ -84,7 +90,11 @@ class Fastest:
     def add(self, groups: Iterable[StageGroup]) -> None:
         """Add layouts, before any slower layout has been yielded."""
         for group in groups:
-            ascending = self._ascending(group, group.all_places, group.unsharded_seconds)
+            places = group.all_places
+            if self._members is not None:
+                kept = [place for place in places.tolist() if self._members(group.member(place))]
+                places = np.array(kept, dtype=int)
+            ascending = self._ascending(group, places, group.unsharded_seconds[places])
             self._push(_Members(self._wanted, group, *ascending, is_recorded=False))
 
     def __bool__(self) -> bool:

@@ -352,7 +352,7 @@ class StageGroup:
         rows = family.rows[pipe]
         self.all_places = np.arange(len(rows))
         self.num_sequences = np.array([family.members[row].num_sequences for row in rows])
-        self.unsharded_seconds = self._slowdown * unsharded_seconds
+        self.unsharded_seconds: Any = self._slowdown * unsharded_seconds
         self.schedules: dict[tuple[str, int], list[int]] = {}
         for place, row in enumerate(rows):
             for schedule in space.schedules(family.members[row].mesh, family.members[row].microbatches):
@@ -366,6 +366,9 @@ class StageGroup:
     @property
     def num_layouts(self) -> int:
         return sum(map(len, self.schedules.values()))
+
+    def member(self, place: int) -> Member:
+        return self.family.members[self.family.rows[self.pipe][place]]
 
     def least_seconds_of(self, schedule: str, interleave: int, saving: Saving, places: Sequence[int]) -> Any:
         """Lower bounds on the seconds of a step, an array with one for each of the members at `places`."""

@@ -14,6 +14,7 @@ from math import inf
 
 from meshwright.cost.collectives import forget_prices
 from meshwright.cost.graph import Graph
+from meshwright.cost.many import Member
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import PassShape
 from meshwright.cost.step_cost import StepPricer
@@ -232,7 +233,7 @@ def search(
             )
         raise nothing_found(config, hardware, workload, scout.spaces, given, reason)
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
-    others = _of_other_batches(pool, workload, planned, scout.within) if explained else []
+    limit = _seconds_of_sequence(pool, workload, planned)
     scout.narrow(pool, workload, planned, runs=runs)
     priced = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
@@ -242,8 +243,8 @@ def search(
     if not runs and runnable is None:
         why = scout.reason(priced[0].layout)
         notices.append(f"No layout of the list runs yet ({why}): all can only be planned.")
-    simpler = (one for one in others if structure(one[1].layout) < structure(priced[0].layout))
-    if plainer := next((choice for seconds, choice in simpler if pool.seconds(choice) <= seconds), None):
+    plainer = scout.plainer(priced[0].layout, limit, workload, planned, runs=runs) if explained else None
+    if plainer:
         other = price(config, hardware, replace(planned, num_sequences=plainer.num_sequences), plainer.layout)
         notices.append(
             f"{other.num_tokens:,.0f} tokens a step allow {other.layout}, which is plainer: "
@@ -265,30 +266,16 @@ def search(
     )
 
 
-def _of_other_batches(
-    pool: Fastest, asked: Workload, planned: Workload, within: float
-) -> list[tuple[float, Considered]]:
-    """Layouts of other batches, plainest first, each with the seconds that its step may take.
-
-    within: the share by which the pool's batches differ from the requested one at most.
-    A step of that time processes the tokens per second of the fastest planned layout, within TIE. The lower
-    bounds of these layouts allow it; the steps of some take longer.
-    """
-
-    def priced_sequences(number: int) -> int:
-        """The sequences of the pool's seconds for a batch: at least the requested ones."""
-        return max(asked.num_sequences, number)
-
+def _seconds_of_sequence(pool: Fastest, asked: Workload, planned: Workload) -> float:
+    """Seconds per sequence of the fastest layout of the planned batch, and of those that tie with it."""
     same = (pair for pair in pool if pair[1].num_sequences == planned.num_sequences)
     seconds = next((seconds for seconds, _ in same), 0.0)
-    limit = (1 + TIE) * seconds / priced_sequences(planned.num_sequences)
-    largest = round((1 + within) * asked.num_sequences)
-    others = [
-        (limit * priced_sequences(choice.num_sequences), choice)
-        for choice in pool.within(limit * largest)
-        if choice.num_sequences != planned.num_sequences
-    ]
-    return sorted(others, key=lambda other: plainness(other[1].layout))
+    return (1 + TIE) * seconds / _priced_sequences(asked, planned.num_sequences)
+
+
+def _priced_sequences(asked: Workload, number: int) -> int:
+    """The sequences that a pool's seconds are for, of a batch of `number`: at least the requested ones."""
+    return max(asked.num_sequences, number)
 
 
 def _all(
@@ -347,9 +334,16 @@ class _Scout:
         """The layouts for exactly the workload's batch; runs: only runnable ones."""
         return self._fastest(self._groups(workload, 0.0, runs=runs or None), None, runs=runs)
 
-    def _fastest(self, groups: Iterable[StageGroup], asked: int | None, *, runs: bool) -> Fastest:
+    def _fastest(
+        self,
+        groups: Iterable[StageGroup],
+        asked: int | None,
+        *,
+        runs: bool,
+        members: Callable[[Member], bool] | None = None,
+    ) -> Fastest:
         wanted = (lambda choice: self.why_not(choice) is None) if runs else None
-        return Fastest(groups, asked=asked, wanted=wanted)
+        return Fastest(groups, asked=asked, wanted=wanted, members=members)
 
     def narrow(self, pool: Fastest, asked: Workload, planned: Workload, *, runs: bool) -> None:
         """Keep in the pool only layouts of the planned batch, and add the missing ones.
@@ -360,6 +354,26 @@ class _Scout:
         self._few = list(self._groups(planned, 0.0, runs=runs or None, most_shards=few)) if few else []
         pool.keep(_takes(planned.num_sequences, few))
         pool.add(self._few)
+
+    def plainer(
+        self, than: Layout, limit: float, asked: Workload, planned: Workload, *, runs: bool
+    ) -> Considered | None:
+        """The plainest layout of another batch in the pool, if it has fewer axes or stages than `than`.
+
+        limit: the seconds that it may take for each sequence.
+        """
+
+        def is_plainer(member: Member) -> bool:
+            if member.num_sequences == planned.num_sequences:
+                return False
+            return structure(member.mesh) < structure(than)
+
+        pool = self._fastest(self._pooled, asked.num_sequences, runs=runs, members=is_plainer)
+        largest = round((1 + self.within) * asked.num_sequences)
+        near = sorted(pool.within(limit * largest), key=lambda choice: plainness(choice.layout))
+        may_take = (limit * _priced_sequences(asked, choice.num_sequences) for choice in near)
+        timed = (choice for choice, most in zip(near, may_take, strict=True) if pool.seconds(choice) <= most)
+        return next(timed, None)
 
     def faster(self, candidates: Sequence[Candidate], asked: Workload, planned: Workload) -> Faster | None:
         """The fastest layout that does not run, if it is faster than all candidates by more than a tie.
