@@ -198,14 +198,14 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, of_rows: Any) -> None:
 
 
 def test_attention_of_a_row_does_not_depend_on_the_others() -> None:
-    """To the bit; over keys of five pages of six positions in f32, and in int8."""
+    """To the bit; over keys of five pages of six positions in f32, bf16 and int8."""
     needs_native()
     random = np.random.default_rng(0)
     q = jnp.asarray(random.normal(size=(4, 3, 6, 20)), jnp.float32)
     wide = [jnp.asarray(random.normal(size=(20, 2, 6, 20)), jnp.float32) for _ in range(2)]
     tables = jnp.asarray(random.permutation(20).reshape(4, 5), jnp.int32)
     positions = jnp.asarray([[0, 1, 2], [27, 28, 29], [9, 10, PADDING], [5, 6, 7]], jnp.int32)
-    for pools in (wide, [quantise(pool, "int8", 1, 1) for pool in wide]):
+    for pools in _in_each_type(wide):
         every = np.asarray(kernels.attention(q, positions, tables, pools, **SCORES, window=8, chunked=False))
         for row in range(4):
             one = slice(row, row + 1)
@@ -226,7 +226,7 @@ def test_attention_of_a_query_does_not_depend_on_those_beside_it(size: int) -> N
         jnp.asarray([[7, 3, 0, 5, 1, 8, 4]], jnp.int32),
         jnp.arange(19, 42, dtype=jnp.int32)[None],
     )
-    for pools in (wide, [quantise(pool, "int8", 1, 1) for pool in wide]):
+    for pools in _in_each_type(wide):
         for window, chunked in ((0, False), (9, False), (9, True)):
             ask = partial(kernels.attention, pools=pools, **SCORES, window=window, chunked=chunked)
             every = ask(q, positions, tables)
@@ -235,20 +235,30 @@ def test_attention_of_a_query_does_not_depend_on_those_beside_it(size: int) -> N
                 np.testing.assert_array_equal(ask(q[:, one], positions[:, one], tables)[0, 0], every[0, at])
 
 
-def test_an_int8_cache_is_attended_to_as_the_numbers_it_stands_for() -> None:
+@pytest.mark.parametrize("num_queries", [1, 33])
+def test_narrow_caches_are_attended_to_as_the_numbers_they_stand_for(num_queries: int) -> None:
     needs_native()
     random = np.random.default_rng(1)
-    q = jnp.asarray(random.normal(size=(2, 1, 4, 16)), jnp.float32)
-    pools = [
-        quantise(jnp.asarray(random.normal(size=(6, 2, 4, 16)), jnp.float32), "int8", 1, 1) for _ in range(2)
-    ]
-    positions, tables = jnp.asarray([[11], [6]], jnp.int32), jnp.asarray([[4, 0, 2], [5, 1, 3]], jnp.int32)
-    wide = [widened(pool, jnp.float32) for pool in pools]
-    expected, found = (
-        kernels.attention(q, positions, tables, some, scale=0.25, softcap=3.0, window=0, chunked=False)
-        for some in (wide, pools)
-    )
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    q = jnp.asarray(random.normal(size=(2, num_queries, 4, 72)), jnp.float32)
+    wide = [jnp.asarray(random.normal(size=(18, 2, 6, 72)), jnp.float32) for _ in range(2)]
+    tables = jnp.asarray(random.permutation(18).reshape(2, 9), jnp.int32)
+    positions = jnp.asarray([[53], [40]], jnp.int32) + jnp.arange(1 - num_queries, 1, dtype=jnp.int32)[None]
+    _, bits, int8 = _in_each_type(wide)
+
+    def attended(pools: Any) -> np.ndarray:
+        out = kernels.attention(q, positions, tables, pools, scale=0.1, softcap=3.0, window=0, chunked=False)
+        return np.asarray(out)
+
+    rounded = [pool.astype(jnp.bfloat16).astype(jnp.float32) for pool in wide]
+    np.testing.assert_array_equal(attended(bits), attended(rounded))
+    expected = attended([widened(pool, jnp.float32) for pool in int8])
+    np.testing.assert_allclose(attended(int8), expected, atol=5e-6)
+
+
+def _in_each_type(wide: list[jax.Array]) -> list[list[Any]]:
+    """Pools in each type that `attention` reads: f32, the bits of bf16, and int8."""
+    bits = [jax.lax.bitcast_convert_type(pool.astype(jnp.bfloat16), jnp.uint16) for pool in wide]
+    return [wide, bits, [quantise(pool, "int8", 1, 1) for pool in wide]]
 
 
 def test_threads_call_it_at_once() -> None:

@@ -881,7 +881,18 @@ struct Pool {
   const T* values;
   const float* scales;
   int64_t width;
+
+  const T* At(int64_t row) const { return values + row * width; }
 };
+
+// Keys are fetched before they are read, and values: these pieces are short, and a processor's own fetches begin anew at
+// each of them.
+constexpr int64_t kTilesAhead = 2, kValuesAhead = 32;
+
+template <typename T>
+void Fetch(const T* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
 
 struct Scores {
   float scale, softcap;  // no cap where 0
@@ -893,13 +904,16 @@ struct Sizes {
   int64_t num_rows, length, num_heads, num_kv_heads, page, pages_of_row;
 };
 
-// The pages of a row from the first to the last that its queries see, and where their numbers lie.
+// The pages of a row from the first to the last that its queries see, and where their numbers lie. least, last: the
+// positions that they see.
 struct Pages {
   const int32_t* table;
-  int64_t head, num_heads, size, padded, first, last;
+  int64_t head, num_heads, size, padded;
+  int64_t least = 0, last = 0, first_page = 0, end_page = 0;
 
   int64_t Row(int64_t n) const { return (static_cast<int64_t>(table[n]) * num_heads + head) * size; }  // of the pool
-  int64_t Place(int64_t n) const { return (n - first) * padded; }  // among a line's weights
+  int64_t RowOf(int64_t position) const { return Row(position / size) + position % size; }
+  int64_t Place(int64_t n) const { return (n - first_page) * padded; }  // among a line's weights
 };
 
 // One query of one head. Those that meet the same keys are attended with side by side: a key is then read once for
@@ -914,9 +928,10 @@ struct Line {
 
 constexpr int64_t kLines = 4, kBlockLines = 16;
 
-// tile f32[L, kLanes]: L lines by kLanes keys or fewer, from `row` of the pool on.
+// tile f32[L, kLanes]: L lines by kLanes keys or fewer, from `row` of the pool on. As many numbers are fetched from
+// `later` on meanwhile: pages are short, and the processor's own fetches begin anew at each.
 template <int L, typename T>
-void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count, float* tile) {
+void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count, const T* later, float* tile) {
   constexpr int kKeys = kLanes / L;
   for (int64_t begin = 0; begin < count; begin += kKeys) {
     Floats sums[kLanes];
@@ -931,6 +946,7 @@ void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count
       for (int k = 0; k < kKeys; ++k) {
         const int64_t own = row + std::min<int64_t>(begin + k, count - 1);
         const Floats key = Wide(keys.values + own * keys.width + h, lanes);
+        Fetch(later + (begin + k) * keys.width + h);
 #pragma GCC unroll 4
         for (int l = 0; l < L; ++l) sums[l * kKeys + k] = Fma(some[l], key, sums[l * kKeys + k]);
       }
@@ -980,7 +996,11 @@ void ProductsOfAll(const float* q, const Pool<T>& keys, int64_t row, int64_t cou
       if constexpr (std::is_same_v<T, float>) {
         each[k] = own;
       } else {
-        each[k] = std::copy_n(own, width, widened.data() + k * width) - width;
+        float* const wide = widened.data() + k * width;
+        for (int64_t h = 0; h < width; h += kLanes) {
+          Store(wide + h, First(width - h), Wide(own + h, First(width - h)));
+        }
+        each[k] = wide;
       }
     }
     Floats sums[kKeysTogether];
@@ -999,7 +1019,7 @@ Floats Capped(Floats scores, float softcap) {
 // out of L lines += the values from position `begin` to `end` by their weights, in their order. kStride: from a
 // line's weight to its next; if it is not 1, the weights of all lines at a position are side by side.
 template <int L, int kStride, typename T>
-void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, int64_t begin, int64_t end) {
+void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, const T* next, int64_t begin, int64_t end) {
   constexpr int kWide = kLanes == 16 ? 4 : 8 / L;  // vectors of a line whose sums are in registers
   if (begin >= end) return;
   for (int64_t o = 0; o < values.width; o += kLanes * kWide) {
@@ -1015,8 +1035,16 @@ void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, int
       const int64_t n = s / pages.size, inside = s - n * pages.size, until = std::min(end, (n + 1) * pages.size);
       const T* at = values.values + (pages.Row(n) + inside) * values.width + o;
       const int64_t weight = pages.Place(n) + inside;
-      for (int64_t i = 0; i < until - s; ++i, at += values.width) {
+      // After the last value, those that read the next head begin with its keys.
+      const int64_t left = until - s;
+      const T* later = at + kValuesAhead * values.width;
+      for (int64_t i = 0; i < left; ++i, at += values.width, later += values.width) {
+        if (i + kValuesAhead == left) {
+          later = until < end ? values.At(pages.Row(n + 1)) + o : next;
+        }
         Floats some[kWide];
+#pragma GCC unroll 8
+        for (int j = 0; j < kWide; ++j) Fetch(later + kLanes * j);
 #pragma GCC unroll 8
         for (int j = 0; j < kWide; ++j) some[j] = Wide(at + kLanes * j, lanes[j]);
 #pragma GCC unroll 4
@@ -1046,13 +1074,20 @@ void ForLines(int64_t count, Work work) {
   for (; from < count; ++from) work(std::integral_constant<int, 1>(), from);
 }
 
-// The scores of lines over all pages, in their `weights`.
+// The scores of lines over all pages, in their `weights`. The first values are fetched meanwhile.
 template <typename T>
-void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const Pages& pages, const Scores& how) {
+void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const Pool<T>& values, const Pages& pages,
+              const Scores& how) {
+  // What is read `kTilesAhead` tiles after the keys of this position: keys, or values after the last ones.
+  const auto later = [&](int64_t position) {
+    const int64_t ahead = position + kTilesAhead * kLanes;
+    if (ahead <= pages.last) return keys.At(pages.RowOf(ahead));
+    return values.At(pages.RowOf(std::min(pages.least + (ahead - pages.last - 1) / kLanes * kLanes, pages.last)));
+  };
   ForLines(num_lines, [&](auto together, int64_t from) {
     constexpr int L = together;
     alignas(64) float tile[L * kLanes];
-    for (int64_t n = pages.first; n < pages.last; ++n) {
+    for (int64_t n = pages.first_page; n < pages.end_page; ++n) {
       for (int64_t s = 0; s < pages.padded; s += kLanes) {
         const int64_t begin = n * pages.size + s, row = pages.Row(n) + s, count = std::min(kLanes, pages.size - s);
         Lanes seen[L], some = 0;
@@ -1061,7 +1096,7 @@ void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const P
           seen[l] = First(std::min(count, line.position + 1 - begin)) & ~First(line.least - begin);
           some |= seen[l];
         }
-        if (some) Products<L>(lines + from, keys, row, count, tile);
+        if (some) Products<L>(lines + from, keys, row, count, later(begin), tile);
         for (int l = 0; l < L; ++l) {
           Floats scores = Wide(tile + l * kLanes, First(kLanes)) * All(how.scale);
           if (keys.scales) scores = scores * Wide(keys.scales + row, First(count));
@@ -1087,7 +1122,7 @@ void ScoresOfAll(const Line* lines, const Pool<T>& keys, const Pages& pages, con
     first = std::min(first, lines[l].least), end = std::max(end, lines[l].position + 1);
   }
   alignas(64) float tile[kLanes * kLanes];
-  for (int64_t n = pages.first; n < pages.last; ++n) {
+  for (int64_t n = pages.first_page; n < pages.end_page; ++n) {
     for (int64_t s = 0; s < pages.padded; s += kLanes) {
       const int64_t begin = n * pages.size + s, row = pages.Row(n) + s, count = std::min(kLanes, pages.size - s);
       if (begin < end && begin + count > first) {
@@ -1144,7 +1179,7 @@ Floats SoftmaxOfAll(float* scores, int64_t count) {
 // out of the lines: the sums of values by their weights, divided by `sum`. Positions that all lines of a group see are added
 // together, the others line by line: a value that a line does not see cannot reach it, even if it is not finite.
 template <int kStride, typename T>
-void SumsOfValues(Line* lines, int64_t num_lines, const Pool<T>& values, const Pages& pages) {
+void SumsOfValues(Line* lines, int64_t num_lines, const Pool<T>& values, const Pages& pages, const T* next) {
   ForLines(num_lines, [&](auto together, int64_t from) {
     constexpr int L = together;
     int64_t begin = 0, end = std::numeric_limits<int64_t>::max();
@@ -1155,11 +1190,11 @@ void SumsOfValues(Line* lines, int64_t num_lines, const Pool<T>& values, const P
     }
     end = std::max(begin, end);
     for (int64_t l = from; l < from + L; ++l) {
-      AddValues<1, kStride>(lines + l, values, pages, lines[l].least, std::min(begin, lines[l].position + 1));
+      AddValues<1, kStride>(lines + l, values, pages, next, lines[l].least, std::min(begin, lines[l].position + 1));
     }
-    AddValues<L, kStride>(lines + from, values, pages, begin, end);
+    AddValues<L, kStride>(lines + from, values, pages, next, begin, end);
     for (int64_t l = from; l < from + L; ++l) {
-      AddValues<1, kStride>(lines + l, values, pages, end, lines[l].position + 1);
+      AddValues<1, kStride>(lines + l, values, pages, next, end, lines[l].position + 1);
     }
     for (int64_t l = from; l < from + L; ++l) {
       for (int64_t o = 0; o < values.width; ++o) lines[l].out[o] /= lines[l].sum;
@@ -1172,14 +1207,14 @@ template <typename T>
 void AttendTogether(Line* lines, int64_t num_lines, Pages pages, const Pool<T>& keys, const Pool<T>& values,
                     const Scores& how) {
   if (!num_lines) return;
-  int64_t last = 0;
-  pages.first = lines[0].least / pages.size;
-  for (int64_t l = 0; l < num_lines; ++l) {
-    pages.first = std::min(pages.first, lines[l].least / pages.size);
-    last = std::max(last, lines[l].position);
+  pages.least = lines[0].least, pages.last = lines[0].position;
+  for (int64_t l = 1; l < num_lines; ++l) {
+    pages.least = std::min(pages.least, lines[l].least);
+    pages.last = std::max(pages.last, lines[l].position);
   }
-  pages.last = last / pages.size + 1;
-  const int64_t count = pages.Place(pages.last);
+  pages.first_page = pages.least / pages.size, pages.end_page = pages.last / pages.size + 1;
+  const int64_t count = pages.Place(pages.end_page);
+  const T* const next = keys.At(pages.RowOf(pages.least) + pages.size);  // of the head after this one
   thread_local std::vector<float> room;
   room.resize(kLanes * count + 16);
   auto* const aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) / 64 * 64);
@@ -1190,24 +1225,24 @@ void AttendTogether(Line* lines, int64_t num_lines, Pages pages, const Pool<T>& 
     alignas(64) float sums[kLanes];
     Store(sums, First(kLanes), SoftmaxOfAll(aligned, count));
     for (int64_t l = 0; l < kLanes; ++l) lines[l].sum = sums[l];
-    for (int64_t n = pages.first; values.scales && n < pages.last; ++n) {
+    for (int64_t n = pages.first_page; values.scales && n < pages.end_page; ++n) {
       for (int64_t s = 0; s < pages.size; ++s) {
         float* const own = aligned + (pages.Place(n) + s) * kLanes;
         Store(own, First(kLanes), Wide(own, First(kLanes)) * All(scaled(n, s)));
       }
     }
-    SumsOfValues<kLanes>(lines, kLanes, values, pages);
+    SumsOfValues<kLanes>(lines, kLanes, values, pages, next);
   }
   for (int64_t l = 0; l < num_lines; ++l) lines[l].weights = aligned + l * count;
-  ScoresOf(lines, num_lines, keys, pages, how);
+  ScoresOf(lines, num_lines, keys, values, pages, how);
   for (int64_t l = 0; l < num_lines; ++l) {
     lines[l].sum = Softmax(lines[l].weights, count);
-    for (int64_t n = pages.first; values.scales && n < pages.last; ++n) {
+    for (int64_t n = pages.first_page; values.scales && n < pages.end_page; ++n) {
       float* const own = lines[l].weights + pages.Place(n);
       for (int64_t s = 0; s < pages.size; ++s) own[s] *= scaled(n, s);
     }
   }
-  SumsOfValues<1>(lines, num_lines, values, pages);
+  SumsOfValues<1>(lines, num_lines, values, pages, next);
 }
 
 template <typename T>
@@ -1232,36 +1267,37 @@ void Attend(ffi::ThreadPool& pool, const float* q, const int32_t* positions, con
         lines.push_back({q + g * keys.width, out + g * values.width, position, least, nullptr, 0.0f});
       }
     }
-    const Pages pages{tables + row * sizes.pages_of_row, head, sizes.num_kv_heads, sizes.page, padded, 0, 0};
+    const Pages pages{tables + row * sizes.pages_of_row, head, sizes.num_kv_heads, sizes.page, padded};
     AttendTogether(lines.data(), lines.size(), pages, keys, values, how);
   });
 }
 
 // out f32[R, Q, N, O] of q f32[R, Q, N, H], positions i32[R, Q], tables i32[R, P] and the pools k[B, K, S, H] and
-// v[B, K, S, O]: f32, or int8 followed by their scales f32[B, K, S].
+// v[B, K, S, O]: f32, the bits of bf16, or int8 followed by their scales f32[B, K, S].
 ffi::Error Attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::S32> positions,
                      ffi::Buffer<ffi::S32> tables, ffi::RemainingArgs pools, ffi::ResultBuffer<ffi::F32> out, float scale,
                      float softcap, int64_t window, int64_t chunked) {
-  const bool is_narrow = pools.size() == 4;
-  if (!is_narrow && pools.size() != 2) return ffi::Error::InvalidArgument("two pools are needed, or two with scales");
-  const auto k = *pools.get<ffi::AnyBuffer>(0), v = *pools.get<ffi::AnyBuffer>(is_narrow ? 2 : 1);
+  const bool has_scales = pools.size() == 4;
+  if (!has_scales && pools.size() != 2) return ffi::Error::InvalidArgument("two pools are needed, or two with scales");
+  const auto k = *pools.get<ffi::AnyBuffer>(0), v = *pools.get<ffi::AnyBuffer>(has_scales ? 2 : 1);
   const auto of_q = q.dimensions(), of_k = k.dimensions(), of_v = v.dimensions();
   const Sizes sizes{of_q[0], of_q[1], of_q[2], of_k[1], of_k[2], tables.dimensions()[1]};
   if (of_k[3] != of_q[3] || sizes.num_heads % sizes.num_kv_heads) {
     return ffi::Error::InvalidArgument("the sizes of q and k do not fit");
   }
   const Scores how{scale, softcap, window, chunked != 0};
-  if (is_narrow) {
-    const auto scales = [&](int i) { return pools.get<ffi::Buffer<ffi::F32>>(i)->typed_data(); };
-    Attend<int8_t>(pool, q.typed_data(), positions.typed_data(), tables.typed_data(),
-                   {static_cast<const int8_t*>(k.untyped_data()), scales(1), of_k[3]},
-                   {static_cast<const int8_t*>(v.untyped_data()), scales(3), of_v[3]}, sizes, how, out->typed_data());
-  } else {
-    Attend<float>(pool, q.typed_data(), positions.typed_data(), tables.typed_data(),
-                  {static_cast<const float*>(k.untyped_data()), nullptr, of_k[3]},
-                  {static_cast<const float*>(v.untyped_data()), nullptr, of_v[3]}, sizes, how, out->typed_data());
-  }
-  return ffi::Error::Success();
+  const auto attend = [&](auto number) {
+    using T = decltype(number);
+    const auto scales = [&](int i) { return has_scales ? pools.get<ffi::Buffer<ffi::F32>>(i)->typed_data() : nullptr; };
+    Attend<T>(pool, q.typed_data(), positions.typed_data(), tables.typed_data(),
+              {static_cast<const T*>(k.untyped_data()), scales(1), of_k[3]},
+              {static_cast<const T*>(v.untyped_data()), scales(3), of_v[3]}, sizes, how, out->typed_data());
+    return ffi::Error::Success();
+  };
+  if (has_scales && k.element_type() == ffi::S8) return attend(int8_t());
+  if (!has_scales && k.element_type() == ffi::U16) return attend(uint16_t());
+  if (!has_scales && k.element_type() == ffi::F32) return attend(0.0f);
+  return ffi::Error::InvalidArgument("there is no attention over pools of this type");
 }
 
 }  // namespace

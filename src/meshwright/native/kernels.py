@@ -160,9 +160,9 @@ def once(x: Array) -> Array:
 
 
 def attends(pools: Any) -> bool:
-    """Whether `attention` reads such pools: of keys and values, in f32 or int8."""
+    """Whether `attention` reads such pools: of keys and values, in f32, int8 or the bits of bf16."""
     first = jax.tree.leaves(pools)[0]
-    return first.ndim == 4 and first.dtype in (jnp.float32, jnp.int8)
+    return first.ndim == 4 and first.dtype in (jnp.float32, jnp.uint16, jnp.int8)
 
 
 def attention(
@@ -179,7 +179,7 @@ def attention(
     """out f32[R, Q, N, O] of q f32[R, Q, N, H] over the pages of each row, as `PagedCache.attend` has it.
 
     On one device. positions i32[R, Q]; tables i32[R, P]; pools: a pytree of k[B, K, S, H] and v[B, K, S, O],
-    both f32 or both int8 with scales. softcap, window: 0 for none.
+    both f32, both the bits of bf16 (u16), or both int8 with scales. softcap, window: 0 for none.
     """
     arrays = jax.tree.leaves(pools)
     values = arrays[len(arrays) // 2]

@@ -128,7 +128,7 @@ def wider_products(
     dtype: the planned type; attention_dtype: the planned type of attention's products. Not checked are the
     optimizer's products and the gradients of scores, which may be float32. Attention's forward products are
     checked only in training steps of XLA:CPU: other compilers omit casts within a fusion or run a kernel, and
-    cache pages are float32 on CPUs.
+    CPUs attend over pages in float32.
     """
 
     def planned_dtype(product: Product) -> str | None:

@@ -15,7 +15,7 @@ from meshwright.cost.serving_step import form_by_pages, inference_cost, record_i
 from meshwright.cost.state import StageState
 from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_memory import stage_memory
-from meshwright.dtypes import dtype_bytes, number_type
+from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import BLOCK
@@ -124,11 +124,9 @@ def planned_step(
             update = PlannedUpdate(work.flops, reduced, work.hbm_bytes)
     else:
         phase, layout = cast(InferencePhase, workload.phase), layout.replace(microbatches=1)
-        is_wide = stand_in and number_type(layout.precision.cache_dtype).bits == 16
-        stored = layout.replace(kv_dtype=stand_in.cache_dtype) if stand_in and is_wide else layout
-        asked = workload.num_sequences, workload.seq_len
-        cost, _ = inference_cost(plan.model, layout, hardware, phase, *asked)
-        _, memory = inference_cost(plan.model, stored, hardware, phase, *asked)
+        cost, memory = inference_cost(
+            plan.model, layout, hardware, phase, workload.num_sequences, workload.seq_len
+        )
         queries = workload.seq_len if phase == "prefill" else 1
         shape = PassShape(workload.num_sequences, queries, workload.seq_len)
         at = layout.at(phase)

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 # Quantised if the type needs a scale for each token and head; Packed if heads are narrower than tiles.
 Pool = Array | Quantised | Packed
+_BITS = jnp.dtype(jnp.uint16)  # of an array that has the bits of bfloat16
 Pools = dict[str, list[Pool]]
 PADDING = -1  # the position of a token that is padding
 _SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
@@ -405,7 +406,8 @@ def abstract_pools(
         sizes = {**dims, "B": count, "S": page_size}
         dtype = jax_dtype(layout.precision.cache_dtype)
         if number_type(layout.precision.cache_dtype).scales is None:
-            dtype = jax_dtype(platform.cache_dtype or layout.precision.cache_dtype)
+            if platform.cache_as_bits and dtype == jnp.bfloat16:
+                dtype = _BITS
             width, of_device = dims[array.dims[-1]], page_size // layout.mesh.size(array.axes_of("S"))
             together = positions_together(lanes, width, of_device)
             if together == 1:
@@ -443,6 +445,8 @@ def _spec_of(pool: Pool, values: PartitionSpec) -> Any:
 
 
 def _as_stored(x: Array, pool: Pool) -> Pool:
+    if _values(pool).dtype == _BITS:
+        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), _BITS)
     if not isinstance(pool, Quantised):
         return x
     return quantise(x, type_name(pool.values.dtype), 1, 1)
@@ -457,7 +461,7 @@ def _read(at: Any, pool: Pool) -> Array:
     if isinstance(pool, Packed):
         return pool.position(*at) if isinstance(at, tuple) else pool.page(at)
     if not isinstance(pool, Quantised):
-        return pool[at]
+        return lax.bitcast_convert_type(pool[at], jnp.bfloat16) if pool.dtype == _BITS else pool[at]
     return pool.values[at].astype(jnp.float32) * pool.scales[at][..., None]
 
 
