@@ -18,9 +18,9 @@ from meshwright.errors import DeviceError, LayoutError
 from meshwright.notation.mesh import Mesh
 from meshwright.units import format_bytes
 
-# Arrays of V that a device may hold at once: the operand, its copy in the loop, the result, scratch.
+# A device may hold this number of arrays of V bytes at once: operand, copy in the loop, result and scratch.
 _COPIES = 6
-# Warming up, compiling and a round of the next size each take about this factor longer.
+# A round of the next size may take about this factor longer, and so may compiling and warming up.
 _GROWTH = 4
 
 
@@ -31,9 +31,10 @@ def sweep(
 
     Sizes V go up until memory or `max_seconds` are used up. `left_out` has the sizes that were not
     measured, with the reason. A result has op, axes, num_devices, bytes, seconds, predicted_seconds, ratio
-    (measured over predicted) and spread (interquartile range over median). A fit is the line of one
-    collective over one choice of axes. With several processes, only the first one's figures are valid.
-    Raises LayoutError for a mesh of another number of devices, DeviceError if JAX does not have them.
+    (measured over predicted) and spread (interquartile range over median). A fit is the latency and
+    the bandwidth of one collective over one choice of axes. With several processes, only the first one's
+    figures are valid. Raises LayoutError for a mesh of another number of devices, DeviceError if JAX does
+    not have them.
     """
     hardware = local_hardware(spec)
     hardware.place(mesh)

@@ -30,7 +30,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Prepared(Generic[Measured]):
-    """Compiled programs and a function from their timings, one each, to measurements."""
+    """Compiled programs. `finish` makes measurements from the timings, one for each program in order."""
 
     programs: list[TimedCall]
     finish: Callable[[list[Timing]], list[Measured]]
@@ -48,7 +48,7 @@ def run_together(prepared: Sequence[Prepared[Any]], rounds: int = ROUNDS) -> lis
 
 
 def time_interleaved(programs: Sequence[TimedCall], rounds: int) -> list[Timing]:
-    """The Timing of each program, whose call returns when its work is done.
+    """The Timing of each program. A call of a program must return only after its work is done.
 
     Each runs once to warm up, then once in each of `rounds` rounds, so that a busy moment of the
     machine slows all programs and not only one.
@@ -61,7 +61,7 @@ def time_interleaved(programs: Sequence[TimedCall], rounds: int) -> list[Timing]
 def run_within(
     prepared: Prepared[Measured], seconds: float, agreed: Callable[[float], float] = float
 ) -> tuple[list[Measured], float]:
-    """Measurements in all rounds that fit `seconds`, up to 7; and the seconds of a round.
+    """Measurements in at most _MOST_ROUNDS rounds that fit `seconds`, and the seconds of a round.
 
     agreed: returns the same number in all processes, which must run the same number of rounds.
     """

@@ -44,7 +44,7 @@ def bandwidth(hardware: str = HARDWARE, output: Path | None = _OUTPUT, as_json: 
     """
     from meshwright.plan import curves
 
-    _tell(curves.bandwidth_plot(catalog.load(hardware)), output, as_json=as_json)
+    _show_plot(curves.bandwidth_plot(catalog.load(hardware)), output, as_json=as_json)
 
 
 @command(app)
@@ -62,7 +62,7 @@ def latency(
     """
     from meshwright.plan import curves
 
-    _tell(curves.ring_latency(chip, num_bytes, most), output, as_json=as_json)
+    _show_plot(curves.ring_latency(chip, num_bytes, most), output, as_json=as_json)
 
 
 @command(app, name="attention")
@@ -76,7 +76,7 @@ def plot_attention(
     """
     from meshwright.plan import curves
 
-    _tell(curves.attention_share(load_model_with(model, changes)), output, as_json=as_json)
+    _show_plot(curves.attention_share(load_model_with(model, changes)), output, as_json=as_json)
 
 
 @command(app)
@@ -98,7 +98,7 @@ def fsdp(
     from meshwright.plan import curves
 
     config, machine = load_model_with(model, changes), catalog.load(hardware)
-    _tell(curves.fsdp_degree(config, machine, batch_tokens), output, as_json=as_json)
+    _show_plot(curves.fsdp_degree(config, machine, batch_tokens), output, as_json=as_json)
 
 
 @command(app, name="strategies")
@@ -117,7 +117,7 @@ def plot_strategies(
     from meshwright.plan import curves
 
     config, machine = load_model_with(model, changes), catalog.load(hardware)
-    _tell(curves.strategies_over_batch(config, machine), output, as_json=as_json)
+    _show_plot(curves.strategies_over_batch(config, machine), output, as_json=as_json)
 
 
 @command(app)
@@ -153,7 +153,7 @@ def decode(
     precision = replace(chosen.precision, weights_dtype=weights_dtype, kv_dtype=kv_dtype)
     counts = [parse_count(text) for text in batches.split(",")]
     chosen = replace(chosen, precision=precision)
-    _tell(curves.decode_batch(config, machine, context, chosen, counts), output, as_json=as_json)
+    _show_plot(curves.decode_batch(config, machine, context, chosen, counts), output, as_json=as_json)
 
 
 def _over_heads(config: "ModelConfig", num_chips: int) -> "Layout":
@@ -184,7 +184,7 @@ def lookahead(
     from meshwright.plan import curves
 
     shares = [_share(text) for text in acceptance.split(",")]
-    _tell(curves.look_ahead(shares, draft_cost, most), output, as_json=as_json)
+    _show_plot(curves.look_ahead(shares, draft_cost, most), output, as_json=as_json)
 
 
 def _share(text: str) -> float:
@@ -197,8 +197,8 @@ def _share(text: str) -> float:
     return share
 
 
-def _tell(plot: "Plot", output: Path | None, *, as_json: bool) -> None:
-    """Print the values and write the picture."""
+def _show_plot(plot: "Plot", output: Path | None, *, as_json: bool) -> None:
+    """Print the values of a plot as tables, or as JSON; write its picture to `output`, if given."""
     from meshwright.report.pictures.curve_plots import curves_figure, curves_tables
     from meshwright.report.terminal.tables import rich_table
 

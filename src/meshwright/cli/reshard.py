@@ -77,7 +77,7 @@ def reshard(
     if as_json:
         emit(document)
     else:
-        from meshwright.report.terminal.tables import rich_table  # imports rich
+        from meshwright.report.terminal.tables import rich_table  # only now, since importing rich takes time
 
         table = rich_table(moves_table("", document["moves"]))
         show(*_lines(document), table, *_ran_lines(document))
@@ -94,7 +94,10 @@ def _plan(written: str) -> Plan | None:
 
 
 def _of_machine(plan: Plan, machine: Hardware) -> Layout:
-    """The layout of a plan; for one server, the layout of the most servers that fit on `machine`."""
+    """The layout of a plan on the whole machine.
+
+    The plan of a server is for the chips of one replica; the machine has the most replicas that fit.
+    """
     layout, chips = plan.layout, plan.layout.mesh.num_devices
     if plan.workload.phase == "train" or machine.num_chips % chips:
         return layout
@@ -116,7 +119,7 @@ def _move(run: Path, plans: list[Plan | None], output: Path) -> dict[str, Any]:
     from meshwright.reinforcement.checkpoint_move import move_run
 
     after = plans[1]
-    assert after is not None, "_check_moves has refused it"
+    assert after is not None, "_check_moves refuses a move without a plan"
     with waiting("moving the checkpoint"):
         return move_run(run, after, output)
 
@@ -153,7 +156,7 @@ def reshard_document(
     config: ModelConfig, machine: Hardware, layouts: list[Layout], move: WeightsMove
 ) -> dict[str, Any]:
     """The document of `mw reshard`."""
-    ways = {
+    peak_bytes = {
         f"{'in place' if in_place else 'both copies'}, {'by layer' if by_layer else 'whole stacks'}": round(
             move.peak_bytes(in_place=in_place, by_layer=by_layer)
         )
@@ -175,7 +178,7 @@ def reshard_document(
         "sent_bytes": round(move.sent_bytes),
         "bytes_before": round(move.bytes_before),
         "bytes_after": round(move.bytes_after),
-        "peak_bytes": ways,
+        "peak_bytes": peak_bytes,
         "moves": move.rows(),
     }
 
@@ -201,7 +204,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
 
 
 def _run(config: ModelConfig, move: WeightsMove) -> list[dict[str, Any]]:
-    """Every different move on virtual devices."""
+    """The result of each move that communicates, run on virtual devices."""
     from meshwright.audit.shard.on_devices import MAX_DEVICES, run_reshard
 
     if (number := move.shared.mesh.num_devices) > MAX_DEVICES:

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwright.cli.command_options import OptionsOf, command
-from meshwright.cli.console import (
-    JSON,
-    emit,
-    note,
-    progress,
-    show,
-)
+from meshwright.cli.console import JSON, emit, note, progress, show
 from meshwright.cli.train_text import continue_text, of_checkpoint, of_text
 from meshwright.errors import DeviceError, MeshwrightError, PlanError
 from meshwright.files import check_writable, held
@@ -80,25 +74,25 @@ def train(
         plan = load_plan(plan_path) if plan_path is not None else None
         if plan is None and (base := _new_base(options, given)) is not None:
             plan = of_checkpoint(base, options)
-    job = prepare_job(plan, _figures(plan_path), options, given)
+    job = prepare_job(plan, _plan_json(plan_path), options, given)
     learning = _rl_settings(job, plan_path, rl, options.resume, given_rl)
     check_writable(job.run / "settings.json")
     for sentence in job.notes:
         note(f"mw: {sentence}")
     # Processes of one run share its folder.
     with _own_stdout(), held(job.run) if is_first() else nullcontext():
-        result, speaks = _carry_out(job, learning)
-    rows = _operations(job) if speaks and job.profile is not None else []
-    if speaks and as_json:
+        result, prints = _carry_out(job, learning)
+    rows = _operations(job) if prints and job.profile is not None else []
+    if prints and as_json:
         of_profile = {"operations": [asdict(row) for row in rows]} if rows else {}
         emit(result.line | of_profile, as_line=True)
-    elif speaks:
+    elif prints:
         if rows:
             from meshwright.report.terminal.tables import operations_table
 
             show(operations_table([asdict(row) for row in rows]))
         print("\n".join(result.sentences(*_collectives(rows))))
-    if text is not None and speaks and result.finished and not as_json:
+    if text is not None and prints and result.finished and not as_json:
         continue_text(job.run, text, int(result.line["step"]), result.line["step_seconds"])
     if not result.finished:
         note(f"mw: stopped at step {result.line['step']}; go on with --resume")
@@ -113,11 +107,11 @@ def _new_base(options: RunOptions, given: Mapping[str, object]) -> Path | None:
 
 
 def _operations(job: TrainingJob) -> list["OperationTime"]:
-    """The times of the operations of the traced steps; none if the run did not reach them."""
+    """Measured and planned times of operations in the traced steps; none if the run ended before them."""
     from meshwright.audit.profile import operation_times
     from meshwright.train.profiling import FOLDER
 
-    assert job.profile is not None, "asked of a run that traces"
+    assert job.profile is not None, "only a run that traces steps has their times"
     if not (job.run / FOLDER).is_dir():
         note(f"mw: steps {job.profile[0]} to {job.profile[1]} were not run; nothing was traced")
         return []
@@ -137,8 +131,8 @@ def _rl_settings(
 ) -> RlSettings | None:
     """The settings of reinforcement learning; None for training on a corpus.
 
-    resumes: --resume is given, perhaps before the first checkpoint. Raises MeshwrightError for options of one
-    with the other.
+    resumes: whether --resume is given; the run may have no checkpoint yet. Raises MeshwrightError for options
+    of --rl without it, and for options of a corpus with it.
     """
     goes_on = resumes and (job.run / RL_SETTINGS).is_file()
     if not (rl or goes_on):
@@ -147,9 +141,9 @@ def _rl_settings(
         return None
     if not isinstance(job.settings.data, str) or job.settings.eval:
         raise MeshwrightError("--rl takes one --data, a .jsonl file of prompts, and no --eval")
-    beside = plan_path.with_suffix(".generate.toml") if plan_path is not None else None
-    if beside is not None and beside.is_file() and not goes_on:
-        given = {"generate_plan": str(beside)} | given
+    generate_plan = plan_path.with_suffix(".generate.toml") if plan_path is not None else None
+    if generate_plan is not None and generate_plan.is_file() and not goes_on:
+        given = {"generate_plan": str(generate_plan)} | given
     settings = rl_settings(job.run, given, resumes=resumes)
     check_learns(job.plan, settings)
     return settings
@@ -195,7 +189,7 @@ def _own_stdout() -> Iterator[None]:
         os.close(ours)
 
 
-def _figures(plan_path: Path | None) -> str | None:
+def _plan_json(plan_path: Path | None) -> str | None:
     """The text of the plan's .json file, which a report reads."""
     path = plan_path.with_suffix(".json") if plan_path is not None else None
     return path.read_text(encoding="utf-8") if path is not None and path.is_file() else None

@@ -19,9 +19,9 @@ def _discovered() -> list[NumberType]:
     return sorted((module.TYPE for module in modules if hasattr(module, "TYPE")), key=_order)
 
 
-# The widest first, floating point before integers; types without values of a model last.
+# The widest first, and floating point before integers. Types that hold no values of a model are last.
 NUMBER_TYPES = {record.name: record for record in _discovered()}
-# Of arrays of a model; the others are read in files.
+# Types of a model's arrays. Records without uses occur only in files, such as e8m0, a type of scales.
 KNOWN = tuple(record.name for record in NUMBER_TYPES.values() if record.uses)
 _NAMED = {alias: record.name for record in NUMBER_TYPES.values() for alias in record.aliases}
 _BYTES = {record.name: record.bytes for record in NUMBER_TYPES.values()}
@@ -43,14 +43,14 @@ def unknown_dtype(text: str) -> MeshwrightError:
     It suggests the type with this alias, then types of the same number of bits, then all types.
     """
     bits = re.search(r"\d+", text)
-    alike = [name for name in KNOWN if bits and NUMBER_TYPES[name].bits == int(bits[0])]
-    alike = [named(text)] if named(text) in KNOWN else alike
-    hint = f"write {' or '.join(alike)}" if alike else f"known: {', '.join(KNOWN)}"
+    nearest = [name for name in KNOWN if bits and NUMBER_TYPES[name].bits == int(bits[0])]
+    nearest = [named(text)] if named(text) in KNOWN else nearest
+    hint = f"write {' or '.join(nearest)}" if nearest else f"known: {', '.join(KNOWN)}"
     return MeshwrightError(f"dtype {text!r} is unknown; {hint}")
 
 
 def named(text: str) -> str:
-    """The name of the type with this name or alias; `text` if there is none.
+    """The name of the type that `text` names, perhaps by an alias; `text` itself if no type has it.
 
     >>> named("float16"), named("bf16")
     ('f16', 'bf16')
@@ -73,7 +73,7 @@ def types_for(use: Use, phase: Phase | None = None) -> tuple[str, ...]:
 
 
 def of_hlo(name: str) -> str:
-    """Our name of an HLO element type; of others its own.
+    """Our name of an HLO element type; the HLO name itself for a type without a record.
 
     >>> of_hlo("s8"), of_hlo("f8e4m3fn"), of_hlo("pred")
     ('int8', 'fp8', 'pred')

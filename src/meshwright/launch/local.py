@@ -19,8 +19,8 @@ from meshwright.nn.start.processes import COORDINATOR, JOIN_SECONDS, NUM_PROCESS
 _POLL_SECONDS = 0.05
 # Time for processes to save and end after SIGTERM, and to end after the failure of a peer.
 _GRACE_SECONDS, _LAST_SECONDS = 30.0, 2.0
-# A process that is stopped (SIGSTOP) for this long has failed; or, if another one fails meanwhile, for this
-# long: its peers miss its heartbeats.
+# A process that is stopped (SIGSTOP) counts as failed after the first time. If another process has failed,
+# the second, shorter time holds: that process may have missed the heartbeats of the stopped one.
 _STOPPED_SECONDS, _MISSED_SECONDS = 30.0, 5.0
 _DONE, _BAD_INPUT, _INTERRUPTED = 0, 2, 130
 # Signals from outside: the last output of the process does not explain them.
@@ -64,9 +64,10 @@ def launch_local(
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed process. last_words: its last line of stderr if it ended by itself.
+    """A process that failed.
 
-    stopped_seconds: the limit of a stop, if the process was stopped for longer.
+    last_words: its last line of stderr if it ended by itself. stopped_seconds: the longest time it may be
+    stopped, if it was stopped longer.
     """
 
     number: int
@@ -128,7 +129,7 @@ class _Group:
 
     def wait(self) -> Failure | None:
         """Wait for all processes, or end them after the first failure, which is returned."""
-        with _handed_on(self._signal):
+        with _at_signals(self._signal):
             while True:
                 codes = [process.poll() for process in self._processes]
                 failed = [number for number, code in enumerate(codes) if code not in (None, _DONE)]
@@ -156,7 +157,7 @@ class _Group:
         for number, process in enumerate(self._processes):
             is_stopped = False
             if process.poll() is None:
-                # Not waited for: the state stays as it is.
+                # WNOWAIT leaves the state as it is, so that `poll` still sees it.
                 state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
                 is_stopped = state is not None and state.si_code == os.CLD_STOPPED
             if not is_stopped:
@@ -190,14 +191,14 @@ class _Group:
 
 
 def _rank(code: int | None) -> int:
-    """The order of causes: killed from outside, crashed, ended (perhaps since a peer was lost)."""
+    """The order of likely causes: killed from outside, crashed, ended (perhaps after the loss of a peer)."""
     assert code is not None
     return 0 if code in _FROM_OUTSIDE else 1 if code < 0 else 2
 
 
 @contextmanager
-def _handed_on(action: Callable[[], None]) -> Iterator[None]:
-    """Run `action` at SIGINT and SIGTERM instead of ending this process."""
+def _at_signals(action: Callable[[], None]) -> Iterator[None]:
+    """At SIGINT and SIGTERM, run `action` instead of ending this process."""
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -3,8 +3,9 @@
     x[B_X, D] . w[D_X, F] -> h[B_X, F]; a[B_X, F] = gelu(h); a . v[F, D_X] -> y[B_X, D]
 
 A statement is a product with an arrow, or a line of a chain (chain.py). An intermediate array without a
-written sharding keeps the sharding that its statement yields, with sums finished. Other arrays are whole over
-the axes that they do not name. A product `-> h` sums the letters in both operands.
+written sharding keeps the sharding that its statement yields, after its partial sums are added. Any other
+array is replicated over the mesh axes that its text does not name. A product `-> h`, without dimensions, sums
+over the dimensions that both operands have.
 """
 
 import re
@@ -16,6 +17,7 @@ from meshwright.notation.chain import Chain
 from meshwright.notation.parse import parse_array
 
 _ARRAY = re.compile(r"[A-Za-z]\w*\[[^\]]*\](?:\{[^}]*\})?")
+# The sign between two operands, perhaps with the summed dimension: `.`, `@`, `._D`.
 _DOT = re.compile(r"(?<=[\w\]}])\s*[.·*@](?:_(?:\{[^}]*\}|\w+))?\s*(?=[A-Za-z])")
 
 
@@ -58,7 +60,7 @@ def written_dims(text: str) -> list[str]:
 def _lines(text: str, written: dict[str, ShardedArray]) -> Iterator[str]:
     """The statements as lines of a chain; their shardings are added to `written`."""
 
-    def bare(match: re.Match[str]) -> str:
+    def without_sharding(match: re.Match[str]) -> str:
         array = parse_array(match[0])
         if written.setdefault(array.name, array) != array:
             raise NotationError(
@@ -68,13 +70,17 @@ def _lines(text: str, written: dict[str, ShardedArray]) -> Iterator[str]:
 
     for statement in re.split(r"[;\n]", text):
         if statement.strip():
-            left, arrow, right = _ARRAY.sub(bare, statement).partition("->")
+            left, arrow, right = _ARRAY.sub(without_sharding, statement).partition("->")
             left, right = _DOT.sub(" . ", left.strip()), right.strip()
             yield f"{_with_dims(right, left, written)} = {left}" if arrow else left
 
 
 def _with_dims(out: str, product: str, written: dict[str, ShardedArray]) -> str:
-    """The result of a product; for a name only, with the dimensions in one operand but not in both."""
+    """The result of a product with its dimensions.
+
+    If it is written as a name only, its dimensions are those of the operands that are not in both, and it is
+    added to `written`.
+    """
     names = [operand.partition("[")[0].strip() for operand in product.split(" . ")]
     if "[" in out or len(names) != 2 or not all(name in written for name in names):
         return out

@@ -17,7 +17,7 @@ from meshwright.plan.space import different_remats
 from meshwright.plan.train import price
 from meshwright.plan.words import TRAINING, sentence
 
-# Context and tensor are doubled, and the batch is halved, at most this often.
+# The largest number of times that context and tensor are doubled, and that the batch is halved.
 _DOUBLINGS = 2
 _HALVINGS = 6
 # Settings with ever less optimizer state, tried in this order.
@@ -47,7 +47,7 @@ class Change:
 def cheapest_fit(
     config: ModelConfig, hardware: Hardware, workload: Workload, nearest: Candidate
 ) -> Change | None:
-    """The change that gives the shortest step; of ties the smaller change.
+    """The change that gives the shortest step; the change of fewer settings if steps are nearly equal.
 
     First other layouts of the same work are tried, then an optimizer with less state, then smaller batches,
     then adapters instead of all weights. None if nothing fits.
@@ -74,7 +74,7 @@ def cheapest_fit(
 
 
 def _smaller(workload: Workload, shards: int) -> Iterator[Workload]:
-    """The batch halved while each shard has whole sequences."""
+    """The workload with a half, a quarter, ... of its sequences, while each shard has at least one."""
     for halves in range(1, _HALVINGS + 1):
         sequences, rest = divmod(workload.num_sequences, 2**halves)
         if rest or sequences < shards:
@@ -83,9 +83,12 @@ def _smaller(workload: Workload, shards: int) -> Iterator[Workload]:
 
 
 def _adapters(
-    config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Iterable[Layout], asked: Layout
+    config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Iterable[Layout], before: Layout
 ) -> Change | None:
-    """Low-rank adapters in a layout that fits with them; None if no layout does."""
+    """Adapters (LoRA) in the first of `layouts` that fits with them; None if none fits.
+
+    before: the layout without the change.
+    """
     if config.lora_rank:
         return None
     for layout in layouts:
@@ -93,7 +96,7 @@ def _adapters(
             adapted = replace(config, lora_rank=_LORA_RANK)
             candidate = price(adapted, hardware, workload, layout)
             if candidate.fits:
-                words = (f"--set lora_rank={_LORA_RANK}", *_changed(asked, layout))
+                words = (f"--set lora_rank={_LORA_RANK}", *_changed(before, layout))
                 return Change(words, candidate, _why_not(adapted, candidate))
     return None
 
@@ -102,15 +105,12 @@ def _same_work(
     config: ModelConfig, hardware: Hardware, workload: Workload, layout: Layout
 ) -> Iterator[Layout]:
     """Layouts near `layout` that may need less memory: more sharding, recomputation or microbatches."""
-    place = REMATS.index(layout.schedule.remat)
-    stronger = [remat for remat in different_remats(config, hardware) if REMATS.index(remat) > place]
+    current = REMATS.index(layout.schedule.remat)
+    stronger = [remat for remat in different_remats(config, hardware) if REMATS.index(remat) > current]
     for mesh in (layout, *_offloaded(hardware, layout), *_sharded_further(layout)):
         share = workload.num_sequences // mesh.num_batch_shards
-        numbers = [
-            n
-            for n in (mesh.schedule.microbatches * 2**n for n in range(share.bit_length()))
-            if share % n == 0
-        ]
+        doubled = (mesh.schedule.microbatches * 2**power for power in range(share.bit_length()))
+        numbers = [number for number in doubled if share % number == 0]
         for remat in (layout.schedule.remat, *stronger):
             for microbatches in dict.fromkeys((mesh.schedule.microbatches, *numbers, share)):
                 if microbatches >= mesh.schedule.microbatches:
@@ -148,7 +148,10 @@ def _offloaded(hardware: Hardware, layout: Layout) -> Iterator[Layout]:
 
 
 def _cheapest(config: ModelConfig, layout: Layout, fitting: list[Candidate]) -> Change:
-    """The change of the fewest settings, among candidates within TIE of the fastest that runs."""
+    """The change of the fewest settings, among layouts whose steps are within TIE of the fastest.
+
+    Layouts that do not run count only if none runs.
+    """
     running = [one for one in fitting if _why_not(config, one) is None] or fitting
     least = (1 + TIE) * min(candidate.step_seconds for candidate in running)
     changes = [

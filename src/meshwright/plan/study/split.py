@@ -18,8 +18,8 @@ _OF_WEIGHTS = ("weights", "gradients", "updated weights")
 class StepSplit:
     """Seconds of one step by part. The hidden seconds overlap with compute and are not part of the step.
 
-    waiting: for activations, tokens, keys and values. exposed: transfers of weights and
-    gradients that do not overlap with compute.
+    waiting: transfers of activations, tokens, keys and values, which compute waits for. exposed: transfers of
+    weights and gradients that do not overlap with compute.
     """
 
     compute_seconds: float

@@ -58,9 +58,9 @@ def create_app(
 ) -> Starlette:
     """The application that serves `engine` under `model_name` within `limits`.
 
-    tracing: receives spans of the requests. prefilled: asks the servers that prefill for this one, if any.
-    calls: of a `reader_of` these; by default in threads of this process, without limits.
-    Its `state` has the application `probes`, for a port of its own, and the function `end_requests`.
+    tracing: receives spans of the requests. prefilled: fetches the pages of prompts from other servers.
+    calls: runs methods of a Reader (see `reader_of`); by default in threads of this process, without limits.
+    The application's `state` has `end_requests`, and `probes`, an application for a separate port of probes.
     """
     limits = limits or ClientLimits()
     calls = calls or InThreads(reader_of(engine, tokenizer, model_name, limits))
@@ -88,7 +88,7 @@ def create_app(
 def _traced(tracing: "Tracing | None") -> list[Middleware]:
     if tracing is None:
         return []
-    from meshwright.serve.http.tracing import Traced  # of an extra
+    from meshwright.serve.http.tracing import Traced  # needs the extra for tracing
 
     return [Middleware(Traced, tracing=tracing)]
 
@@ -98,8 +98,8 @@ def guarded(
 ) -> Starlette:
     """The application of `routes` within `limits`, with a log line and an id for each request.
 
-    Its errors are OpenAI's objects. counted: middleware that also sees refused requests. tells_id: whether
-    answers have the id.
+    Errors have the form of OpenAI's API. counted: middleware that also sees refused requests. tells_id:
+    whether the id is sent with the answer.
     """
     handlers = {
         RequestError: on_request_error,
@@ -159,7 +159,7 @@ class _Api:
         return self.asking.tokenizer
 
     async def _read(self, request: Request, method: str) -> Any:
-        """The result of a method of the reader for a request's body."""
+        """The result of the Reader's method of this name for a request's body."""
         async with self.bodies.whole(request) as body:
             calling = self.calls.call(client_of(request.scope), method, body)
             return await unless_disconnected(request, calling)
