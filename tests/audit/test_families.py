@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 from tests.nn.test_layouts import (
     CHUNKED,
+    COMPRESSED,
     CONVOLUTION,
     DELTA,
     GPT,
@@ -89,6 +90,8 @@ def test_layers_that_share_keys_and_values(config: ModelConfig, text: str) -> No
         (SPARSE, "context=4,fsdp=2,context_method=ring,remat=matmuls"),
         (SPARSE_BLOCKS, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (SPARSE_BLOCKS, "fsdp=2,tensor=2,context=2,sequence_parallel=true,remat=full"),
+        (COMPRESSED, "fsdp=2,kv_replicas=4,capacity=1"),
+        (COMPRESSED, "context=2,fsdp=2,kv_replicas=2,remat=full,capacity=1"),
         # With room for an even share alone what is multiplied and sent is what is planned.
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,capacity=1"),
         (MIXTURE, "fsdp=4,expert=4,tensor=2,sequence_parallel=true,remat=full,grouped=true"),

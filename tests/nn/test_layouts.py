@@ -27,6 +27,7 @@ from meshwright.models.mixers import (
     StateSpace,
 )
 from meshwright.models.parameters import dimensions, parameters
+from meshwright.models.streams import HyperConnections
 from meshwright.nn.attention.blockwise import dealt_positions
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import flatten, init_params, shardings
@@ -86,6 +87,14 @@ WITHOUT_GRADIENT |= {
     for model, stack in (("sparse", "layers"), ("shared_choice", "layers.1"), ("sparse_blocks", "layers"))
     for name in ("q", "k", "norm", "norm_bias", "weights", "q_norm")
 }
+WITHOUT_GRADIENT |= {
+    ("compressed", f"layers/index_{name}") for name in ("q", "kv", "gate", "positions", "norm", "weights")
+}
+WITHOUT_GRADIENT |= {
+    ("compressed", "layers/router_choice_bias"),
+    ("compressed", "layers.2/router_choice_bias"),
+}
+WITHOUT_GRADIENT |= {("compressed", "layers.1/router_table")}
 # The gated delta rule and attention with a gate, in turns; and Mamba-2 blocks whose heads share B and C.
 DELTA = replace(
     TINY,
@@ -190,6 +199,39 @@ SPARSE_BLOCKS = replace(
     rotary_dim=4,
     indexer=Indexer(4, 8, top_k=4, weighted=False, normed="both", block=2, local_blocks=1),
     variants=(Variant((0,), (("indexer", None),)),),
+)
+# Keys compressed to entries of two positions, two of which an indexer chooses, or to entries of four. The
+# first layer reads only its window, and a table has its experts. The residual has three streams.
+COMPRESSED = replace(
+    TINY,
+    name="compressed",
+    num_layers=4,
+    num_kv_heads=1,
+    qk_norm=True,
+    q_norm_scale=False,
+    rotary_dim=4,
+    sliding_window=5,
+    attention_sinks=True,
+    activation="limited_silu",
+    values_are_cached_keys=True,
+    q_rank=24,
+    out_rank=6,
+    out_groups=4,
+    streams=HyperConnections(3),
+    compressed=2,
+    compressed_top_k=2,
+    indexer=Indexer(12, 8, top_k=2, normed="rms"),
+    moe=MoE(8, 2, 16, num_shared_experts=1, score="sqrtsoftplus", choice_bias=True, scaling=1.5),
+)
+assert COMPRESSED.moe
+_NO_INDEXER = (("compressed_top_k", None), ("indexer", None))
+_TABLE = ("moe", replace(COMPRESSED.moe, choice_bias=False, hashed=True))
+COMPRESSED = replace(
+    COMPRESSED,
+    variants=(
+        Variant((0,), (("compressed", None), ("rope_theta", 100.0), _TABLE, *_NO_INDEXER)),
+        Variant((2,), (("compressed", 4), *_NO_INDEXER)),
+    ),
 )
 # Experts that read a latent of a token.
 NARROW_EXPERTS = replace(
@@ -544,6 +586,22 @@ def test_mixers_with_a_state_agree(config: ModelConfig, text: str) -> None:
     """
     layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
     assert_agrees(config, layout, tolerance=5e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fsdp=2,kv_replicas=4,sequence_parallel=true",
+        "data=4,fsdp=2,remat=matmuls,microbatches=2,zero=2",
+        "data=2,kv_replicas=2,fsdp=2,expert=2,remat=full",
+        "context=2,fsdp=2,kv_replicas=2,remat=full",
+    ],
+)
+def test_compressed_keys_and_streams_agree(text: str) -> None:
+    """Gradients of gates are sums that cancel: differences of up to 1.2e-5 of the largest are seen."""
+    layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")
+    assert_agrees(COMPRESSED, layout, tolerance=3e-5)
 
 
 @pytest.mark.parametrize("weights_dtype", [pytest.param("f32", marks=pytest.mark.slow), "bf16"])

@@ -54,7 +54,7 @@ from meshwright.models.count import (
 )
 from meshwright.models.count import caches as caches_of
 from meshwright.models.parameters import dimensions
-from meshwright.models.transformer import Places
+from meshwright.models.transformer import Entries, Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard
@@ -232,6 +232,7 @@ class _CachedOps(SymbolicOps):
         kind: LayerKind,
         *,
         chosen: Value | None = None,
+        entries: Entries[Value] | None = None,
         **how: object,
     ) -> tuple[Value, object]:
         """Attention of a pass: prefill as in training; a generate step reads each sequence's cache.
@@ -250,7 +251,7 @@ class _CachedOps(SymbolicOps):
             made = self.config.mla is None and not kind.shares_kv
             if made and (uses_ring(layout) or attention_layout(layout) is not layout):
                 self._all_to_keep({"k": k, "v": v})
-            return super().attention(name, q, k, v, places, cache, kind, chosen=chosen)
+            return super().attention(name, q, k, v, places, cache, kind, chosen=chosen, entries=entries)
         window = self._read(kind)
         cached = self.cached(1, read_positions(self.sizes["S"], window))
         kept = tuple(value for name, value in cached.items() if not name.startswith("index"))
@@ -305,9 +306,12 @@ class _CachedOps(SymbolicOps):
         places: Places,
         cache: object,
         kind: LayerKind,
+        entries: Places | None = None,
     ) -> tuple[Value, object]:
         """The choice, with the gathered keys and their products with each head if no kernel reads pages."""
-        made = super().index(name, q, k, weights, places, cache, kind)
+        if entries is not None and not self.is_whole:
+            entries = None  # the cache has them
+        made = super().index(name, q, k, weights, places, cache, kind, entries)
         if self._lanes:
             every = (kind.window.compressed if kind.window else 0) or 1
             keys, indexer = self._index_keys(k, every), self.config.indexer
@@ -317,6 +321,9 @@ class _CachedOps(SymbolicOps):
             held = _numbers(keys) * of_key * self._share_at_once(keys)
             self._copied_first(held, 2 * _numbers(keys) * dtype_bytes(q.dtype))
         return made
+
+    def _positions_summed(self) -> float:
+        return self.sizes["S"] if self.is_whole else self.sizes["T"]
 
     def _copied_first(self, scratch: Any, moved: Any) -> None:
         """Add copies of pages to the last node. scratch: their bytes. moved: bytes to write and read them."""

@@ -35,7 +35,7 @@ def why_no_flash(
             head_dim=config.d_head,
             compute_dtype=layout.precision.compute_dtype,
             kv_dtype=layout.precision.cache_dtype,
-            indexed=config.indexer is not None,
+            indexed=config.reads_some_keys,
             alibi=config.positions == "alibi",
             sinks=config.attention_sinks,
             softcap=config.attention_softcap is not None,
@@ -67,7 +67,7 @@ def why_no_paged(platform: Platform, config: ModelConfig, layout: Layout, querie
             compute_dtype=layout.precision.compute_dtype,
             kv_dtype=layout.precision.cache_dtype,
             num_kv_heads=config.num_kv_heads // layout.mesh.size(kept.axes_of("K")),
-            indexed=config.indexer is not None,
+            indexed=config.reads_some_keys,
             alibi=config.positions == "alibi",
             sinks=config.attention_sinks,
             latents=config.mla is not None,
@@ -130,6 +130,28 @@ def visible_pairs(num_blocks: float, block: int, window: Window | None) -> float
     if window and not window.chunked:
         reach = min(reach, -(-(window.size - 1) // block))
     return (reach + 1) * (num_blocks - reach / 2)
+
+
+@lru_cache(maxsize=1024)
+def visible_share(length: int, window: Window) -> float:
+    """The share of pairs of blocks of queries and keys with a visible one, if entries follow the keys.
+
+    >>> visible_share(64, Window(64, compressed=4)), round(visible_share(4096, Window(128, compressed=4)), 3)
+    (1.0, 0.297)
+    """
+    num_keys = length + window.entries(length)
+    of_queries, of_keys = attention_block(length), attention_block(num_keys)
+    visible = 0
+    for start in range(0, num_keys, of_keys):
+        seen: set[int] = set()
+        if start < length:
+            last = window.last(min(start + of_keys, length) - 1)
+            seen |= {*range(start // of_queries, min(last, length - 1) // of_queries + 1)}
+        if start + of_keys > length:
+            first = (max(start, length) - length + 1) * window.compressed - 1
+            seen |= {*range(first // of_queries, length // of_queries)}
+        visible += len(seen)
+    return visible / (length // of_queries) / (num_keys // of_keys)
 
 
 def window_block(window: Window) -> int:

@@ -15,6 +15,7 @@ from meshwright.layout.layout_checks import (
     check_updates,
     check_weights,
 )
+from meshwright.layout.moves.attention import uses_ring
 from meshwright.layout.moves.experts import row_routing
 from meshwright.models.config import ModelConfig
 from meshwright.platforms.platform import Platform
@@ -27,6 +28,7 @@ def why_not(
     return (
         model_lacks(config)
         or _indexer_lacks(config, layout, phase)
+        or _streams_lack(config, layout, phase)
         or layout_lacks(layout, phase)
         or (machine_lacks(layout, hardware) if hardware else None)
         or _does_not_divide(config, layout)
@@ -41,7 +43,8 @@ def model_lacks(config: ModelConfig) -> str | None:
 
 def check_model_runs(config: ModelConfig, layout: Layout) -> None:
     """Raises ModelError naming the part of the model that does not run yet, perhaps only in this layout."""
-    if part := model_lacks(config) or _indexer_lacks(config, layout, layout.phase):
+    part = model_lacks(config) or _indexer_lacks(config, layout, layout.phase)
+    if part := part or _streams_lack(config, layout, layout.phase):
         raise ModelError(f"{config.name}: {part} can be planned, not yet run")
 
 
@@ -63,6 +66,27 @@ def _indexer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | Non
     of_heads = generating.activation("q", "BTNH").axes_of("N")
     if config.indexer.block and set(generating.activation("k", "BKSH").axes_of("B")) & set(of_heads):
         return "an indexer that chooses blocks, with the cache split by sequences (cache=batch)"
+    return None
+
+
+def _streams_lack(config: ModelConfig, layout: Layout, phase: str) -> str | None:
+    """The use of compressed keys, streams or tables of experts that nn/ does not run yet."""
+    layers = [config.at(number) for number in range(len(config.variants) + 1)]
+    parts = {
+        "streams of the residual": config.streams is not None,
+        "compressed keys": any(layer.compressed for layer in layers),
+        "experts by a table of tokens": config.is_hashed,
+    }
+    if (part := next((part for part, has in parts.items() if has), None)) is None:
+        return None
+    if phase != "train":
+        return "generation with " + " and ".join(part for part, has in parts.items() if has)
+    if layout.pipe > 1:
+        return f"{part} in a pipeline"
+    if uses_ring(layout) or layout.table.attending is not None:
+        return f"{part} with context_method={'ring' if uses_ring(layout) else 'ulysses'}"
+    if axes := layout.activation("x", "BTD").axes_of("D"):
+        return f"{part} with D split over {'·'.join(axes)}"
     return None
 
 

@@ -18,19 +18,21 @@ from meshwright.models.mixers import (
     StateMixer,
     StateSpace,
 )
+from meshwright.models.streams import HyperConnections
 from meshwright.units import divisors
 
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned", "none", "alibi"]
 # gelu: the tanh form; gelu_erf: the exact one; relu2: squared; clamped_silu: gpt-oss's, cut off at +-7;
-# xielu: with two trained slopes (Apertus).
-Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu", "xielu"]
+# limited_silu: DeepSeek-V4's, cut off at +-10; xielu: with two trained slopes (Apertus).
+Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu", "limited_silu", "xielu"]
 # head: over H, with one scale for all heads; heads: over H, each head with its own; width: over N and H.
 QKNorm = Literal["head", "heads", "width"]
 IndexNorm = Literal["layer", "rms", "both"]
 RopeKind = Literal["llama3", "linear", "yarn", "longrope", "dynamic"]
-# sparsemixer: k times a softmax of logits near the largest that is left (Phi-3.5-MoE).
-RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
+# sparsemixer: k times a softmax of logits near the largest that is left (Phi-3.5-MoE). sqrtsoftplus: the root
+# of a softplus (DeepSeek-V4).
+RouterScore = Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"]
 # What mixes the positions of a layer: attention, the model's mixer with a state, or both on the same input.
 Mixer = Literal["attention", "state", "both", "none"]
 FeedForward = Literal["dense", "experts", "none"]
@@ -119,7 +121,8 @@ class MoE:
     added to the scores to choose the experts, but not to weigh them (DeepSeek-V3). num_groups: the experts
     are in this number of groups, and a token's experts are in the groups_per_token best. A group scores as
     its best expert, or with sigmoids as its best two. normalized: the weights of a token's experts add up to
-    1. chosen_by_logits: the bias is added to the logits. post_norm: the result of experts is normed. scaling:
+    1. chosen_by_logits: the bias is added to the logits. hashed: a table of token ids has the experts of each
+    token, in place of a choice by scores (DeepSeek-V4). post_norm: the result of experts is normed. scaling:
     factor of the weights. scales_input: the weights multiply the input of an expert, not its output (Llama
     4). latent (m): the elements that experts read and write; a matrix projects a token down to them, and
     another the sum of its experts back to d_model (Nemotron 3). None: d_model elements. latent_norm: the sum
@@ -144,6 +147,7 @@ class MoE:
     scales_input: bool = False
     shared_gate: bool = False
     chosen_by_logits: bool = False
+    hashed: bool = False
     post_norm: bool = False
     latent: int | None = None
     latent_norm: bool = False
@@ -407,7 +411,8 @@ class ModelConfig:
     norm_offset: norms multiply by 1 + scale (Gemma). norm_scale: norms have scales. pre_norms: before
     attention and feed-forward. post_norms: after them. inner_norms: before their output projections (BitNet).
     qk_norm: queries and keys are normed, over the letters of `qk_norm_over` and, with qk_norm_last, after
-    positions have turned them. clip_qkv: queries, keys and values are cut off at +- this (OLMo).
+    positions have turned them. q_norm_scale: the norm of queries has scales, too. clip_qkv: queries, keys and
+    values are cut off at +- this (OLMo).
     attention_gate: the result of attention is multiplied by a sigmoid of a projection of its input.
     rotary_dim: how many of a head's elements positions turn.
     sliding_window: positions that a local layer sees. global_every: each n-th layer sees all positions and
@@ -433,9 +438,12 @@ class ModelConfig:
     mixers, feed_forwards: of each layer, from the first, repeated over the layers; None for
     attention in all of them, and for feed-forwards as `moe` says. "none" leaves out the norm before it, too.
     compressed, compressed_top_k: a layer also reads an entry for each of this number of earlier positions,
-    the top_k best of them, or all (DeepSeek-V4). q_rank: queries come from a latent of this size. out_rank,
+    the top_k best of them, or all (DeepSeek-V4). With an indexer an entry also sums the positions of the
+    entry before it. q_rank: queries come from a latent of this size. out_rank,
     out_groups: each of this number of groups of heads has a latent of this size before the output projection.
-    values_are_cached_keys: no array of values is cached.
+    values_are_cached_keys: values are the keys as they are cached, turned by positions; the results of
+    attention are turned back by the query's position.
+    streams: the residual is several streams, mixed before and after each part of a layer.
     value_dim: elements of a value's head, if not d_head. values_are_keys: no product makes values (Gemma 4).
     multipliers: factors of weights, applied when its files are read (Falcon-H1).
     num_kv_shared: the last layers that read the keys and values of the last layer before them with the same
@@ -485,6 +493,7 @@ class ModelConfig:
     qk_norm: bool = False
     qk_norm_over: QKNorm = "head"
     qk_norm_last: bool = False
+    q_norm_scale: bool = True
     clip_qkv: float | None = None
     attention_gate: bool = False
     post_norms: bool = False
@@ -517,6 +526,7 @@ class ModelConfig:
     out_rank: int | None = None
     out_groups: int = 1
     values_are_cached_keys: bool = False
+    streams: HyperConnections | None = None
     values_are_keys: bool = False
     num_kv_shared: int = 0
     moe: MoE | None = None
@@ -555,6 +565,7 @@ class ModelConfig:
             _check_mla(self, self.mla)
         if self.indexer is not None and self.indexer.block:
             _check_blocks(self, self.indexer)
+        _check_compression(self)
         if self.rope_scaling is not None:
             _check_factors(self, self.rope_scaling)
         _check_cache_groups(self)
@@ -661,6 +672,18 @@ class ModelConfig:
     def shares_choice(self) -> bool:
         """Whether the layer reads the keys that an earlier layer's indexer chose."""
         return self.indexer is not None and self.indexer.shared
+
+    @cached_property
+    def reads_some_keys(self) -> bool:
+        """Whether some layers read chosen or compressed keys."""
+        layers = (self.at(number) for number in range(len(self.variants) + 1))
+        return any(layer.indexer is not None or layer.compressed for layer in layers)
+
+    @cached_property
+    def is_hashed(self) -> bool:
+        """Whether a table of token ids chooses the experts of some layers."""
+        experts = (self.at(number).moe for number in range(len(self.variants) + 1))
+        return any(moe.hashed for moe in experts if moe)
 
     @cached_property
     def base(self) -> "ModelConfig":
@@ -863,27 +886,27 @@ def _with_tuples(variant: Variant) -> Variant:
 
 def _record(name: str, value: Any) -> Any:
     """The value of a field that is a table or a list in a file."""
-    if name in TABLES and isinstance(value, dict):
-        return TABLES[name](**value)
+    if name in ALL_TABLES and isinstance(value, dict):
+        return ALL_TABLES[name](**value)
     if name == "extras":
         return tuple(Extra(**one) if isinstance(one, dict) else one for one in value)
     return tuple(value) if isinstance(value, list) else value
 
 
-def _check_variants(config: ModelConfig) -> None:
-    """ModelError if variants or extras contradict the model.
+# Fields that may differ between the layers of a model that runs.
+_RUN_BY_LAYER = {"indexer", "compressed", "compressed_top_k", "moe", "rope_theta", "rope_scaling"}
 
-    Only variants that differ in their indexer run.
-    """
-    parts = ("variants", "extras", "value_dim", "values_are_keys", "num_kv_shared")
-    parts += ("compressed", "q_rank", "out_rank")
+
+def _check_variants(config: ModelConfig) -> None:
+    """ModelError if variants or extras contradict the model."""
+    parts = ("variants", "extras", "value_dim", "num_kv_shared")
     used = {name for name in parts if getattr(config, name)}
-    if {name for one in config.variants for name, _ in one.values} == {"indexer"}:
+    if {name for one in config.variants for name, _ in one.values} <= _RUN_BY_LAYER:
         used -= {"variants"}
     if used and not config.planned_only:
         raise ModelError(
             f"{config.name}: {', '.join(sorted(used))} can be planned, not yet run; set planned_only to the "
-            "part's name. Variants that differ only in their indexer need no planned_only"
+            f"part's name. Variants need none if they differ only in {', '.join(sorted(_RUN_BY_LAYER))}"
         )
     letters = Counter(letter for letter, _ in {pair for extra in config.extras for pair in extra.sizes})
     if letters and max(letters.values()) > 1:
@@ -959,6 +982,7 @@ def _check_draft_head(config: ModelConfig) -> None:
         "parts that only plans know": config.planned_only is not None,
         f"positions = {config.positions!r}": config.positions not in ("rope", "none"),
         f"layers_per_cache = {config.layers_per_cache}": config.layers_per_cache > 1,
+        "hyper-connections": config.streams is not None,
     }
     for part, lacking in lacks.items():
         if lacking:
@@ -1038,6 +1062,24 @@ def _check_blocks(config: ModelConfig, indexer: Indexer) -> None:
         )
 
 
+def _check_compression(config: ModelConfig) -> None:
+    """ModelError if keys cannot be compressed, or groups of heads do not divide."""
+    if config.compressed and not (config.values_are_cached_keys and config.sliding_window):
+        raise ModelError(
+            f"{config.name}: compressed = {config.compressed} needs values_are_cached_keys and sliding_window"
+        )
+    if config.values_are_cached_keys and (config.num_kv_heads > 1 or config.mla or config.values_are_keys):
+        raise ModelError(
+            f"{config.name}: values_are_cached_keys is for one KV head, without latent attention (MLA) and "
+            "values_are_keys"
+        )
+    if config.out_rank and config.num_heads % config.out_groups:
+        raise ModelError(
+            f"{config.name}: {config.num_heads} query heads (N) do not divide into out_groups = "
+            f"{config.out_groups}; fits: {', '.join(map(str, divisors(config.num_heads)))}"
+        )
+
+
 def _check_factors(config: ModelConfig, scaling: RopeScaling) -> None:
     """ModelError if LongRoPE does not have one factor for each frequency."""
     num_pairs = (config.rotary_dim or (config.mla.rope_dim if config.mla else config.d_head)) // 2
@@ -1056,8 +1098,13 @@ TABLES: dict[str, type] = {
     "mla": MLA,
     "indexer": Indexer,
     "multipliers": Multipliers,
+    "streams": HyperConnections,
     **MIXERS,
 }
+
+
+# All tables of ModelConfig.
+ALL_TABLES: dict[str, type] = {"rope_scaling": RopeScaling} | TABLES
 
 
 def check_config_value(name: str, value: object, model: str) -> None:

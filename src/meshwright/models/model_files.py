@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.errors import ModelError, nearest
 from meshwright.files import parse_json, parse_toml, read_text
-from meshwright.models.config import TABLES, ModelConfig, RopeScaling
+from meshwright.models.config import ALL_TABLES, ModelConfig
 from meshwright.models.families.family import Family
 from meshwright.models.hf import family_of, from_hf, to_hf
 
@@ -74,7 +74,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 def model_from_dict(values: Mapping[str, Any], where: str) -> ModelConfig:
     """The ModelConfig with the fields in `values`. ModelError if one is unknown or missing."""
     values = dict(values)
-    for name, kind in _TABLES.items():
+    for name, kind in ALL_TABLES.items():
         if (table := values.get(name)) is None or isinstance(table, kind):
             continue
         if not isinstance(table, dict):
@@ -106,9 +106,6 @@ def field_here(key: str) -> str | None:
     ('d_model', 'num_layers')
     """
     return _OTHER_KEYS.get(key)
-
-
-_TABLES: dict[str, type] = {"rope_scaling": RopeScaling} | TABLES
 
 
 def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:

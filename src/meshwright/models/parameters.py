@@ -80,12 +80,24 @@ def dimensions(config: ModelConfig, path: str = "") -> Mapping[str, int]:
         sizes |= {"x": indexer.num_heads, "y": indexer.head_dim}
     if mixer := config.state_mixer:
         sizes |= mixer.sizes(config.d_model)
-    return MappingProxyType(sizes | _planned_sizes(config))
+    return MappingProxyType(sizes | _sizes_of_parts(config) | _planned_sizes(config))
+
+
+def _sizes_of_parts(config: ModelConfig) -> dict[str, int]:
+    """The letters of streams, tables of experts, compressed keys and groups of heads."""
+    sizes = config.streams.sizes() if config.streams else {}
+    if config.moe and config.moe.hashed:
+        sizes |= {"t": config.vocab_size, "r": config.moe.experts_per_token}
+    if config.compressed:
+        sizes |= {"w": config.compressed, "c": 2 if config.own_indexer else 1}
+    if config.out_rank:
+        sizes |= {"g": config.out_groups, "u": config.num_heads // config.out_groups, "j": config.out_rank}
+    return sizes
 
 
 def _planned_sizes(config: ModelConfig) -> dict[str, int]:
-    """The letters of parts that only plans know."""
-    ranks = {"O": config.value_dim, "Q": config.q_rank, "j": config.out_rank}
+    """The letters of ranks, and of parts that only plans know."""
+    ranks = {"O": config.value_dim, "Q": config.q_rank}
     of_extras = {letter: size for extra in config.extras for letter, size in extra.sizes}
     return {letter: size for letter, size in ranks.items() if size} | of_extras
 
@@ -120,6 +132,8 @@ def parameters(config: ModelConfig) -> Mapping[str, Param]:
     for stack in sorted(stacks, key=lambda one: (_IN_ORDER.index(base_stack(one)), variant_of(one))):
         params |= _stacked(config.at(stacks[stack].kind.variant), stacks[stack])
     params |= {one.name: _extra(one) for one in config.extras if not one.in_layers}
+    if config.streams:
+        params |= config.streams.head_params()
     if config.draft_head:
         for name in (DRAFT_EMBED_NORM, DRAFT_HIDDEN_NORM, DRAFT_NORM):
             params |= _norm(config, name, "D")
@@ -231,6 +245,7 @@ def _stacked(config: ModelConfig, layer: Layer) -> dict[str, Param]:
     block: dict[str, Param] = {}
     if kind.mixer != "none":
         block |= _norm(config, "attention_norm", "D") if config.pre_norms else {}
+        block |= config.streams.params("attention") if config.streams else {}
         if kind.attends:
             block |= _latent_attention(config) if config.mla else _attention(config)
         if kind.has_state:
@@ -238,6 +253,7 @@ def _stacked(config: ModelConfig, layer: Layer) -> dict[str, Param]:
             block |= config.state_mixer.params()
         block |= _norm(config, "attention_post_norm", "D") if config.post_norms else {}
     if stack not in _ONLY_MIXERS:
+        block |= config.streams.params("mlp") if config.streams else {}
         block |= _norm(config, "mlp_norm", "D") if config.pre_norms and not config.shared_norm else {}
         has_experts = config.draft_has_experts if stack == DRAFT_LAYERS else stack in _WITH_EXPERTS
         experts = config.moe if has_experts else None
@@ -268,25 +284,25 @@ def _norm(config: ModelConfig, name: str, letter: str) -> dict[str, Param]:
 
 def _attention(config: ModelConfig) -> dict[str, Param]:
     o = value_letter(config)
-    params = {"wq": Param("DNH"), "wk": Param("DKH")} | (
-        {} if config.values_are_keys else {"wv": Param(f"DK{o}")}
-    )
+    has_values = not (config.values_are_keys or config.values_are_cached_keys)
+    params = {"wq": Param("DNH"), "wk": Param("DKH")} | ({"wv": Param(f"DK{o}")} if has_values else {})
     params["wo"] = Param(f"N{o}D", fan_in=f"N{o}")
     if config.out_rank:
-        # A matrix for each group, since a product has no letter for groups of heads.
-        params |= {"wo_down": Param(f"N{o}j", fan_in=f"N{o}"), "wo": Param("jD", fan_in="j")}
-        params |= {f"wo_{group}": Param("jD", fan_in="j") for group in range(1, config.out_groups)}
+        params |= {"wo_down": Param(f"gu{o}j", fan_in=f"u{o}"), "wo": Param("gjD", fan_in="gj")}
     if config.q_rank:
         del params["wq"]
         params |= {"wq_down": Param("DQ"), "wq_up": Param("QNH", fan_in="Q")}
         params |= _norm(config, "q_latent_norm", "Q")
     params |= _indexer(config)
+    if config.compressed:
+        params |= _compressor("compressor", "H") | _norm(config, "compressor_norm", "H")
     if config.qkv_bias:
         params |= {"wq_bias": Param("NH", "zeros"), "wk_bias": Param("KH", "zeros")}
-        params |= {} if config.values_are_keys else {"wv_bias": Param(f"K{o}", "zeros")}
+        params |= {"wv_bias": Param(f"K{o}", "zeros")} if has_values else {}
     if config.qk_norm:
         q, k = ("H", "H") if config.qk_norm_over == "head" else ("NH", "KH")
-        params |= _norm(config, "q_norm", q) | _norm(config, "k_norm", k)
+        params |= _norm(config, "q_norm", q) if config.q_norm_scale else {}
+        params |= _norm(config, "k_norm", k)
     if config.attention_gate:
         params["wg"] = Param("DNH")
     if config.inner_norms:
@@ -329,7 +345,8 @@ def _indexer(config: ModelConfig) -> dict[str, Param]:
     if (indexer := config.own_indexer) is None:
         return {}
     source = "Q" if config.q_rank or (config.mla and config.mla.q_rank) else "D"
-    params = {"index_q": Param(f"{source}{indexer.head_letter}y", fan_in=source), "index_k": Param("Dy")}
+    params = {"index_q": Param(f"{source}{indexer.head_letter}y", fan_in=source)}
+    params |= _compressor("index", "y") if config.compressed else {"index_k": Param("Dy")}
     scale = Param("y", "zeros" if config.norm_offset else "ones")
     params["index_norm"] = scale
     if indexer.normed == "layer":
@@ -339,6 +356,15 @@ def _indexer(config: ModelConfig) -> dict[str, Param]:
     if indexer.weighted:
         params["index_weights"] = Param("Dx")
     return {name: replace(param, trained=False) for name, param in params.items()}
+
+
+def _compressor(name: str, head: str) -> dict[str, Param]:
+    """The weights whose products are summed to an entry for several positions; `name`_norm norms entries.
+
+    w: positions of an entry; c: series, the second of which the next entry sums too.
+    """
+    matrices = {f"{name}_kv": Param(f"Dc{head}"), f"{name}_gate": Param(f"Dc{head}")}
+    return matrices | {f"{name}_positions": Param(f"wc{head}", "zeros")}
 
 
 def _mlp(config: ModelConfig) -> dict[str, Param]:
@@ -366,6 +392,8 @@ def _experts(config: ModelConfig) -> dict[str, Param]:
         params["router_bias"] = Param("E", "zeros")
     if config.moe.choice_bias:
         params["router_choice_bias"] = Param("E", "zeros", has_gradient=False)
+    if config.moe.hashed:
+        params["router_table"] = Param("tr", "experts", "E", trained=False, has_gradient=False)
     d = row_letter(config)
     params |= {f"expert_{name}": Param(f"E{d}M", fan_in=d) for name in first_matrices(config)}
     params["expert_out"] = Param(f"EM{d}", fan_in="M")

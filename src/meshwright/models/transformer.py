@@ -16,12 +16,14 @@ Latent attention: Q rank of queries, R of keys and values, J a head's part witho
 rotary part (H = J + A), O head dimension of values.
 Mixers with a state: small letters, as models/mixers/mixer.py says; and small letters for their stacks.
 Sparse attention: x heads of y elements that score keys, or one for each of the K heads.
+Compressed keys: w positions of an entry, c series of each position, g groups of u heads with an output latent
+of j elements. Streams of the residual: o, as models/streams.py says. Experts by a table: t tokens, r experts.
 Draft head: h elements of an embedding and a hidden state together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Generic, NamedTuple, Protocol, cast
 
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.mixers.mixer import Cache, Kind, StateOps, V
@@ -38,6 +40,7 @@ from meshwright.models.parameters import (
     row_letter,
     value_letter,
 )
+from meshwright.models.streams import StreamOps
 
 # The scope of the sums of cotangents of layers that share keys and values.
 SHARED_KV = "shared_kv"
@@ -47,11 +50,13 @@ class Places(NamedTuple):
     """The position of each token of [B, T], and the segment (document) that it is part of.
 
     A query sees the keys of its own segment up to its own position. segments: None if each row is one
-    segment. Positions must be given whole over T: every operation takes its own share of them.
+    segment. Positions must be given whole over T: every operation takes its own share of them. tokens: the
+    ids, if a table of them chooses experts.
     """
 
     positions: Any
     segments: Any = None
+    tokens: Any = None
 
 
 def input_of(*names: str) -> str:
@@ -122,6 +127,13 @@ class Ahead(NamedTuple):
     targets: Any
 
 
+class Entries(NamedTuple, Generic[V]):
+    """Compressed keys and values [B, S, H] of earlier positions, and their first positions."""
+
+    values: V
+    places: Places
+
+
 class Ops(Protocol[V]):
     """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
 
@@ -133,11 +145,12 @@ class Ops(Protocol[V]):
       bits).
     bias: b has the last letters of y, for experts also E.
     rope: turns all of H, or `rotary_dim` elements; with latent attention the last A, or with `leading` the
-      first A. Leaves x as it is in layers without rotary positions.
+      first A. Leaves x as it is in layers without rotary positions. back: turns it the other way.
     turned_norm: over H, without weights, in layers with rotary positions.
     temperature: of queries, in layers without rotary positions.
     attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees its own position and the earlier
-      ones in its layer's window; with `chosen`, only the keys among them that `index` chose.
+      ones in its layer's window; with `chosen`, only the keys among them that `index` chose. With `entries`
+      also these, of earlier positions outside its window; `chosen` is then of entries.
     dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
       has the first letters of y.
     activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
@@ -173,7 +186,9 @@ class Ops(Protocol[V]):
     def kept(self, name: str, x: V) -> V: ...
     def einsums(self, x: V, weights: Mapping[str, V], **specs: str) -> tuple[V, ...]: ...
     def bias(self, name: str, y: V, b: V) -> V: ...
-    def rope(self, name: str, x: V, places: Places, kind: Kind, *, leading: bool = False) -> V: ...
+    def rope(
+        self, name: str, x: V, places: Places, kind: Kind, *, leading: bool = False, back: bool = False
+    ) -> V: ...
     def turned_norm(self, name: str, x: V, kind: Kind) -> V: ...
     def temperature(self, name: str, q: V, places: Places, kind: Kind) -> V: ...
     def for_layers(self, name: str, x: V) -> V: ...
@@ -191,6 +206,7 @@ class Ops(Protocol[V]):
         scale: float | None = None,
         sinks: V | None = None,
         chosen: V | None = None,
+        entries: "Entries[V] | None" = None,
     ) -> tuple[V, Cache]: ...
     def activation(
         self, name: str, gate: V, up: V | None, kind: str, slopes: tuple[V, V] | None = None
@@ -230,11 +246,20 @@ class LatentOps(Ops[V], Protocol[V]):
     join_rope: k[B,T,N,J] and rope[B,T,A], the same in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O]
     of q[B,T,N,H] over the cached latent[B,S,R] and rope[B,S,A]; w has wk_up and wv_up. index: the keys that
     each query reads, chosen by the scores of q[B,T,x,y] over k[B,S,y], weighed by [B,T,x], and the cache; or
-    the blocks of keys that the queries of each KV head read, by q[B,T,K,y] without weights.
+    the blocks of keys that the queries of each KV head read, by q[B,T,K,y] without weights. entries: the
+    first positions of compressed keys.
     """
 
     def index(
-        self, name: str, q: V, k: V, weights: V | None, places: Places, cache: Cache, kind: Kind
+        self,
+        name: str,
+        q: V,
+        k: V,
+        weights: V | None,
+        places: Places,
+        cache: Cache,
+        kind: Kind,
+        entries: Places | None = None,
     ) -> tuple[V, Cache]: ...
 
     def join_rope(self, name: str, k: V, rope: V) -> V: ...
@@ -254,16 +279,41 @@ class LatentOps(Ops[V], Protocol[V]):
     ) -> tuple[V, Cache]: ...
 
 
+class CompressionOps(Ops[V], Protocol[V]):
+    """The operations of attention with compressed keys.
+
+    compressed: an entry for each w consecutive positions of a segment, the sum of values[B,T,c,H] by a
+    softmax of gates[B,T,c,H] plus bias[w,c,H]. With two series an entry sums the first series of the
+    positions before, too. grouped: a[B,T,N,H] as [B,T,g,u,H].
+    """
+
+    def compressed(
+        self, name: str, values: V, gates: V, bias: V, places: Places, cache: Cache, kind: Kind
+    ) -> tuple[Entries[V], Cache]: ...
+    def grouped(self, name: str, a: V) -> V: ...
+
+
 class ExpertOps(Ops[V], Protocol[V]):
     """The operations of a mixture of experts.
 
     router: gates[B, T, E], the weight of each expert in a token's result, zero except for its k experts;
-    choice[E] is added to the scores to choose them. experts: y[B, T, D] of x[B, T, D]. Tokens are dispatched
+    choice[E] is added to the scores to choose them. table[t, r]: the experts of each token id, in place of a
+    choice. experts: y[B, T, D] of x[B, T, D]. Tokens are dispatched
     as rows d[E, C, D], block(ops, w, d) computes rows of the same shape, and these are combined: weighted by
     the gates, or only summed if the gates scaled the rows before. In one pass or several.
     """
 
-    def router(self, name: str, x: V, w: V, b: V | None = None, choice: V | None = None) -> V: ...
+    def router(
+        self,
+        name: str,
+        x: V,
+        w: V,
+        b: V | None = None,
+        choice: V | None = None,
+        *,
+        table: V | None = None,
+        places: Places | None = None,
+    ) -> V: ...
     def experts(
         self, block: "Callable[[ExpertOps[V], Mapping[str, V], V], V]", w: Mapping[str, V], x: V, gates: V
     ) -> V: ...
@@ -287,9 +337,10 @@ def _block(
     made = None
     config = config.at(getattr(kind, "variant", 0))
     norm = partial(_apply_norm, config, ops, w)
-    source = h = x
+    source = x
+    h, gates = _into(config, ops, w, "attention", x)
     if "wo" in w or "state_out" in w:
-        h = ops.kept("attention_norm", norm("attention_norm", x)) if config.pre_norms else x
+        h = ops.kept("attention_norm", norm("attention_norm", h)) if config.pre_norms else h
         mixed = []
         if "wo" in w:
             y, cache, made = _attend(config, ops, w, h, places, cache, kind, shared)
@@ -303,23 +354,41 @@ def _block(
         y = mixed[0] if len(mixed) == 1 else ops.residual("mixed", *mixed)
         if config.post_norms:
             y = norm("attention_post_norm", y)
-        x = _entered(config, ops, "attention_residual_input", x, h, int("wo" not in w))
-        x = ops.residual("attention_residual", x, _scaled(config, ops, "attention_residual_scale", y))
+        x = _added(config, ops, "attention", x, h, int("wo" not in w), y, gates)
     _planned(config, ops, w, x)
     if "w_out" not in w and "router" not in w:
         return x, cache, made
 
     if not config.shared_norm:
-        h = source if config.parallel else x
+        h, gates = _into(config, ops, w, "mlp", source if config.parallel else x)
         h = ops.kept("mlp_norm", norm("mlp_norm", h)) if config.pre_norms else h
     if "router" in w:
-        y = _mixture(config, cast("ExpertOps[V]", ops), w, h)
+        y = _mixture(config, cast("ExpertOps[V]", ops), w, h, places)
     else:
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     if config.post_norms or ("router" in w and config.moe and config.moe.post_norm):
         y = norm("mlp_post_norm", y)
-    x = _entered(config, ops, "mlp_residual_input", x, h, 2)
-    return ops.residual("mlp_residual", x, _scaled(config, ops, "mlp_residual_scale", y)), cache, made
+    return _added(config, ops, "mlp", x, h, 2, y, gates), cache, made
+
+
+def _into(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], part: str, x: V) -> tuple[V, V | None]:
+    """The input [B, T, D] of a part of a layer: x, or a sum of its streams, with the gates to mix them."""
+    if config.streams is None or f"{part}_streams" not in w:
+        return x, None
+    return config.streams.enter(cast("StreamOps[V]", ops), w, part, x)
+
+
+def _added(
+    config: ModelConfig, ops: Ops[V], part: str, x: V, normed: V, number: int, y: V, gates: V | None
+) -> V:
+    """The residual x after a part of a layer with the result y[B, T, D]. gates: of its streams, if any.
+
+    normed: the part's input, which takes the place of x with `residual_inputs`; number: of the part's factor.
+    """
+    if gates is not None:
+        return cast("StreamOps[V]", ops).mixed(f"{part}_residual", x, y, gates)
+    x = _entered(config, ops, f"{part}_residual_input", x, normed, number)
+    return ops.residual(f"{part}_residual", x, _scaled(config, ops, f"{part}_residual_scale", y))
 
 
 def _planned(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V) -> None:
@@ -352,9 +421,9 @@ def _attend(
         a, cache, made = _attention(config, ops, w, h, places, cache, kind, shared)
     o = value_letter(config)
     if "wo_down" in w:
-        (a,) = ops.einsums(a, w, wo_down=f"BTN{o},N{o}j->BTj")
-        of_groups = (name for name in w if name.startswith("wo") and name != "wo_down")
-        y, *_ = ops.einsums(a, w, **dict.fromkeys(of_groups, "BTj,jD->BTD"))
+        a = cast("CompressionOps[V]", ops).grouped("heads", a)
+        (a,) = ops.einsums(a, w, wo_down=f"BTgu{o},gu{o}j->BTgj")
+        (y,) = ops.einsums(a, w, wo="BTgj,gjD->BTD")
     else:
         (y,) = _products(config, ops, w, a, wo=f"BTN{o},N{o}D->BTD")
     return _biased(ops, w, "wo", y), cache, made
@@ -439,9 +508,13 @@ def _attention(
         (down,) = ops.einsums(h, w, wq_down="BTD,DQ->BTQ")
         down = _apply_norm(config, ops, w, "q_latent_norm", down)
         products = (*ops.einsums(down, w, wq_up="BTQ,QNH->BTNH"), *products)
-    chosen, cache = _chosen_keys(config, cast("LatentOps[V]", ops), w, h, down, places, cache, kind)
+    entries = None
+    if config.compressed:
+        entries, cache = _compressed_keys(config, cast("CompressionOps[V]", ops), w, h, places, cache, kind)
+    of_entries, of_index = entries.places if entries else None, cast("LatentOps[V]", ops)
+    chosen, cache = _chosen_keys(config, of_index, w, h, down, places, cache, kind, of_entries)
     q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
-    kv = [*kv, *kv] if config.values_are_keys else kv
+    kv = [*kv, *kv] if config.values_are_keys or config.values_are_cached_keys else kv
     num_letters = 2 if config.qk_norm_over == "width" else 1
     if config.qk_norm and not config.qk_norm_last:
         q, kv = _normed(config, ops, w, q, kv, num_letters)
@@ -462,13 +535,40 @@ def _attention(
     if config.layers_per_cache > 1:
         kv = [ops.for_layers(name, x) for name, x in zip("kv", kv, strict=False)]
     k, v = kv or cast("Sequence[V]", shared)
+    v = k if config.values_are_cached_keys else v
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
-    a, cache = ops.attention("attention", q, k, v, places, cache, kind, chosen=chosen, **scores)
+    a, cache = ops.attention(
+        "attention", q, k, v, places, cache, kind, chosen=chosen, entries=entries, **scores
+    )
+    if config.values_are_cached_keys and config.positions == "rope":
+        a = ops.rope("rope_a", a, places, kind, back=True)
     a = _gated(config, ops, w, h, a, "H")
     if config.inner_norms:
         a = _apply_norm(config, ops, w, "attention_inner_norm", a, num_letters=2)
     shares = config.layers_per_cache > 1 or config.num_kv_shared
     return a, cache, tuple(kv) if kv and shares else None
+
+
+def _compressed_keys(
+    config: ModelConfig,
+    ops: CompressionOps[V],
+    w: Mapping[str, V],
+    h: V,
+    places: Places,
+    cache: Cache,
+    kind: Kind,
+    name: str = "compressor",
+    letter: str = "H",
+) -> tuple[Entries[V], Cache]:
+    """The normed and turned entries [B, S, H] of earlier positions of h[B, T, D], and the cache.
+
+    Source: DeepSeek-AI, "DeepSeek-V4", 2026, sections 2.3.1 and 2.3.2.
+    """
+    weights = f"{name}_kv", f"{name}_gate"
+    values, gates = ops.einsums(h, w, **dict.fromkeys(weights, f"BTD,Dc{letter}->BTc{letter}"))
+    entries, cache = ops.compressed(name, values, gates, w[f"{name}_positions"], places, cache, kind)
+    normed = _apply_norm(config, ops, w, f"{name}_norm", entries.values)
+    return entries._replace(values=ops.rope(f"rope_{name}", normed, entries.places, kind)), cache
 
 
 def _gated(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, a: V, o: str) -> V:
@@ -539,11 +639,13 @@ def _chosen_keys(
     places: Places,
     cache: Cache,
     kind: Kind,
+    entries: Places | None = None,
 ) -> tuple[V | None, Cache]:
     """The keys that an indexer chooses for each query, None without an indexer, and the cache.
 
-    The indexer reads the normed h[B, T, D] and the queries' latent down[B, T, Q]. No gradient passes through
-    the choice, so training leaves the indexer's weights as they are.
+    entries: the first positions of compressed keys, if it chooses among them. The indexer reads the normed
+    h[B, T, D] and the queries' latent down[B, T, Q]. No gradient passes through the choice, so training
+    leaves the indexer's weights as they are.
     """
     indexer = config.own_indexer
     if indexer is None:
@@ -556,6 +658,12 @@ def _chosen_keys(
         (q,) = ops.einsums(h if down is None else down, w, index_q=spec)
         if "index_q_norm" in w:
             q = ops.norm("index_q_norm", q, w["index_q_norm"], kind=norm, eps=indexer.norm_eps)
+        if entries is not None:
+            of_keys = cast("CompressionOps[V]", ops)
+            (k, _), after = _compressed_keys(config, of_keys, w, h, places, cache, kind, "index", "y")
+            q = ops.rope("rope_index_q", q, places, kind, leading=True)
+            (heads,) = ops.einsums(h, w, index_weights="BTD,Dx->BTx")
+            return ops.index("index", q, k, heads, places, after, kind, entries)
         specs = {"index_k": "BTD,Dy->BTy", "index_weights": "BTD,Dx->BTx"}
         k, *weights = ops.einsums(h, w, **{name: spec for name, spec in specs.items() if name in w})
         scale, bias = w["index_norm"], w.get("index_norm_bias")
@@ -596,9 +704,10 @@ def _feed_forward(
     return _biased(ops, w, f"{prefix}_out", y)
 
 
-def _mixture(config: ModelConfig, ops: ExpertOps[V], w: Mapping[str, V], h: V) -> V:
+def _mixture(config: ModelConfig, ops: ExpertOps[V], w: Mapping[str, V], h: V, places: Places) -> V:
     """y[B, T, D] of h[B, T, D]: each token through its k experts and the shared experts."""
-    gates = ops.router("router", h, w["router"], w.get("router_bias"), w.get("router_choice_bias"))
+    bias, choice, table = (w.get(f"router_{name}") for name in ("bias", "choice_bias", "table"))
+    gates = ops.router("router", h, w["router"], bias, choice, table=table, places=places)
 
     def through(ops: ExpertOps[V], w: Mapping[str, V], d: V) -> V:
         d, m = ops.kept("dispatch", d), row_letter(config)
@@ -631,7 +740,7 @@ def enter(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], tokens: V, place
     if config.positions == "learned":
         x = ops.add_positions("positions", x, places, w["positions"])
     _planned(config, ops, w, x)
-    return x
+    return cast("StreamOps[V]", ops).spread("streams", x, config.streams) if config.streams else x
 
 
 def _embedded(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], tokens: V) -> V:
@@ -671,8 +780,9 @@ def through(
 
 def leave(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, indices: V | None = None) -> V:
     """logits[B, T, V] of x[B, T, D] after the last layer; with indices[B, n] only of positions in it."""
+    x = _joined(config, ops, w, x)
     x = x if indices is None else ops.take("take", x, indices)
-    x = _logits_input(config, ops, final_norm(config, ops, w, x))
+    x = _logits_input(config, ops, _apply_norm(config, ops, w, _last_norm(config), x))
     (out,) = ops.einsums(x, w, **_head(config))
     out = _biased(ops, w, "unembed", out)
     return ops.softcap("logit_softcap", out, config.logit_softcap) if config.logit_softcap else out
@@ -680,7 +790,16 @@ def leave(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, indices: V
 
 def final_norm(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V) -> V:
     """The last hidden state[B, T, D]: x[B, T, D] after the last layer and the final norm."""
-    return _apply_norm(config, ops, w, DRAFT_NORM if config.draft_head == "alone" else "final_norm", x)
+    return _apply_norm(config, ops, w, _last_norm(config), _joined(config, ops, w, x))
+
+
+def _last_norm(config: ModelConfig) -> str:
+    return DRAFT_NORM if config.draft_head == "alone" else "final_norm"
+
+
+def _joined(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V) -> V:
+    """x[B, T, D] after the last layer: the weighted sum of its streams, if it has several."""
+    return config.streams.joined(cast("StreamOps[V]", ops), w, x) if config.streams else x
 
 
 def leave_with_loss(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, targets: V) -> V:
@@ -709,6 +828,11 @@ def _head(config: ModelConfig) -> dict[str, str]:
 # The whole forward pass
 
 
+def with_tokens(config: ModelConfig, places: Places, tokens: Any) -> Places:
+    """The places with the ids of the tokens, if a table of them chooses experts."""
+    return places._replace(tokens=tokens) if config.is_hashed else places
+
+
 def logits(
     config: ModelConfig,
     ops: Ops[V],
@@ -722,6 +846,7 @@ def logits(
 
     indices[B, n]: the positions in T whose logits are returned, [B, n, V]; None for all.
     """
+    places = with_tokens(config, places, tokens)
     x = enter(config, ops, w, tokens, places)
     x, cache = through(config, ops, w, x, places, cache, config.layers)
     return leave(config, ops, w, x, indices), cache
@@ -741,6 +866,7 @@ def losses(
     ahead: of a model with a draft head. The loss of a head that is trained with the model is in the second
     result; if only the head is trained, its loss is the first.
     """
+    places = with_tokens(config, places, tokens)
     x = enter(config, ops, w, tokens, places)
     x, handed_on = through(config, ops, w, x, places, None, config.layers)
     hidden = final_norm(config, ops, w, x)

@@ -28,7 +28,7 @@ from meshwright.layout.moves.states import gathered_states
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.mixers import BLOCK_GATES
 from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
-from meshwright.models.transformer import Places
+from meshwright.models.transformer import Entries, Places
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.by_formula import ScoreForm, alibi_slopes
@@ -270,6 +270,7 @@ class InferenceOps(_ProductsOfStored):
         scale: float | None = None,
         sinks: Array | None = None,
         chosen: Array | None = None,
+        entries: Entries[Array] | None = None,
     ) -> tuple[Array, Any]:
         """Attention over pages: writes keys and values of the step's tokens, then reads each sequence's own.
 
@@ -277,7 +278,7 @@ class InferenceOps(_ProductsOfStored):
         """
         if cache is None:
             how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
-            return super().attention(name, q, k, v, places, None, kind, **how)
+            return super().attention(name, q, k, v, places, None, kind, entries=entries, **how)
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         pages, number, _ = cache
         if self.layout.table.position_axes:
@@ -362,10 +363,11 @@ class InferenceOps(_ProductsOfStored):
         places: Places,
         cache: CacheOfLayer | None,
         kind: KindInLoop,
+        entries: Places | None = None,
     ) -> tuple[Array, Any]:
         """Write the indexer's keys of the step's tokens, and choose the positions that each token reads."""
         if cache is None:
-            return super().index(name, q, k, weights, places, None, kind)
+            return super().index(name, q, k, weights, places, None, kind, entries)
         indexer, (pages, number, _) = self.config.indexer, cache
         assert indexer is not None, "only an indexer has an index"
         if self.layout.table.position_axes:

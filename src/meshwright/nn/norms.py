@@ -19,6 +19,8 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 # gpt-oss's swiglu_limit and swiglu_alpha.
 _CLAMP, _SLOPE = 7.0, 1.702
+# DeepSeek-V4's swiglu_limit.
+_LIMIT = 10.0
 _XIELU_SLOPE, _XIELU_MOST = 0.5, -1e-6
 
 
@@ -66,11 +68,15 @@ def activate(gate: Array, up: Array | None, kind: str, slopes: tuple[Array, Arra
     """f(gate) * up, or only f(gate) if the feed-forward is not gated.
 
     clamped_silu: gate sigmoid(1.702 gate) (up + 1), of a gate of at most 7 and an up within +-7.
+    limited_silu: silu(gate) up, of a gate of at most 10 and an up within +-10.
     """
     if kind == "clamped_silu":
         assert up is not None, "gpt-oss's activation is of gate and up"
         gate, up = jnp.minimum(gate, _CLAMP), jnp.clip(up, -_CLAMP, _CLAMP)
         return gate * jax.nn.sigmoid(_SLOPE * gate) * (up + 1)
+    if kind == "limited_silu":
+        assert up is not None, "DeepSeek-V4's activation is of gate and up"
+        return jax.nn.silu(jnp.minimum(gate, _LIMIT)) * jnp.clip(up, -_LIMIT, _LIMIT)
     active = _xielu(gate, *slopes) if slopes else _ACTIVATIONS[kind](gate)
     return active if up is None else active * up
 

@@ -116,6 +116,11 @@ def _start(
         if init == "slow_decay":
             squared = jax.random.uniform(key, shape, jnp.float32, 0.9**2, 0.999**2)
             return jnp.log(jnp.expm1(-0.5 * jnp.log(squared))).astype(dtype)
+        if init == "experts":
+            num_experts = round(scale**-2)
+            first = jax.random.randint(key, (*shape[:-1], 1), 0, num_experts)
+            chosen = (first + jnp.arange(shape[-1])) % num_experts - num_experts // 2
+            return chosen.astype(dtype)
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
 
     def start(number: jax.Array) -> Any:

@@ -201,6 +201,7 @@ def sum_findings(program: Program) -> list[Remark]:
 _OF_ACTIVATION = {
     "silu": {"exp", "logistic"},
     "clamped_silu": {"exp", "logistic"},
+    "limited_silu": {"exp", "logistic"},
     "gelu": {"tanh"},
     "gelu_erf": {"erf", "erfc"},
 }

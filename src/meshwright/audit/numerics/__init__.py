@@ -68,6 +68,11 @@ def check_numerics(plan: Plan) -> dict[str, Any]:
     interpreter refuses the kernel, if it does. difference: relative to the tensor's largest entry, or in
     nats; None if a number is not finite. Raises AuditError if the twin does not run under the layout.
     """
+    if plan.model.streams:
+        raise AuditError(
+            f"{plan.model.name}: the formulas of tiny models lack streams of the residual and compressed "
+            "keys; leave numerics out"
+        )
     try:
         small = tiny_plan(plan)
     except LayoutError as error:

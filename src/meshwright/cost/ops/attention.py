@@ -8,7 +8,12 @@ from meshwright.cost.arrays import mapped, smaller
 from meshwright.cost.graph import Cargo, Node, Transfer, Value, Work
 from meshwright.cost.ops.products import ProductOps
 from meshwright.dtypes import dtype_bytes
-from meshwright.layout.attention_kernels import attention_block, visible_pairs, window_block
+from meshwright.layout.attention_kernels import (
+    attention_block,
+    visible_pairs,
+    visible_share,
+    window_block,
+)
 from meshwright.layout.moves.attention import (
     attention_layout,
     chosen_keys,
@@ -16,12 +21,13 @@ from meshwright.layout.moves.attention import (
     gathered_index,
     gathered_keys,
     shared_by_heads,
+    shared_entries,
     to_heads,
     uses_ring,
 )
 from meshwright.models.config import Indexer, LayerKind, Window
 from meshwright.models.count import read_positions, seen_keys
-from meshwright.models.transformer import LatentOps, Places, spelt_out
+from meshwright.models.transformer import Entries, LatentOps, Places, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard
 from meshwright.notation.operation import placed_operation
@@ -37,7 +43,16 @@ class AttentionOps(ProductOps):
 
     _shared: tuple[Value, ...] = ()  # values of an earlier layer that the current one reads
 
-    def rope(self, name: str, x: Value, places: Places, kind: LayerKind, *, leading: bool = False) -> Value:
+    def rope(
+        self,
+        name: str,
+        x: Value,
+        places: Places,
+        kind: LayerKind,
+        *,
+        leading: bool = False,
+        back: bool = False,
+    ) -> Value:
         return self.elementwise(name, (x,), self.value(x.array, x.dtype), ()) if kind.turned else x
 
     def turned_norm(self, name: str, x: Value, kind: LayerKind) -> Value:
@@ -72,6 +87,7 @@ class AttentionOps(ProductOps):
         scale: float | None = None,
         sinks: Value | None = None,
         chosen: Value | None = None,
+        entries: Entries[Value] | None = None,
     ) -> tuple[Value, object]:
         """softmax(q . k) . v: 2 B T S N (H + O) FLOPs forward; the backward pass repeats the scores.
 
@@ -93,7 +109,17 @@ class AttentionOps(ProductOps):
             moves = forward, backward
             return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen, *moves), cache
         k, v = self._all_positions("k", k), self._all_positions("v", v)
-        return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen), cache
+        more = ()
+        if entries is not None:
+            more = (self._entries_of_heads(entries.values),)
+        return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen, more=more), cache
+
+    def _entries_of_heads(self, entries: Value) -> Value:
+        """Entries as keys of all heads, whose devices add to their cotangents."""
+        move = shared_entries(self.layout)
+        sent = self.transfers("keys and values", move.backward, "entries", entries.dtype, critical=True)
+        out = replace(self.value(move.used, entries.dtype), is_copy=False)
+        return self.add(Node("entries", "move", (entries,), (out,), backward_transfers=sent))
 
     def _read(self, kind: LayerKind) -> Window | None:
         """A window of the number of keys that a query reads: the layer's, or `top_k` with an indexer.
@@ -114,6 +140,7 @@ class AttentionOps(ProductOps):
         places: Places,
         cache: object,
         kind: LayerKind,
+        entries: Places | None = None,
     ) -> tuple[Value, object]:
         """Scores of all keys of the index, and the choice of the highest: 2 B T S x y FLOPs.
 
@@ -125,30 +152,31 @@ class AttentionOps(ProductOps):
         """
         indexer, every = self.config.indexer, (kind.window.compressed if kind.window else 0) or 1
         assert indexer is not None, "only an indexer has an index"
-        held = self._index_keys(k, every)
+        held = self._index_keys(k, every) if entries is None else k
         keys = self._keys_scored(held) / every
         heads = self._heads_scored(q, indexer)
         of_queries = self.elements(q.array) / heads / self.sizes["y"]
         choices, together = heads if indexer.block else 1, indexer.block_size
         inputs = (q, held, *(() if weights is None else (weights,)))
         flops, moved = 2 * keys * self.elements(q.array), sum(x.bytes_per_device for x in inputs)
-        shape = self.sizes["T"], float(self.sizes["y"]), keys
+        shape, num_keys = (self.sizes["T"], float(self.sizes["y"]), keys), self.sizes["S"] / every
         if not self.lowering.by_blocks:
             array = self.layout.activation(name, "BTK" if indexer.block else "BT")
-            num_chosen = min(indexer.top_k, self.sizes["S"]) / together
+            num_chosen = min(indexer.top_k, num_keys) / together
             chosen = Value(array, "i32", whole(of_queries * choices * num_chosen * dtype_bytes("i32")))
             work = (Work(flops, moved, shape=shape),)
             return self.add(Node(name, "attention", inputs, (chosen,), (), work)), cache
         move, f32 = chosen_keys(self.layout, indexer), dtype_bytes("f32")
         chosen = self.value(move.used, _MASK)
-        chosen = replace(chosen, bytes_per_device=whole(chosen.bytes_per_device / together))
+        chosen = replace(chosen, bytes_per_device=whole(chosen.bytes_per_device / together / every))
         in_block = of_queries * mapped(_block, self._positions(q)) / self._positions(q)
-        kept = 3 * choices * self.sizes["S"] / together
+        kept = 3 * choices * num_keys / together
         temporary = in_block * f32 * (heads * _block(self.sizes["S"]) + kept)
         scores = Value(move.given.replace(name="scores"), "f32", whole(temporary))
         traffic = of_queries * keys * f32 * (2 * heads + 8 * choices / together)
         work = (Work(flops, moved + traffic + chosen.bytes_per_device, shape=shape),)
         sent = self.transfers("activations", move.forward, "chosen", _MASK, critical=True)
+        sent = tuple(replace(one, gathered_bytes=whole(one.gathered_bytes / every)) for one in sent)
         node = Node(name, "attention", inputs, (chosen, scores), (), work, forward_transfers=sent)
         return self.add(node), cache
 
@@ -229,10 +257,11 @@ class AttentionOps(ProductOps):
         chosen: Value | None = None,
         forward_transfers: tuple[Transfer, ...] = (),
         backward_transfers: tuple[Transfer, ...] = (),
+        more: tuple[Value, ...] = (),
     ) -> Value:
         """Attention of the parts of the queries over the kept arrays of positions, as one node.
 
-        summed: the values' sum of each query head, as from the kernel.
+        summed: the values' sum of each query head, as from the kernel. more: entries of earlier positions.
         """
         keys = self._keys_multiplied(kept[0], window)
         scores = 2 * keys * sum(self.elements(q.array) for q in queries)
@@ -240,8 +269,8 @@ class AttentionOps(ProductOps):
         if kernel and kernel.wide_values:
             widened = max(1.0, self.sizes["H"] / self.sizes[summed.array.dims[-1]])
         values = 2 * keys * self.elements(summed.array) * widened
-        traffic = sum(value.bytes_per_device for value in (*queries, *kept, summed))
-        inputs, outputs = (*queries, *kept), (out,)
+        traffic = sum(value.bytes_per_device for value in (*queries, *kept, *more, summed))
+        inputs, outputs = (*queries, *kept, *more), (out,)
         inputs = (*inputs, *self._softmax(queries[0], kept, summed, keys, window))
         if self.lowering.by_blocks:
             outputs = (out, self._log_sum(queries[0]))
@@ -250,7 +279,7 @@ class AttentionOps(ProductOps):
         shape = self.sizes["T"], head, keys
         forward = Work(scores + values, traffic, shape=shape)
         backward = Work(3 * scores + 2 * values, 2 * traffic, shape=shape)
-        needs = (*queries, *kept, *(outputs if self.lowering.by_blocks else ()))
+        needs = (*queries, *kept, *more, *(outputs if self.lowering.by_blocks else ()))
         if chosen is not None:
             inputs, needs = (*inputs, chosen), (*needs, chosen)
         node = Node(name, "attention", inputs, outputs, needs, (forward,), (backward,))
@@ -319,10 +348,13 @@ class AttentionOps(ProductOps):
 
     def _positions(self, x: Value) -> Any:
         """A device's positions of queries, or of keys in attention."""
-        return self.sizes["T"] / self.mesh.size(x.array.axes_of("T"))
+        return self.sizes["T"] / self.mesh.size(x.array.axes_of("T") if "T" in x.array.dims else ())
 
     def _keys_of_visible_blocks(self, window: Window | None, block: int) -> float:
         """Mean number of keys in the visible blocks of a query."""
+        if window and window.entries(self.sizes["S"]):
+            num_keys = self.sizes["S"] + window.entries(self.sizes["S"])
+            return num_keys * visible_share(self.sizes["S"], window)
         num_blocks = self.sizes["S"] / block
         return block * visible_pairs(num_blocks, block, window) / num_blocks
 

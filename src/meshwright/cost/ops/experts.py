@@ -25,6 +25,7 @@ from meshwright.layout.moves.experts import (
     tokens_from_experts,
     tokens_to_experts,
 )
+from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard
 from meshwright.units import whole
@@ -37,7 +38,15 @@ class ExpertOps(ProductOps):
     _elements = "D"  # the letter of the elements of the current layer's rows: D, or m of a latent
 
     def router(
-        self, name: str, x: Value, w: Value, b: Value | None = None, choice: Value | None = None
+        self,
+        name: str,
+        x: Value,
+        w: Value,
+        b: Value | None = None,
+        choice: Value | None = None,
+        *,
+        table: Value | None = None,
+        places: Places | None = None,
     ) -> Value:
         """gates[B, T, E]: a product, the best k of its scores and their weights."""
         (scores,) = self.einsums(x, {name: w}, **{name: "BTD,DE->BTE"})

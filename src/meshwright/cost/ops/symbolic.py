@@ -12,10 +12,11 @@ from typing import Any
 
 from meshwright.cost.arrays import smaller
 from meshwright.cost.graph import Direction, Node, Transfer, Value, Work
-from meshwright.cost.ops.attention import AttentionOps
+from meshwright.cost.ops.compression import CompressionOps
 from meshwright.cost.ops.experts import ExpertOps
 from meshwright.cost.ops.mixers import MixerOps
 from meshwright.cost.ops.products import CAST_BYTES
+from meshwright.cost.ops.streams import StreamOps
 from meshwright.layout.contractions import input_groups
 from meshwright.layout.moves.attention import (
     token_sharding,
@@ -29,7 +30,7 @@ from meshwright.notation.operation import placed_operation
 from meshwright.units import whole
 
 
-class SymbolicOps(AttentionOps, ExpertOps, MixerOps):
+class SymbolicOps(CompressionOps, ExpertOps, MixerOps, StreamOps):
     """Records `models/transformer.py` for one model, layout and shape, as `lowering` runs it."""
 
     def scale(self, name: str, x: Value, factor: float) -> Value:

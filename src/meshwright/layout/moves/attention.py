@@ -67,6 +67,21 @@ def gathered_index(layout: Layout) -> Reshard:
     return mirrored(projected, projected.replace(axes={"T": ()}))
 
 
+def gathered_series(layout: Layout, name: str, letters: str) -> Reshard:
+    """The reshard of values or gates [B, T_context, c, H] that are summed to entries, to T whole."""
+    projected = layout.activation(name, letters)
+    return mirrored(projected, projected.replace(axes={"T": ()}))
+
+
+def shared_entries(layout: Layout) -> Reshard:
+    """Entries of compressed keys, whole on every device: each device of queries adds to their cotangents."""
+    whole = layout.activation("entries", "BqKH")
+    queries = layout.activation("q", "BTNH")
+    shared = dict.fromkeys((*queries.axes_of("T"), *queries.axes_of("N")))
+    partial = tuple(axis for axis in shared if axis not in whole.sharded_axes)
+    return Reshard(whole, whole, cotangent(whole).replace(unreduced=partial))
+
+
 def chosen_keys(layout: Layout, indexer: Indexer) -> Reshard:
     """The reshard of chosen[B, T, S] from the devices of an indexer's queries to attention's.
 

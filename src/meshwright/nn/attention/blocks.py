@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax import Array, lax
 
-from meshwright.layout.attention_kernels import attention_block, visible_pairs
+from meshwright.layout.attention_kernels import attention_block, visible_pairs, visible_share
 from meshwright.models.config import Window
 from meshwright.models.transformer import at_most_blocks
 
@@ -31,6 +31,9 @@ def visible_scope(
 
     def seen(window: Window | None) -> float:
         """Visible pairs of blocks on one device, if its queries are in blocks of the size of keys."""
+        if window and window.compressed:
+            length = k.shape[1] - k.shape[1] // (window.compressed + 1)  # without entries
+            return num_keys**2 * (visible_share(length, window) if length < k.shape[1] else 1.0)
         mine = visible_pairs(num_keys, block, window)
         of_others = visible_pairs(size * num_keys, block, window) / size - mine
         return num_own * mine + (among - num_own) * of_others / max(size - 1, 1)

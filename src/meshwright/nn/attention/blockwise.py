@@ -40,7 +40,8 @@ class _Seen(NamedTuple):
 
     queries, keys: the places of a device's own queries, and of all keys. first: the first position that each
     query sees. slopes: of ALiBi, one a head. chosen: the keys that an indexer chose, bool[B, T, S],
-    or the blocks of positions that it chose for each KV head, bool[B, T, K, blocks], or None.
+    or the blocks of positions that it chose for each KV head, bool[B, T, K, blocks], or None. is_entry:
+    bool[S], the keys that are entries for earlier positions, which windows do not hide; None without entries.
     """
 
     queries: Places
@@ -48,6 +49,7 @@ class _Seen(NamedTuple):
     first: Any
     slopes: Any
     chosen: Any = None
+    is_entry: Any = None
 
 
 class _Running(NamedTuple):
@@ -76,6 +78,7 @@ def blockwise(
     how: ScoreForm,
     windows: Sequence[Window | None] = (None,),
     chosen: Array | None = None,
+    entries: Array | None = None,
 ) -> Array:
     """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend` in linear memory.
 
@@ -83,8 +86,10 @@ def blockwise(
     cotangents stay partial sums. queries: split as q over T; keys: of all positions. first: i32[B, T], split
     as the queries, the first position that each sees; None if that is position 0 for all. windows: of the
     layers that share this program; an audit counts blocks by them. chosen: the visible keys that count,
-    bool[B, T, S], or their blocks of positions, bool[B, T, K, blocks]; split as the queries.
+    bool[B, T, S], or their blocks of positions, bool[B, T, K, blocks]; split as the queries. entries: keys
+    and values [B, S, K, H] after k and v, whole on each device, which `keys` and `chosen` include.
     """
+    assert entries is None or not uses_ring(layout), "entries are whole on each device"
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
     ring = heads.axes_of("T") if uses_ring(layout) else ()
     reduced = spec_of(k).reduced
@@ -100,15 +105,20 @@ def blockwise(
     slopes = None
     if how.slopes:
         slopes = reshard(jnp.asarray(how.slopes, jnp.float32), PartitionSpec(of_q[2]))
-    seen = _Seen(queries, keys, first, slopes, chosen)
+    is_entry = of_entries = None
+    if entries is not None:
+        of_entries = spec_of(entries)
+        is_entry = jnp.arange(k.shape[1] + entries.shape[1]) >= k.shape[1]
+    seen = _Seen(queries, keys, first, slopes, chosen, is_entry)
     of_seen = _Seen(
         jax.tree.map(lambda _: spec, queries),
         jax.tree.map(lambda _: PartitionSpec(spec[0], None), keys),
         None if first is None else spec,
         None if slopes is None else PartitionSpec(of_q[2]),
         None if chosen is None else PartitionSpec(*spec, *(of_kv_heads if how.block else ()), None),
+        None if is_entry is None else PartitionSpec(None),
     )
-    inputs = (of_q, of_k, of_k, of_sinks, of_seen)
+    inputs = (of_q, of_k, of_k, of_sinks, of_entries, of_seen)
 
     @jax.custom_vjp
     def attended(*operands: Any) -> Array:
@@ -123,17 +133,21 @@ def blockwise(
 
     def backward(saved: Any, d_out: Array) -> tuple[Any, ...]:
         local: Any = partial(_backward, how=how, ring=ring, shared=shared, windows=windows)
-        of_d_k = of_cotangent(of_k)
-        given, taken = (*inputs, of_q, of_log_sum, of_q), (of_q, of_d_k, of_d_k, of_sinks)
-        d_q, d_k, d_v, d_sinks = each_device(local, given, taken)(*saved, d_out)
+        of_d_k, given = of_cotangent(of_k), (*inputs, of_q, of_log_sum, of_q)
+        of_d_entries = None if of_entries is None else (of_cotangent(of_entries),) * 2
+        taken = (of_q, of_d_k, of_d_k, of_sinks, of_d_entries)
+        d_q, d_k, d_v, d_sinks, d_entries = each_device(local, given, taken)(*saved, d_out)
         with jax.named_scope("k"):  # a sum over devices is named after its operand
             d_k = d_k.astype(k.dtype)
         with jax.named_scope("v"):
             d_v = d_v.astype(v.dtype)
-        return d_q, d_k, d_v, d_sinks, jax.tree.map(lambda _: None, seen)
+        if entries is not None:
+            with jax.named_scope("entries"):  # added here, so that the sum over devices has this name
+                d_entries = (d_entries[0] + d_entries[1]).astype(entries.dtype)
+        return d_q, d_k, d_v, d_sinks, d_entries, jax.tree.map(lambda _: None, seen)
 
     attended.defvjp(forward, backward)
-    return attended(q, k, v, sinks, seen)
+    return attended(q, k, v, sinks, entries, seen)
 
 
 def _forward(
@@ -141,12 +155,14 @@ def _forward(
     k: Array,
     v: Array,
     sinks: Array | None,
+    entries: Array | None,
     seen: _Seen,
     how: ScoreForm,
     ring: Axes,
     windows: Sequence[Window | None],
 ) -> tuple[Array, Array]:
     """The result, and the log-sum-exp of the scores of each query [B, K, G, T]."""
+    k, v = _with_entries(k, v, entries)
     last = _size(ring) - 1
     batch, length, heads, _ = q.shape
     shape = batch, k.shape[2], heads // k.shape[2], length
@@ -181,6 +197,7 @@ def _backward(
     k: Array,
     v: Array,
     sinks: Array | None,
+    entries: Array | None,
     seen: _Seen,
     out: Array,
     log_sum: Array,
@@ -189,8 +206,10 @@ def _backward(
     ring: Axes,
     shared: Axes,
     windows: Sequence[Window | None],
-) -> tuple[Array, Array, Array, Array | None]:
+) -> tuple[Array, Array, Array, Array | None, tuple[Array, Array] | None]:
     """The gradients. shared: axes that split the queries of one KV head, to sum its gradients over."""
+    num_tokens = k.shape[1]
+    k, v = _with_entries(k, v, entries)
     num_kv, size, home = k.shape[2], _size(ring), (k, v)
     arrived, delta = _first_turn(home, out, d_out, ring)
 
@@ -224,9 +243,20 @@ def _backward(
     if sinks is not None:
         weight = jnp.exp(_by_group(sinks, num_kv) - log_sum)
         d_sinks = _by_head(-weight * delta).astype(sinks.dtype)
+    d_entries = None
+    if entries is not None:
+        d_entries = d_k[:, num_tokens:], d_v[:, num_tokens:]
+        d_k, d_v = d_k[:, :num_tokens], d_v[:, :num_tokens]
     if shared:
         d_k, d_v = lax.psum((d_k, d_v), shared)
-    return d_q.astype(q.dtype), d_k, d_v, d_sinks
+    return d_q.astype(q.dtype), d_k, d_v, d_sinks, d_entries
+
+
+def _with_entries(k: Array, v: Array, entries: Array | None) -> tuple[Array, Array]:
+    """Keys and values with those of entries after them, which are both."""
+    if entries is None:
+        return k, v
+    return jnp.concatenate([k, entries], axis=1), jnp.concatenate([v, entries], axis=1)
 
 
 def _first_turn(home: tuple[Array, ...], out: Array, d_out: Array, ring: Axes) -> tuple[Any, Array]:
@@ -328,7 +358,10 @@ def _of_block(seen: _Seen, length: int, step: Any, number: Array, ring: Axes, ho
     chosen = seen.chosen
     if chosen is not None and not how.block:
         chosen = lax.dynamic_slice_in_dim(chosen, start, block, 2)
-    return seen._replace(keys=keys, chosen=chosen)
+    is_entry = seen.is_entry
+    if is_entry is not None:
+        is_entry = lax.dynamic_slice_in_dim(is_entry, start, block, 0)
+    return seen._replace(keys=keys, chosen=chosen, is_entry=is_entry)
 
 
 # Blocks of queries by blocks of keys, on one device
@@ -430,7 +463,8 @@ def _mask(seen: _Seen, how: ScoreForm) -> Array:
     key, query = seen.keys.positions[:, None, :], seen.queries.positions[:, :, None]
     mask = key <= query
     if seen.first is not None:
-        mask &= key >= seen.first[:, :, None]
+        is_near = key >= seen.first[:, :, None]
+        mask &= is_near if seen.is_entry is None else is_near | seen.is_entry[None, None]
     if seen.queries.segments is not None and seen.keys.segments is not None:
         mask &= seen.keys.segments[:, None, :] == seen.queries.segments[:, :, None]
     mask = mask[:, None]

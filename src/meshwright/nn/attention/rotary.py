@@ -20,15 +20,16 @@ def apply_rope(
     once: Callable[[Array], Array] = lambda x: x,
     *,
     leading: bool = False,
+    back: bool = False,
 ) -> Array:
     """x[B, T, N, H], or one head's x[B, T, A], rotated by positions[B, T]; angles are float32.
 
     With `rotary_dim` the rest of each head is not rotated. Latent attention rotates the last A elements of a
     head, or with `leading` the first A.
-    Layers without rotary positions return x. once: returns its argument, and keeps XLA for CPU from computing
-    the cosines and sines again for each head.
+    Layers without rotary positions return x. back: rotated by minus the positions. once: returns its
+    argument, and keeps XLA for CPU from computing the cosines and sines again for each head.
     """
-    return _where_turned(x, lambda: _turned(x, positions, config, kind, once, leading), kind)
+    return _where_turned(x, lambda: _turned(x, positions, config, kind, once, leading, back), kind)
 
 
 def _turned(
@@ -38,11 +39,13 @@ def _turned(
     kind: KindInLoop,
     once: Callable[[Array], Array],
     leading: bool,
+    back: bool,
 ) -> Array:
     turning, magnitude = _turning(positions, config, kind), _magnitude_of(config, kind)
     angles = positions.astype(jnp.float32)[:, :, None] * turning
     angles = angles[:, :, None, :] if x.ndim == 4 else angles
     cos, sin = (once(turn(angles) * magnitude) for turn in (jnp.cos, jnp.sin))
+    sin = -sin if back else sin
     half = turning.shape[-1]
     start = x.shape[-1] - 2 * half if config.mla and not leading else 0
     parts = (slice(start, start + half), slice(start + half, start + 2 * half))

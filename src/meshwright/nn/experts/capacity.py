@@ -31,15 +31,28 @@ _SCORES = {
     "softmax": lambda logits: jax.nn.softmax(logits, axis=-1),
     "sigmoid": jax.nn.sigmoid,
     "sparsemixer": lambda logits: jax.nn.softmax(logits, axis=-1),
+    "sqrtsoftplus": lambda logits: jnp.sqrt(jax.nn.softplus(logits)),
 }
 _SPARSE_MIXER_SHARE = 0.02  # twice router_jitter_noise
 # Number of top scores of a group whose sum ranks it.
-_BEST = {"softmax": 1, "sigmoid": 2, "sparsemixer": 1}
+_BEST = {"softmax": 1, "sigmoid": 2, "sparsemixer": 1, "sqrtsoftplus": 2}
 
 
-def gates_of(logits: Array, choice: Array | None, layout: Layout, moe: MoE) -> Array:
-    """gates f32[B, T, E] of a router's logits; choice[E] biases only the choice of experts."""
+def gates_of(
+    logits: Array, choice: Array | None, layout: Layout, moe: MoE, listed: tuple[Array, Array] | None = None
+) -> Array:
+    """gates f32[B, T, E] of a router's logits; choice[E] biases only the choice of experts.
+
+    listed: table[t, r] of the experts of each token id, less E / 2, and the ids [B, T]: no choice by logits.
+    """
     spec = _spec(layout, "gates", "BTE")
+    if listed is not None:
+        table, tokens = lax.stop_gradient(listed)
+        of_tokens = PartitionSpec(*spec.partitions[:2])
+        inputs = reshard(table, PartitionSpec()), reshard(tokens, of_tokens)
+        return with_gradient(partial(_listed_gates, moe=moe), [spec, PartitionSpec(), of_tokens], spec, 1)(
+            logits, *inputs
+        )
     local = partial(_gates, moe=moe)
     if choice is None:
         return with_gradient(local, [spec], spec, 1)(logits)
@@ -58,6 +71,17 @@ def _gates(logits: Array, choice: Array | None = None, *, moe: MoE) -> Array:
     by = logits if moe.chosen_by_logits else by
     chosen = lax.stop_gradient(_chosen(by if choice is None else by + choice[None, None, :], moe))
     gates = jnp.where(chosen, scores, 0.0)
+    if moe.normalized:
+        gates /= jnp.sum(gates, axis=-1, keepdims=True)
+    return gates * moe.scaling
+
+
+def _listed_gates(logits: Array, table: Array, tokens: Array, *, moe: MoE) -> Array:
+    """The gates of the experts that a table lists for each token."""
+    experts = jnp.round(table[tokens].astype(jnp.float32)).astype(jnp.int32) + moe.num_experts // 2
+    numbers = lax.broadcasted_iota(jnp.int32, (1, 1, 1, moe.num_experts), 3)
+    chosen = jnp.any(experts[..., None] == numbers, axis=-2)
+    gates = jnp.where(chosen, _SCORES[moe.score](logits.astype(jnp.float32)), 0.0)
     if moe.normalized:
         gates /= jnp.sum(gates, axis=-1, keepdims=True)
     return gates * moe.scaling

@@ -50,12 +50,15 @@ def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()
         path: _with_letters(tables.get(path) or tables[path.rpartition("/")[2]], sizes)
         for path in parameters(config)
     }
-    if not old and not new:
-        return tensors
-    return {
-        path: replace(t, name=new + t.name.removeprefix(old)) if t.name.startswith(old) else t
-        for path, t in tensors.items()
-    }
+    return {path: _named(tensor, old, new, stored) for path, tensor in tensors.items()}
+
+
+def _named(tensor: Tensor, old: str, new: str, stored: Collection[str]) -> Tensor:
+    """The tensor with its name in the checkpoint, where the prefix `new` takes the place of `old`."""
+    name, also = (
+        new + each.removeprefix(old) if each.startswith(old) else each for each in (tensor.name, tensor.also)
+    )
+    return replace(tensor, name=also if tensor.also and name not in stored and also in stored else name)
 
 
 def _draft_tensors(config: ModelConfig, family: Family, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -103,6 +106,8 @@ def passed_over(name: str, config: ModelConfig, family: Family) -> bool:
 
     Modules that predict further tokens are too: layers after the last, or with names of their own.
     """
+    if family.unread and name.startswith(family.unread):
+        return True
     if config.draft_head == "alone" or (family.drafts and name.startswith(family.drafts.prefixes)):
         return True
     if name.endswith(_COMPUTED) or name.removeprefix("model.").startswith(_VISION):
@@ -174,11 +179,15 @@ def taken(
         block = np.take(block, _halves_of(tensor, sizes), axis=letters.index(tensor.pairs))
     if tensor.swapped:
         block = np.roll(block, sizes[tensor.swapped] // 2, axis=letters.index(tensor.swapped))
+    if tensor.centred:
+        return block.astype(np.int32) - sizes[tensor.centred] // 2
     return _times(block, tensor.factor)
 
 
 def given(tensor: Tensor, block: np.ndarray, sizes: Mapping[str, int]) -> np.ndarray:
     """The inverse of `taken`: one parameter as its part of the tensor."""
+    if tensor.centred:
+        block = np.rint(block.astype(np.float32)).astype(np.int64) + sizes[tensor.centred] // 2
     block = _times(block, 1 / tensor.factor)
     if tensor.swapped:
         axis = "".join(tensor.dims).index(tensor.swapped)
@@ -213,6 +222,8 @@ def stored_tensor(parts: Sequence[tuple[Tensor, np.ndarray]], sizes: Mapping[str
 def _halves_of(tensor: Tensor, sizes: Mapping[str, int]) -> list[int]:
     size = sizes[tensor.pairs]
     turned = sizes.get("A", size)
+    if tensor.pairs_last:
+        return [*range(size - turned, size, 2), *range(size - turned + 1, size, 2), *range(size - turned)]
     return _halves(size, turned, size - turned if "J" in sizes and tensor.pairs != "y" else 0)
 
 

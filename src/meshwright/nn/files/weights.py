@@ -48,6 +48,7 @@ _NUM_HEADS = "num_nextn_predict_layers"
 _FILE_BYTES = 5_000_000_000
 # (name of HF's tensor, tensor) -> the tensors to write.
 Store = Callable[[str, np.ndarray], Mapping[str, np.ndarray]]
+_WHOLE_NUMBERS = ("I32", "I64")
 # HF's names of the types of weights that are read; quantised types need scales too.
 _READABLE = tuple(
     record.safetensors for record in NUMBER_TYPES.values() if record.safetensors and not record.scales
@@ -218,10 +219,10 @@ def _check(
     tensors: Mapping[str, Tensor],
 ) -> None:
     """CheckpointError at the first tensor that differs from the model's."""
-    sizes = dimensions(config)
     names = _names(config, tensors)
     for name, place in names.items():
-        shape = list(stored_shape(tensors[place.paths[0]], sizes))
+        tensor = tensors[place.paths[0]]
+        shape = list(stored_shape(tensor, dimensions(config, place.paths[0])))
         if name not in stored:
             raise CheckpointError(f"checkpoint {folder}: has no {name}{shape}, which {config.name} needs")
         found_shape, dtype = stored[name].get_shape(), stored[name].get_dtype()
@@ -229,7 +230,7 @@ def _check(
             raise CheckpointError(
                 f"checkpoint {folder}: {name} is {found_shape} there and {shape} in {config.name}"
             )
-        if dtype not in _READABLE:
+        if dtype not in (_WHOLE_NUMBERS if tensor.centred else _READABLE):
             raise CheckpointError(
                 f"checkpoint {folder}: {name} is stored as {dtype}; fits: {', '.join(_READABLE)}"
             )

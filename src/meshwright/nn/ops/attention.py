@@ -17,11 +17,13 @@ from meshwright.layout.moves.attention import (
     gathered_index,
     gathered_keys,
     shared_by_heads,
+    shared_entries,
     to_heads,
     token_sharding,
     uses_ring,
 )
-from meshwright.models.transformer import LatentOps, Places, spelt_out
+from meshwright.models.config import ModelConfig
+from meshwright.models.transformer import Entries, LatentOps, Places, spelt_out
 from meshwright.nn.attention.blockwise import blockwise
 from meshwright.nn.attention.by_formula import (
     ScoreForm,
@@ -43,12 +45,22 @@ from meshwright.notation.einsum import Reshard
 class AttentionOps(ProductOps):
     """Attention of `models/transformer.py`."""
 
-    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop, *, leading: bool = False) -> Array:
+    def rope(
+        self,
+        name: str,
+        x: Array,
+        places: Places,
+        kind: KindInLoop,
+        *,
+        leading: bool = False,
+        back: bool = False,
+    ) -> Array:
         with jax.named_scope(name):
             # With sequence_parallel, a part that all heads share has its positions split over `tensor` too.
             split = PartitionSpec(*jax.typeof(x).sharding.spec.partitions[:2])
             positions = reshard(places.positions, split)
-            turned = apply_rope(x, positions, self.config, kind, self._once, leading=leading)
+            config = self.config.at(kind.variant)
+            turned = apply_rope(x, positions, config, kind, self._once, leading=leading, back=back)
             return checkpoint_name(turned, OPERATION)
 
     def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:
@@ -79,13 +91,15 @@ class AttentionOps(ProductOps):
         scale: float | None = None,
         sinks: Array | None = None,
         chosen: Array | None = None,
+        entries: Entries[Array] | None = None,
     ) -> tuple[Array, Any]:
         if attention_layout(self.layout) is not self.layout:
             options = {"softcap": softcap, "scale": scale, "sinks": sinks}
             return self._by_heads(name, (q, k, v), places, kind, options), None
         alibi = self.config.positions == "alibi"
         slopes = alibi_slopes(self.config.num_heads) if alibi else None
-        how = ScoreForm(softcap, scale, slopes, self.config.indexer.block if self.config.indexer else None)
+        indexer = self.config.at(kind.variant).indexer
+        how = ScoreForm(softcap, scale, slopes, indexer.block if indexer else None)
         with jax.named_scope(name):
             if not uses_ring(self.layout):
                 k, v = self._gather_positions("k", k), self._gather_positions("v", v)
@@ -94,7 +108,7 @@ class AttentionOps(ProductOps):
                 with jax.named_scope("sinks"):
                     sinks = self._split_as(q, (2,), sinks.astype(jnp.float32))
             # Kernels take queries and keys to be the same tokens in order.
-            if chosen is None and q.shape[1] == k.shape[1]:
+            if chosen is None and entries is None and q.shape[1] == k.shape[1]:
                 pairs = queries.segments, keys.segments
                 documents = None if places.segments is None else pairs
                 kernels = flash_kernels(
@@ -108,8 +122,31 @@ class AttentionOps(ProductOps):
                     sinks = along(q[..., 0], sinks)
             windows = [layer.kind.window for layer in self.config.all_layers if layer.kind in kind.among]
             first = self._first(queries.positions, kind)
-            out = blockwise(q, k, v, sinks, queries, keys, first, self.layout, how, windows, chosen)
+            more = None
+            if entries is not None and entries.values.shape[1]:
+                more = self._of_heads(entries, kind)
+                keys, chosen = self._with_entries(keys, more.places, chosen, k.shape[1])
+            out = blockwise(
+                q, k, v, sinks, queries, keys, first, self.layout, how, windows, chosen, more and more.values
+            )
             return out, None
+
+    def _of_heads(self, entries: Entries[Array], kind: KindInLoop) -> Entries[Array]:
+        """Entries as keys [B, S, K, H] at their last positions; all devices of queries add cotangents."""
+        with jax.named_scope("entries"):
+            keys = apply_reshard(shared_entries(self.layout), entries.values[:, :, None])
+        return Entries(keys, _last_positions(entries.places, self.config.at(kind.variant)))
+
+    def _with_entries(
+        self, keys: Places, entries: Places, chosen: Array | None, num_keys: int
+    ) -> tuple[Places, Array | None]:
+        """The places of keys and entries together, and the mask of chosen entries with all keys before."""
+        joined = jax.tree.map(
+            lambda *each: jnp.concatenate(each, axis=1), keys._replace(tokens=None), entries
+        )
+        if chosen is not None:
+            chosen = jnp.pad(chosen, [(0, 0), (0, 0), (num_keys, 0)], constant_values=True)
+        return joined, chosen
 
     def index(
         self,
@@ -120,14 +157,20 @@ class AttentionOps(ProductOps):
         places: Places,
         cache: Any,
         kind: KindInLoop,
+        entries: Places | None = None,
     ) -> tuple[Array, Any]:
         """bool[B, T, S]: the keys that each query reads; or bool[B, T, K, blocks] if blocks are chosen."""
-        indexer = self.config.indexer
+        config, places = self.config.at(kind.variant), places._replace(tokens=None)
+        indexer = config.indexer
         assert indexer is not None, "only an indexer has an index"
         with jax.named_scope(name):
-            with jax.named_scope("index_k"):
-                k = apply_reshard(gathered_index(self.layout), k)
-            chosen = choose(q, k, weights, places, self._places_of_sequences(places), indexer, self.layout)
+            if entries is None:
+                with jax.named_scope("index_k"):
+                    k = apply_reshard(gathered_index(self.layout), k)
+                keys = self._places_of_sequences(places)
+            else:
+                keys = _last_positions(entries, config)
+            chosen = choose(q, k, weights, places, keys, indexer, self.layout)
             move = chosen_keys(self.layout, indexer)
             if move.forward:
                 with jax.named_scope("chosen"):
@@ -203,3 +246,9 @@ class AttentionOps(ProductOps):
         with jax.named_scope(name):
             steps = gathered_keys(self.layout, name)
             return apply_reshard(steps, x, is_named=self.config.layers_per_cache > 1)
+
+
+def _last_positions(entries: Places, config: ModelConfig) -> Places:
+    """The last position of each entry, from which on queries see it."""
+    assert config.compressed is not None, "layers with entries compress keys"
+    return entries._replace(positions=entries.positions + config.compressed - 1)

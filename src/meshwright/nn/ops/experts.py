@@ -16,6 +16,7 @@ from meshwright.layout.moves.experts import (
     row_routing,
     to_experts,
 )
+from meshwright.models.transformer import Places
 from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_losses, within_capacity
 from meshwright.nn.experts.dropless import (
     Choices,
@@ -56,14 +57,24 @@ class ExpertOps(ProductOps):
     _of_routers: list[Array]  # of the layer that is being traced
 
     def router(
-        self, name: str, x: Array | Kept, w: Array, b: Array | None = None, choice: Array | None = None
+        self,
+        name: str,
+        x: Array | Kept,
+        w: Array,
+        b: Array | None = None,
+        choice: Array | None = None,
+        *,
+        table: Array | None = None,
+        places: Places | None = None,
     ) -> Array:
         assert self.config.moe is not None, "only a mixture of experts has a router"
         (scores,) = self.einsums(x, {name: w}, **{name: "BTD,DE->BTE"})
         if b is not None:
             scores = self.bias(f"{name}_bias", scores, b)
+        listed = None if table is None or places is None else (table, places.tokens)
         with jax.named_scope("top_k"):
-            gates = checkpoint_name(gates_of(scores, choice, self.layout, self.config.moe), OPERATION)
+            gates = gates_of(scores, choice, self.layout, self.config.moe, listed)
+            gates = checkpoint_name(gates, OPERATION)
         if self.router_losses:
             with jax.named_scope("router_losses"):
                 self._of_routers.append(router_losses(scores, gates, self.config.moe))

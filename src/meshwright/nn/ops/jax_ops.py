@@ -22,10 +22,11 @@ from meshwright.models.transformer import Places
 from meshwright.nn.experts.grouped_products import computed_rows
 from meshwright.nn.loss import Names, Nats, loss_by_slices, nats_of, num_slices
 from meshwright.nn.norms import activate, clip, dot, gated, mean_of_last, norm, softcap
-from meshwright.nn.ops.attention import AttentionOps
+from meshwright.nn.ops.compression import CompressionOps
 from meshwright.nn.ops.experts import ExpertOps
 from meshwright.nn.ops.mixers import MixerOps
 from meshwright.nn.ops.products import Readable
+from meshwright.nn.ops.streams import StreamOps
 from meshwright.nn.products.narrow import Kept, wide
 from meshwright.nn.remat import INPUT, OPERATION, policy
 from meshwright.nn.stack import KindInLoop, run_layers, run_stage
@@ -36,7 +37,7 @@ def _kept_mean(x: Array, num_dims: int = 1) -> Array:
     return checkpoint_name(mean_of_last(x, num_dims), OPERATION)
 
 
-class JaxOps(AttentionOps, ExpertOps, MixerOps):
+class JaxOps(CompressionOps, ExpertOps, MixerOps, StreamOps):
     """Operations of `models/transformer.py` for one model and layout. Call under `jax.set_mesh`.
 
     masked: some targets of the loss may be NOT_COUNTED. z_loss: see `nats_of`. objective: the loss of each

@@ -69,10 +69,20 @@ class BatchInvariantOps(InferenceOps):
         with jax.named_scope(name):
             return _by_token(gated, y, gate)
 
-    def rope(self, name: str, x: Array, places: Places, kind: KindInLoop, *, leading: bool = False) -> Array:
+    def rope(
+        self,
+        name: str,
+        x: Array,
+        places: Places,
+        kind: KindInLoop,
+        *,
+        leading: bool = False,
+        back: bool = False,
+    ) -> Array:
+        config = self.config.at(kind.variant)
         with jax.named_scope(name):
             return _by_token(
-                lambda x, positions: apply_rope(x, positions, self.config, kind, leading=leading),
+                lambda x, positions: apply_rope(x, positions, config, kind, leading=leading, back=back),
                 x,
                 places.positions,
             )

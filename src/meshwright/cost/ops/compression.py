@@ -1,0 +1,55 @@
+"""Attention with compressed keys, recorded as nodes: entries for earlier positions."""
+
+from dataclasses import replace
+
+from meshwright.cost.graph import Node, Value
+from meshwright.cost.ops.attention import AttentionOps
+from meshwright.layout.moves.attention import gathered_series
+from meshwright.models.config import LayerKind
+from meshwright.models.transformer import Entries, Places
+from meshwright.notation.operation import placed_operation
+
+
+class CompressionOps(AttentionOps):
+    """Attention with compressed keys of `models/transformer.py`."""
+
+    def compressed(
+        self,
+        name: str,
+        values: Value,
+        gates: Value,
+        bias: Value,
+        places: Places,
+        cache: object,
+        kind: LayerKind,
+    ) -> tuple[Entries[Value], object]:
+        """Sums of positions, whose gates are exponentiated in float32; their positions are gathered first."""
+        letters = "".join(values.array.dims)
+        values, gates = (
+            self.reshard(
+                f"{name}_{part}",
+                "move",
+                x,
+                gathered_series(self.layout, f"{name}_{part}", letters),
+                x.dtype,
+                critical=True,
+                what="keys and values",
+            )
+            for part, x in (("kv", values), ("gate", gates))
+        )
+        array = values.array.replace(name=name)
+        operation = placed_operation((array, bias.array), array, wanted=True)
+        self.sum_gradient(bias.name, bias, operation.reshards[1].yielded)
+        self.sizes["q"] = self._positions_summed() / self.sizes["w"]
+        entries = self.activation_value(name, f"Bq{letters[-1]}")
+        made = self.elementwise(name, (values, gates), entries, (values, gates))
+        return Entries(made, places), cache
+
+    def _positions_summed(self) -> float:
+        """Positions of a sequence that a pass sums to entries."""
+        return self.sizes["S"]
+
+    def grouped(self, name: str, a: Value) -> Value:
+        """The same array with other letters."""
+        out = replace(self.value(self.layout.activation(name, "BTguH"), a.dtype), is_copy=False)
+        return self.add(Node(name, "move", (a,), (out,)))

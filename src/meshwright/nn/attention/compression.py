@@ -1,0 +1,78 @@
+"""Entries of compressed keys: consecutive positions summed by a softmax of gates (DeepSeek-V4).
+
+    entry[s] = sum over j of softmax(gate[j] + bias[j]) value[j]       j: the w positions of the entry
+
+With two series, values and gates have two halves. An entry sums the second series of its own positions and
+the first series of the w positions before, in one softmax of 2 w terms. A segment begins with an entry of its
+own; positions after its last whole entry are in none. Source: DeepSeek-AI, "DeepSeek-V4", 2026, section 2.3.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from meshwright.models.transformer import Places
+
+# The first position of an entry that no query sees.
+NEVER = 1 << 30
+
+
+class Windows(NamedTuple):
+    """The w positions of each entry.
+
+    places: i32[B, S], the first of them in a row, None if they follow each other; first: i32[B, S], that
+    position; segments: i32[B, S] or None.
+    """
+
+    places: Array | None
+    first: Array
+    segments: Array | None
+
+
+def windows_of(places: Places, rate: int) -> Windows:
+    """The entries of rows with these places, in order of their positions.
+
+    A row of n positions has n // rate entries. If it holds several documents, some are of no positions.
+    """
+    count = places.positions.shape[1] // rate
+    if places.segments is None:
+        first = jnp.arange(count, dtype=jnp.int32) * rate
+        return Windows(None, jnp.broadcast_to(first, (places.positions.shape[0], count)), None)
+    is_last = (places.positions + 1) % rate == 0
+    last = jnp.argsort(~is_last, axis=1, stable=True)[:, :count]
+    exists = jnp.take_along_axis(is_last, last, axis=1)
+    starts = jnp.where(exists, last - rate + 1, 0)
+    first = jnp.take_along_axis(places.positions, starts, axis=1)
+    segments = jnp.take_along_axis(places.segments, starts, axis=1)
+    return Windows(starts, jnp.where(exists, first, NEVER), segments)
+
+
+def summed(values: Array, gates: Array, bias: Array, windows: Windows) -> Array:
+    """entries[B, S, H] of values and gates [B, T, c, H] and bias[w, c, H], without documents' places."""
+    rate = bias.shape[0]
+    v, g = (_of_entries(x, windows, rate) for x in (values, gates))
+    g = g.astype(jnp.float32) + bias.astype(jnp.float32)[None, None]
+    if bias.shape[1] == 1:
+        v, g = v[..., 0, :], g[..., 0, :]
+    else:
+        has_before = (windows.first >= rate)[:, :, None, None]
+        before = jnp.where(has_before, _shifted(g[..., 0, :]), -jnp.inf)
+        v = jnp.concatenate([_shifted(v[..., 0, :]), v[..., 1, :]], axis=2)
+        g = jnp.concatenate([before, g[..., 1, :]], axis=2)
+    return jnp.sum(v * jax.nn.softmax(g, axis=2).astype(v.dtype), axis=2)
+
+
+def _of_entries(x: Array, windows: Windows, rate: int) -> Array:
+    """x[B, S, w, c, H] of x[B, T, c, H]."""
+    count = windows.first.shape[1]
+    if windows.places is None:
+        return jnp.reshape(x[:, : count * rate], (x.shape[0], count, rate, *x.shape[2:]))
+    places = windows.places[..., None] + jnp.arange(rate, dtype=jnp.int32)[None, None]
+    return jax.vmap(lambda row, at: row[at])(x, places)
+
+
+def _shifted(x: Array) -> Array:
+    """x[B, S, ...] one entry later, with zeros first."""
+    return jnp.pad(x[:, :-1], [(0, 0), (1, 0), *[(0, 0)] * (x.ndim - 2)])

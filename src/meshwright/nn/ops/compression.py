@@ -1,0 +1,78 @@
+"""Compressed keys in JAX: entries for earlier positions, on every device of a sequence."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec, reshard
+
+from meshwright.layout.moves.attention import gathered_series, token_sharding
+from meshwright.models.transformer import Entries, Places
+from meshwright.nn.attention.blockwise import in_order
+from meshwright.nn.attention.compression import Windows, summed, windows_of
+from meshwright.nn.each_device import each_device, spec_of, with_gradient
+from meshwright.nn.ops.attention import AttentionOps
+from meshwright.nn.products.execute import apply_reshard
+from meshwright.nn.remat import OPERATION
+from meshwright.nn.stack import KindInLoop
+from meshwright.nn.start.device_mesh import partition_spec
+
+
+class CompressionOps(AttentionOps):
+    """Attention with compressed keys of `models/transformer.py`."""
+
+    def compressed(
+        self,
+        name: str,
+        values: Array,
+        gates: Array,
+        bias: Array,
+        places: Places,
+        cache: Any,
+        kind: KindInLoop,
+    ) -> tuple[Entries[Array], Any]:
+        places = self._places_of_sequences(places._replace(tokens=None))
+        letters = "BTcH" if name == "compressor" else "BTcy"
+        with jax.named_scope(name):
+            values, gates = (
+                self._all_in_order(f"{name}_{part}", letters, x)
+                for part, x in (("kv", values), ("gate", gates))
+            )
+            spec = PartitionSpec(*spec_of(values).partitions)
+            rows = PartitionSpec(spec.partitions[0], None)
+            in_turn = jax.tree.map(lambda x: in_order(x, self._num_dealt, 1), places)
+            of_places = jax.tree.map(lambda _: rows, places)
+            windows = each_device(partial(windows_of, rate=bias.shape[0]), (of_places,), rows)(in_turn)
+            numbers = [x for x in (windows.first, windows.places) if x is not None]
+
+            def local(
+                values: Array, gates: Array, bias: Array, first: Array, places: Array | None = None
+            ) -> Array:
+                return summed(values, gates, bias, Windows(places, first, None))
+
+            of_bias = PartitionSpec(None, None, None, reduced=spec_of(bias).reduced)
+            out = PartitionSpec(spec.partitions[0], None, None)
+            specs = [spec, spec, of_bias, *[rows] * len(numbers)]
+            run = with_gradient(local, specs, out, 3, names=("kv", "gate", f"{name}_positions"))
+            entries = checkpoint_name(run(values, gates, reshard(bias, of_bias), *numbers), OPERATION)
+        return Entries(entries, Places(windows.first, windows.segments)), cache
+
+    @property
+    def _num_dealt(self) -> int:
+        """Number of shards that a zigzag deals positions to."""
+        return self.layout.mesh.size(token_sharding(self.layout, "tokens").axes_of("T"))
+
+    def _all_in_order(self, name: str, letters: str, x: Array) -> Array:
+        """x[B, T, c, ...] with all positions of a sequence, in their order."""
+        with jax.named_scope(name):
+            whole = apply_reshard(gathered_series(self.layout, name, letters), x)
+            return in_order(whole, self._num_dealt, 1)
+
+    def grouped(self, name: str, a: Array) -> Array:
+        with jax.named_scope(name):
+            shape = (*a.shape[:2], self.config.out_groups, -1, a.shape[-1])
+            split = partition_spec(self.layout.activation(name, "BTguH"))
+            return jnp.reshape(a, shape, out_sharding=split)
