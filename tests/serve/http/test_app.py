@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httpx
 import pytest
 from tests.serve.http.client import MODEL, ask, chat, client, complete, events, post
 from tests.serve.mock import EOS, MockRunner, byte_tokenizer, count_up, says
@@ -9,6 +10,15 @@ from tests.serve.mock import EOS, MockRunner, byte_tokenizer, count_up, says
 
 def tokens(text: str) -> list[int]:
     return list(byte_tokenizer().encode(text))
+
+
+def usage(num_prompt: int, num_answer: int, num_cached: int = 0) -> dict[str, object]:
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_answer,
+        "total_tokens": num_prompt + num_answer,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
 
 
 def test_a_completion():
@@ -19,7 +29,7 @@ def test_a_completion():
         "object": "text_completion",
         "model": MODEL,
         "choices": [{"index": 0, "text": "héllo", "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 7, "total_tokens": 10},
+        "usage": usage(3, 7),
     }
 
 
@@ -40,7 +50,7 @@ def test_a_chat_completion():
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": len(prompt), "completion_tokens": 6, "total_tokens": len(prompt) + 6},
+        "usage": usage(len(prompt), 6),
     }
     assert runner.prefilled[-1] == tokens(prompt)
 
@@ -72,10 +82,28 @@ def test_every_form_of_prompt(prompt, prefilled):
     assert body["usage"]["prompt_tokens"] == sum(map(len, expected))
 
 
+def test_usage_counts_the_tokens_of_cached_prefixes():
+    runner = MockRunner(says("yes"))
+    size = runner.limits.page_size
+    prompt = "p" * (3 * size)
+
+    async def main(http: httpx.AsyncClient) -> list[dict]:
+        found = []
+        for text, count in ((prompt, 2), (prompt + "q", 2), ("other", 1)):
+            asked = {"model": MODEL, "prompt": [text, "x"], "n": count, "temperature": 0}
+            found.append((await http.post("/v1/completions", json=asked)).json()["usage"])
+        return found
+
+    first, again, other = ask(runner, main)
+    assert first == usage(3 * size + 1, 16)
+    assert again == usage(3 * size + 2, 16, 3 * size)
+    assert other == usage(len("other") + 1, 8)
+
+
 def test_n_answers_to_each_prompt_in_order():
     body = complete(MockRunner(says("yes")), prompt=["a", "bc"], n=2, echo=True, temperature=0)
     assert [choice["text"] for choice in body["choices"]] == ["ayes", "ayes", "bcyes", "bcyes"]
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 16, "total_tokens": 19}
+    assert body["usage"] == usage(3, 16)
 
 
 @pytest.mark.parametrize("prompt", ["é!", [*byte_tokenizer().encode("é!")]])
@@ -191,7 +219,7 @@ def test_streamed_chat_chunks_with_usage():
     *chunks, last, done = events(post(MockRunner(says("hey")), "/v1/chat/completions", body).text)
     assert done == "[DONE]"
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22}
+    assert last["usage"] == usage(20, 2)
     assert all(chunk["usage"] is None for chunk in chunks)
     for index in range(2):
         mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]

@@ -174,7 +174,8 @@ class Event:
     score: None for the only event of a request that generates nothing. finish_reason: set on the last event:
     `stop` (the token is one of stop_ids and not part of the answer) or `length`. prompt: with the first
     event and if asked for, the scores of the prompt's tokens but the first. embedding: f32[D], if asked for.
-    pages: with the last event and if asked for, as the runner exports them.
+    pages: with the last event and if asked for, as the runner exports them. num_cached: with the first event,
+    the prompt's tokens that were read from the prefix cache.
     """
 
     index: int
@@ -183,6 +184,7 @@ class Event:
     prompt: Sequence[TokenScore] = ()
     embedding: np.ndarray | None = None
     pages: object = None
+    num_cached: int = 0
 
     @property
     def token(self) -> int:

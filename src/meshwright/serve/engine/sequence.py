@@ -147,7 +147,9 @@ class TokenSequence:
         else:
             self.take(score.token)
         prompt, self.prompt_scores = Scores.joined(self.prompt_scores.values()), {}
-        return Event(self.index, score, self.finish_reason, prompt, self.embedding)
+        is_first = self.num_generated <= 1
+        num_cached = min(self.num_cached, len(self.request.prompt)) if is_first else 0
+        return Event(self.index, score, self.finish_reason, prompt, self.embedding, num_cached=num_cached)
 
     def prepare_edits(self, vocab_size: int) -> None:
         """Make `edits` if the request has any, and prepare them for the next token."""

@@ -155,7 +155,7 @@ class ResponsesForm:
     def _response(self, status: str, output: list[Json], usage: Json | None) -> Json:
         counted = usage and {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],

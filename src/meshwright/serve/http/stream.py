@@ -21,13 +21,14 @@ from meshwright.serve.text.generation import Generation
 logger = logging.getLogger(__name__)
 
 
-def usage(num_prompt_tokens: int, generation: Generation) -> dict[str, int]:
+def usage(num_prompt_tokens: int, generation: Generation) -> Json:
     """The `usage` object, of the tokens so far."""
     num_generated = generation.num_generated_tokens
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated,
         "total_tokens": num_prompt_tokens + num_generated,
+        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
     }
 
 

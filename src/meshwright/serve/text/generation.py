@@ -78,7 +78,8 @@ class Generation:
     """An asynchronous iterator of Delta over the answers to `requests`.
 
     Used as `with Generation(...) as generation`: leaving the block cancels unfinished requests.
-    num_generated_tokens: so far, over all answers. keeps_stop: whether an answer includes its stop string.
+    num_generated_tokens: so far, over all answers. num_cached_tokens: of the prompts, read from the prefix
+    cache. keeps_stop: whether an answer includes its stop string.
     limit_seconds: time limit, after which it raises RequestError 408; None: no limit.
     on_closed: called with the lifetimes of the requests after the last.
     """
@@ -107,6 +108,10 @@ class Generation:
         self._latencies = Latencies(engine.metrics, len(requests))
         self._stream = engine.submit(*requests)
         self.num_generated_tokens = 0
+        self.num_cached_tokens = 0
+        prompts = [request.prompt for request in requests]
+        # Further answers to a prompt find it in the cache because of the first.
+        self._first_answers = {i for i, prompt in enumerate(prompts) if not i or prompt is not prompts[i - 1]}
 
     @property
     def num_answers(self) -> int:
@@ -128,6 +133,8 @@ class Generation:
         while (event := await next_event()) is not None:
             self.num_generated_tokens += event.score is not None
             self._latencies.take(event)
+            if event.index in self._first_answers:
+                self.num_cached_tokens += event.num_cached
             answer = self._answers[event.index]
             delta = answer.take(event)
             if answer.text.stopped:
