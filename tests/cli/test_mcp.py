@@ -1,6 +1,7 @@
 """mw mcp as a process, asked by a client of the protocol."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.cli.mcp import command_document, shortened
+from meshwright.cli.mcp import brief_plan, command_document, shortened
 
 pytest.importorskip("mcp")
 from mcp import Client, StdioServerParameters
@@ -105,6 +106,22 @@ def test_a_script_is_mended_by_its_findings(tmp_path: Path) -> None:
 def test_long_documents_are_cut() -> None:
     short = shortened({"environment": 1, "rows": list(range(100)), "text": "x" * 5000})
     assert short["rows"][-1] == "and 92 more" and len(short["text"]) < 2100 and "environment" not in short
+
+
+def test_a_plan_is_answered_in_a_page() -> None:
+    """A plan's answer has verdict, best layout with its parts, runners-up and reasons, within 7 kB."""
+    work = ("--model", "llama-3-70b", "--hardware", "h100:8x8", "--batch-tokens", "4M", "--seq-len", "8k")
+    document = command_document(["plan", "train", *work])
+    brief = shortened(brief_plan(document))
+    assert len(json.dumps(brief)) < 7000 < 18000 < len(json.dumps(shortened(document)))
+    assert brief["verdict"] == document["verdict"]
+    best, parts = brief["best"], brief["best"]["breakdown"]
+    assert best["layout"] == document["best"]["layout"]
+    assert best["step_seconds"] == pytest.approx(document["best"]["step_seconds"], rel=1e-3)
+    assert best["bytes_per_chip"] == document["best"]["bytes_per_chip"]
+    assert set(parts[0]) == {"name", "share", "bound"} and parts[-1].endswith("more")
+    assert {"name", "text"} <= set(brief["rejected"][0])
+    assert len(brief["candidates"]) == 6
 
 
 def test_a_command_that_fails_is_one_line() -> None:

@@ -21,6 +21,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _TIMEOUT_SECONDS = 600
 # Items of a list in an answer, and characters of a text.
 _MOST_ITEMS, _MOST_CHARACTERS = 8, 2000
+# Parts of a plan that answer the question; the others come with details=True.
+_OF_PLAN = (
+    "error", "notes", "notices", "verdict", "best", "candidates", "frontier", "faster", "rejected", "ranges",
+    "smallest", "explanation",
+)  # fmt: skip
+# Figures of a layout, of a part of its step, and of a rejected layout.
+_FIGURES = (
+    "name", "hardware", "chips", "layout", "weights_dtype", "kv_dtype", "batch", "max_batch",
+    "step_seconds", "mfu", "ttft_seconds", "tpot_seconds", "tokens_per_second",
+    "tokens_per_second_per_chip", "share", "bound", "bytes_per_chip", "fits", "breakdown",
+    "price_per_million_tokens", "why_not_run", "why_not", "text",
+)  # fmt: skip
+_MOST_LAYOUTS, _DIGITS = 5, 4
+_OF_LAYOUTS = {"best", "candidates", "frontier", "faster", "rejected"}
+_WHY_NOT = "\n\nWhy not another"  # of an explanation, whose reasons `rejected` has
 # The program of a command whose messages offer no line to type: a client calls functions.
 _WITHOUT_LINES = "from meshwright.cli.main import run; run(offers_line=False)"
 
@@ -79,15 +94,19 @@ def plan_training(
     layout: str | None = None,
     given: str | None = None,
     software: str | None = None,
+    details: bool = False,
 ) -> dict[str, Any]:
     """Rank layouts for training by predicted step time, with MFU, memory and why; or price one layout.
 
     batch_tokens: 4M or 4Mi. seq_len: 8k. layout: fsdp=64,tensor=8. given: conditions, tensor=8,pipe<=4.
-    software: the training program to price, such as megatron-core or torchtitan.
+    software: the training program to price, such as megatron-core or torchtitan. details: also the mesh,
+    assumptions, thresholds and shardings.
     """
     options = {"--layout": layout, "--given": given, "--software": software}
     work = ["--batch-tokens", str(batch_tokens), "--seq-len", str(seq_len)]
-    return _answer(["plan", "train", "--model", model, "--hardware", hardware, *work], options)
+    return _answer(
+        ["plan", "train", "--model", model, "--hardware", hardware, *work], options, brief=not details
+    )
 
 
 def plan_serving(
@@ -98,14 +117,18 @@ def plan_serving(
     tpot: float | None = None,
     ttft: float | None = None,
     weights_dtype: str | None = None,
+    details: bool = False,
 ) -> dict[str, Any]:
     """Rank chips, slice sizes, layouts and batches for serving; tpot, ttft: targets in seconds.
 
-    hardware: chips or machines, v5e,h100:8. weights_dtype: bf16, fp8, int8, int4.
+    hardware: chips or machines, v5e,h100:8. weights_dtype: bf16, fp8, int8, int4. details: also the frontier
+    of each chip and other ways to prefill.
     """
     options = {"--tpot": tpot, "--ttft": ttft, "--weights-dtype": weights_dtype}
     work = ["--prompt-tokens", str(prompt_tokens), "--output-tokens", str(output_tokens)]
-    return _answer(["plan", "serve", "--model", model, "--hardware", hardware, *work], options)
+    return _answer(
+        ["plan", "serve", "--model", model, "--hardware", hardware, *work], options, brief=not details
+    )
 
 
 def fit(model: str, hardware: str | None = None, seq_len: Count | None = None) -> dict[str, Any]:
@@ -149,9 +172,53 @@ def hardware(name: str) -> dict[str, Any]:
     return command_document(["hardware", name])
 
 
-def _answer(arguments: Sequence[str], options: Mapping[str, object]) -> dict[str, Any]:
+def _answer(
+    arguments: Sequence[str], options: Mapping[str, object], *, brief: bool = False
+) -> dict[str, Any]:
     given = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
-    return shortened(command_document([*arguments, *given]))
+    document = command_document([*arguments, *given])
+    return shortened(brief_plan(document) if brief else document)
+
+
+def brief_plan(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a plan's document that answer the question, with figures of four digits.
+
+    >>> brief_plan({"best": {"mfu": 0.453981, "mesh": {"data": 8}}, "model": {"name": "llama-3-8b"}})
+    {'best': {'mfu': 0.454}}
+    """
+    made = {key: document[key] for key in _OF_PLAN if document.get(key)}
+    if "rejected" in made and "explanation" in made:
+        made["explanation"] = made["explanation"].partition(_WHY_NOT)[0]
+    return {key: _figures(value) if key in _OF_LAYOUTS else _rounded(value) for key, value in made.items()}
+
+
+def _figures(value: object) -> Any:
+    """The figures of one layout or of the first of a list, with the number of layouts that are left out."""
+    if isinstance(value, list):
+        kept = [_with_total(_figures(each)) for each in value[:_MOST_LAYOUTS]]
+        return [*kept, f"and {len(value) - len(kept)} more"] if len(value) > len(kept) else kept
+    if not isinstance(value, dict):
+        return value
+    made = {key: value[key] for key in _FIGURES if value.get(key) not in (None, [], {})}
+    if "breakdown" in made:
+        made["breakdown"] = _figures(made["breakdown"])
+    return _rounded(made)
+
+
+def _with_total(row: Any) -> Any:
+    """A layout of a list with the sum of its bytes alone; `best` has the parts."""
+    if not isinstance(row, dict) or "bytes_per_chip" not in row:
+        return row
+    return row | {"bytes_per_chip": {"total": row["bytes_per_chip"]["total"]}}
+
+
+def _rounded(value: object) -> Any:
+    """A document whose fractions have four digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
 def command_document(arguments: Sequence[str]) -> dict[str, Any]:
