@@ -8,7 +8,9 @@
 
 The model has 134M parameters, random, written by transformers. Each peer is a process that lives throughout
 and has all cores in its turn: bf16 beside bf16, int8 and int4 beside weights of 8 and 4 bits; ours computes
-in float32 where `mw serve` does so by default. A peer that cannot be had is skipped, with the reason.
+in float32 where `mw serve` does so by default. llama.cpp's weights are those of its own quantiser, Q8_0 and
+Q4_0: next to 4 bits the last projection has 6 there, and tables have 8 in OpenVINO's export and ours.
+A peer that cannot be had is skipped, with the reason.
 PYTHON is the interpreter of an environment with the peers:
 
     python -m venv peers && peers/bin/pip install torch transformers gguf llama-cpp-python \
@@ -19,6 +21,7 @@ backend for CPUs is not among the peers.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import statistics
@@ -118,10 +121,15 @@ def with_llama_cpp(folder: Path, dtype: str) -> Answer:
     """llama.cpp on all cores: the prompts in batches, then a token of each stream a step."""
     lib = import_module("llama_cpp")
 
-    file = folder / f"{dtype}.gguf"
-    if not file.exists():
-        write_gguf(folder, file, dtype)
+    file, wide = folder / f"{dtype}.gguf", folder / "bf16.gguf"
+    if not wide.exists():
+        write_gguf(folder, wide)
     lib.llama_backend_init()
+    if not file.exists():
+        quantizes = lib.llama_model_quantize_default_params()
+        quantizes.ftype = {"int8": lib.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": lib.LLAMA_FTYPE_MOSTLY_Q4_0}[dtype]
+        done = lib.llama_model_quantize(str(wide).encode(), str(file).encode(), ctypes.byref(quantizes))
+        assert done == 0, "llama.cpp does not quantise the model"
     model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
     how = lib.llama_context_default_params()
     how.n_ctx, how.n_batch, how.n_ubatch, how.n_seq_max = STREAMS * CONTEXT, 2048, 512, STREAMS
@@ -157,8 +165,8 @@ def with_llama_cpp(folder: Path, dtype: str) -> Answer:
     return answer
 
 
-def write_gguf(folder: Path, file: Path, dtype: str) -> None:
-    """The checkpoint in llama.cpp's format: bf16, or blocks of 32 in q8_0 or q4_0. Norms stay f32."""
+def write_gguf(folder: Path, file: Path) -> None:
+    """The checkpoint in llama.cpp's format: bf16, norms in f32."""
     import torch
     from safetensors.torch import load_file
 
@@ -182,7 +190,7 @@ def write_gguf(folder: Path, file: Path, dtype: str) -> None:
         x = tensor.to(torch.float32).numpy()
         if name.endswith(("q_proj.weight", "k_proj.weight")):  # rotated in pairs there, here in halves
             x = x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
-        stored = kind.F32 if x.ndim == 1 else {"bf16": kind.BF16, "int8": kind.Q8_0, "int4": kind.Q4_0}[dtype]
+        stored = kind.F32 if x.ndim == 1 else kind.BF16
         there = names.get_name(name, try_suffixes=(".weight",))
         writer.add_tensor(there, gguf.quants.quantize(np.ascontiguousarray(x), stored), raw_dtype=stored)
     writer.write_header_to_file()
