@@ -119,7 +119,8 @@ def _start(
         if init == "experts":
             num_experts = round(scale**-2)
             first = jax.random.randint(key, (*shape[:-1], 1), 0, num_experts)
-            chosen = (first + jnp.arange(shape[-1])) % num_experts - num_experts // 2
+            following = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
+            chosen = (first + following) % num_experts - num_experts // 2
             return chosen.astype(dtype)
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(dtype)
 
