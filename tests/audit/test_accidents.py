@@ -95,3 +95,18 @@ def test_blocks_passed_round_a_ring_are_a_collective_in_steps(pairs: str, kinds:
 }}
 """
     assert _kinds(lines) == kinds
+
+
+def test_rows_that_a_sum_fetches_from_other_devices_are_looked_up() -> None:
+    """XLA for TPUs sums what each device has of the rows; XLA for CPU gathers the array."""
+    lines = """\
+  %cache = bf16[16,1024]{1,0} parameter(0), sharding={devices=[4,1]<=[4]}, metadata={op_name="cache"}
+  %parents = s32[16]{0} parameter(1), sharding={devices=[4]<=[4]}, metadata={op_name="parents"}
+  %all = s32[64]{0} all-gather(%parents), dimensions={0}, replica_groups={{0,1,2,3}}
+  %rows = bf16[64,1024]{1,0} gather(%cache, %all), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,1024}
+  %sum = bf16[64,1024]{1,0} all-reduce(%rows), replica_groups={{0,1,2,3}}, to_apply=%add, metadata={op_name="jit(f)/gather"}
+  %wave = bf16[64,1024]{1,0} sine(%sum)
+  ROOT %both = (bf16[16,1024]{1,0}, bf16[64,1024]{1,0}) tuple(%cache, %wave)
+}
+"""  # noqa: E501
+    assert _kinds(lines) == ["table_gathered"]

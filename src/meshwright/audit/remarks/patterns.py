@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from meshwright.audit.facts.communication import is_cast
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule
-from meshwright.audit.facts.emitted import ELEMENTWISE, REDUCTIONS, Emitted, is_computed
+from meshwright.audit.facts.emitted import ELEMENTWISE, REDUCTIONS, Emitted, is_computed, is_product
+from meshwright.audit.facts.instruction_work import flops_of
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import device_values, own_slices
@@ -140,16 +140,20 @@ def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
         or primitive_of(c.op_name) not in _BY_INDEX
     ):
         return None
-    uses = emitted.uses(context.program, elementwise=True)
-    if emitted.op == "all_gather" and any(user.instruction.opcode == "gather" and at for user, at in uses):
-        return None  # the indices
-    rows = _batch_read_by(emitted, context)
-    if rows is None:
+    rows = _rows_read_by(emitted, context)
+    if rows is None or (emitted.op == "all_gather" and _is_integer(rows)):  # perhaps the indices
         return None
+    name = rows.op_name or rows.name
     whole = rows.shapes[0].num_elements * c.groups.size
     if emitted.elements * emitted.runs * 2 < whole:
         return None
-    name = rows.op_name or rows.name
+    if name not in context.batch_names and not _is_integer(rows):
+        return (
+            "table_gathered",
+            f"rows of `{name}` ({c.gathered_bytes:,} B) are fetched over {context.over(emitted)} by index "
+            f"({emitted.op})",
+            _KEPT_APART,
+        )
     return (
         "batch_shuffled",
         f"rows of the batch (`{name}`, {c.gathered_bytes:,} B) are fetched over {context.over(emitted)} by "
@@ -241,8 +245,8 @@ def _is_count(program: Program, part: TracedValue) -> bool:
     return found
 
 
-def _batch_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | None:
-    """The batch's input whose rows a collective sends: all of them, or the ones that a gather reads."""
+def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | None:
+    """The input whose rows a collective over the batch's axes sends: all of them, or those of a gather."""
     program = context.program
     left, seen = [emitted.operand()], 0
     while left and seen < _FEW:
@@ -250,14 +254,18 @@ def _batch_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | N
         instruction = origin.instruction
         if instruction.opcode == "parameter" and not origin.place.frames:
             name = instruction.op_name or instruction.name
-            is_token = re.match(r"[su]\d", instruction.shapes[0].dtype)
-            return instruction if is_token or name in context.batch_names else None
+            is_of_batch = _is_integer(instruction) or name in context.batch_names
+            return instruction if is_of_batch or set(emitted.axes) & context.batch_axes else None
         if instruction.opcode == "gather":
             left = [origin.operand(0)]
         elif instruction.opcode in ELEMENTWISE:
             left += sources(program, origin)
         seen += 1
     return None
+
+
+def _is_integer(parameter: Instruction) -> bool:
+    return bool(re.match(r"[su]\d", parameter.shapes[0].dtype))
 
 
 def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -564,7 +572,8 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if emitted.op != "all_gather" or emitted.is_written or is_computed(context.program, emitted.operand()):
         return None
     dims = emitted.value.instruction.attributes.get("dimensions", "")
-    is_batch = emitted.collective.parameter in context.batch_names
+    *_, stored = history(context.program, emitted.operand(), MOVES)
+    is_batch = emitted.collective.parameter in context.batch_names or _is_integer(stored.instruction)
     if is_batch or emitted.value.place.loops:
         return None
     if dims != "{0}":
@@ -1121,14 +1130,14 @@ def wide_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if c.op != "all_reduce" or not forward or emitted.is_written or c.gathers:
         return None
     *_, product = history(context.program, emitted.operand(), MOVES)
-    if product.instruction.opcode != "dot" or len(set(product.instruction.operands)) < 2:
+    if not is_product(product) or len(set(product.instruction.operands)) < 2:
         return None
     devices = emitted.collective.groups.size
     operands = [product.operand(n) for n in (0, 1)]
     smaller = min((one.instruction.shapes[0] for one in operands), key=lambda one: one.num_bytes)
-    contracted = re.findall(r"\d+", product.instruction.attributes.get("lhs_contracting_dims", ""))
-    left = operands[0].instruction.shapes[0].dims
-    summed = devices * prod(left[int(dim)] for dim in contracted)
+    # XLA for TPUs writes products as convolutions.
+    flops = flops_of(product.instruction, product.place.computation)
+    summed = devices * flops // (2 * max(1, product.instruction.shapes[0].num_elements))
     # The other dimension of a weight counts even if activations of few rows are the smaller operand.
     weights = [one for one in operands if not is_computed(context.program, one)]
     sizes = [one.instruction.shapes[0].num_elements for one in weights] + [smaller.num_elements]
