@@ -764,7 +764,8 @@ def write_catalog(model: Model, x: np.ndarray, rows: Sequence[Row]) -> None:
     for kind in FIGURES:
         tables = {}
         for chip in map(catalog.chip, catalog.names()):
-            if chip.kind != kind or "\nshares = " not in (CATALOG / f"{chip.name}.toml").read_text():
+            stated = tomllib.loads((CATALOG / f"{chip.name}.toml").read_text())
+            if chip.kind != kind or "shares" not in stated:
                 continue  # without `shares`, it has another chip's [step] or none
             family = family_of(chip.name)
             count = sum(row.kind == kind for row in rows)

@@ -51,7 +51,7 @@ def bandwidth(hardware: str = HARDWARE, output: Path | None = _OUTPUT, as_json: 
 def latency(
     chip: Annotated[str, typer.Argument(help="A chip of the catalog: h100, v5p.", autocompletion=chips)],
     num_bytes: int = option(1024, flag="--bytes", parser=parse_count, least=1, help="Bytes of the array."),
-    most: int = option(1024, least=2, help="Most devices."),
+    most: int = option(1024, least=2, help="The largest number of devices."),
     output: Path | None = _OUTPUT,
     as_json: bool = JSON,
 ) -> None:
@@ -84,7 +84,7 @@ def fsdp(
     model: str = _MODEL,
     hardware: str = HARDWARE,
     batch_tokens: int = option(
-        REQUIRED, parser=parse_count, least=1, help="Tokens of a step, in the middle."
+        REQUIRED, parser=parse_count, least=1, help="Tokens of a step; the slider has 1/8 to 8 times it."
     ),
     changes: str | None = CHANGES,
     output: Path | None = _OUTPUT,
@@ -172,7 +172,7 @@ def _over_heads(config: "ModelConfig", num_chips: int) -> "Layout":
 def lookahead(
     acceptance: str = option("0.6,0.8,0.9", help="Probabilities that a draft token is accepted."),
     draft_cost: float = option(0.05, least=0, most=1, help="Time of a draft as a share of a step's."),
-    most: int = option(10, least=1, most=64, help="Most drafts per step."),
+    most: int = option(10, least=1, most=64, help="The largest number of drafts per step."),
     output: Path | None = _OUTPUT,
     as_json: bool = JSON,
 ) -> None:

@@ -1,6 +1,7 @@
 """config.json of every family: read as published, written back, and counted as transformers counts."""
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,10 @@ def test_each_file_is_one_family_with_cases() -> None:
     ]
     cases = [path.stem for path in Path(__file__).with_name("cases").glob("*.py")]
     assert sorted(names) == sorted(cases) == sorted(family.name for family in families.families())
-    releases = {path.stem for path in Path(families.__file__).parent.glob("*.toml")}
-    assert releases == {family.name for family in families.families() if family.releases}
+    files = Path(families.__file__).parent.glob("*.toml")
+    keys = {path.stem: set(tomllib.loads(path.read_text(encoding="utf-8"))) for path in files}
+    assert set(keys) == {family.name for family in families.families() if family.releases}
+    assert set().union(*keys.values()) == {"releases", "shared"}
 
 
 @pytest.mark.parametrize("name", FILES)
