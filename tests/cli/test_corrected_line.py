@@ -500,6 +500,19 @@ def test_a_script_is_audited_by_its_function(tmp_path: Path, capsys: pytest.Capt
          "shard 'In[B, D_Y] . W[D_Y, F]' --mesh Y=2 --dims B=8,D=8,F=8"),
         ("collective all-reduce --bytes 2*1024*8192 --hardware v5e:4x4",
          "collective 'AllReduce_X([B]{U_X})' --mesh X=16 --dims B=8388608 --hardware v5e:4x4"),
+        # number types, phases, and values that were typed before inferred ones
+        ("collective 'AllGather_X([A_X])' --mesh X=4 --dims A=1M --hardware v5e:4 --fp32",
+         "collective 'AllGather_X([A_X])' --mesh X=4 --dims A=1M --hardware v5e:4 --dtype f32"),
+        ("plan serve --model llama-2-13b --hardware v5e:4x2 --mode decode --batch 16 --seq 8192 --int8-kv",
+         "plan serve --model llama-2-13b --hardware v5e:4x2 --phase generate --batch 16 --context 8192 "
+         "--kv-dtype int8"),
+        ("plan train $P --software torchtitan --compile", "plan train $P --software torchtitan"),
+        ("plan train --model llama-3-8b --gpu h100 --count 8 --batch-tokens 1M --seq-len 8k",
+         "plan train $P"),
+        ("fit llama-3-405b --hardware h100:8 --int4", "fit llama-3.1-405b --hardware h100:8"),
+        ("fit llama-3-70b 2x 4090 --int4", "fit llama-3-70b --hardware 2x4090"),
+        ("cost of serving llama-3-70b on 8 h100",
+         "plan serve --model llama-3-70b --hardware h100:8 --prompt-tokens 8k --output-tokens 512"),
         # a command of mw after --
         ("launch slurm --partition gpu -- train plan.toml",
          "launch slurm --partition gpu -- mw train plan.toml"),

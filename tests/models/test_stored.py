@@ -1,5 +1,6 @@
 """The number type in which published files hold a model's matrices, and plans that take it by default."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,16 @@ def test_weights_are_counted_each_in_its_own_type() -> None:
     assert on_a_chip == pytest.approx((487_229_259_776 - whole) / 8 + whole, rel=1e-6)
     plain = stored_bytes(load_model("llama-3.1-405b"), layout.precision)
     assert plain < 0.85 * 487_229_259_776  # all matrices in fp8
+
+
+def test_the_first_file_of_405b_had_each_kv_head_twice() -> None:
+    """62.0 GB a chip were measured on 8 H100 with the file of July 2024, whose config.json had K = 16.
+
+    sgl-project/sglang pull request 723 sets K = 8 for it, as today's file has.
+    """
+    config = replace(load_model("llama-3.1-405b-fp8"), num_kv_heads=16)
+    layout = Layout.of(tensor=8, weights_dtype="fp8", compute_dtype="bf16").at("generate")
+    assert StepBytes(config, layout).weights == pytest.approx(62.0e9, rel=1e-3)
 
 
 def test_wide_weights_stay_so_in_a_plan_and_in_the_server(tmp_path: Path) -> None:

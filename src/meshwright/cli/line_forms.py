@@ -20,6 +20,8 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
     has_layout = any(piece.option == "--layout" for piece in pieces)
     given = {piece.option for piece in pieces if not piece.is_example}
     pieces = [piece for piece in pieces if not (piece.is_example and piece.option in given)]
+    typed = {piece.option for piece in pieces if not piece.is_other} - {"", "--hardware", *LISTS}
+    pieces = [piece for piece in pieces if not (piece.is_other and piece.option in typed)]
     made: list[Piece] = []
     for piece in pieces:
         if has_layout and piece.option == "--given":

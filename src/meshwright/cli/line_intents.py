@@ -121,6 +121,8 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
     """
     verb = words[0].lower()
     lines = next((each for verbs, each in _LINES.items() if verb in verbs.split()), {})
+    if "model" in lines and {"serve", "serving", "inference", "host", "hosting"} & set(words):
+        lines = {**lines, "model": "plan serve --model {}"}
     for at, word in enumerate(words[1:], 1):
         if (line := lines.get(kind_of(word))) and not words[at - 1].startswith("-"):
             rest = [*words[1:at], *words[at + 1 :]]

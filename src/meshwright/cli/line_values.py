@@ -225,9 +225,18 @@ def _is_example(hint: str, value: str, message: str, option: str) -> bool:
     """Whether a message's name is not surely meant: one of several, of another number, or an example."""
     if _variants(hint) != _variants(value) or (option == "--hardware" and not _is_near(hint, value)):
         return True
+    if _is_only_of_size(hint, value, message):
+        return False
     if f"did you mean {hint}" in message:
         return f"did you mean {hint}?" not in message or not _has_numbers_of(value, hint)
     return f"write {hint} or" in message or "does not parse" in message
+
+
+def _is_only_of_size(hint: str, value: str, message: str) -> bool:
+    """Whether a hint is the only model of a message that has the size in the wrong name, such as 405b."""
+    size = re.search(r"(?<![\d.])\d+(\.\d+)?[bm]\b", value.lower())
+    named = re.findall(r"[\w.-]+", message.partition("did you mean ")[2].partition("?")[0])
+    return size is not None and [name for name in named if size[0] in name.split("-")] == [hint]
 
 
 def _variants(name: str) -> set[str]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from meshwright.cli.other_values import MACHINE, with_value
+from meshwright.cli.other_values import MACHINE, dtype_here, with_value
 
 # difflib's least ratio of similarity for a typing error, and for a name that no table explains.
 TYPO, ALIKE = 0.85, 0.7
@@ -27,7 +27,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
         "--accelerator", "--gpu-type", "--tpu", "--accelerator-type", "--tpu-type", "--machine-type",
         "--topology", "--instance-type", "--instance", "--gres", "--gpus-per-task", "--num-devices",
-        "--world-size", "--nproc-per-node", "--gpus-per-node",
+        "--world-size", "--nproc-per-node", "--gpus-per-node", "--count", "--quantity",
     ),
     "--hardware h100:4x8, 4 hosts of 8,": ("--nodes", "--num-nodes", "--nnodes", "--hosts"),
     "--tensor 8": ("--tp", "--tp-size", "--tensor-parallel-size", "--tensor-parallel"),
@@ -187,7 +187,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--smallest --days 30": (
         "--deadline", "--duration", "--in-days", "--finish-in", "--time-limit", "--within", "--max-days",
-        "--max-time", "--wall-time", "--hours", "--max-hours", "--walltime", "--train-hours",
+        "--max-time", "--wall-time", "--hours", "--max-hours", "--finish", "--walltime", "--train-hours",
     ),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
     "--set num_layers=32": ("--num-layers", "--layers", "--n-layer", "--n-layers", "--depth"),
@@ -270,7 +270,8 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "it shows LoRA, QLoRA and every number type, each with its largest batch; leave it out": (
             "--load-in-4bit", "--load-in-8bit", "--quantization", "--quantize", "--dtype", "--weights-dtype",
             "--bits", "--lora", "--qlora", "--batch-size", "--batch", "--kv-dtype", "--precision",
-            "--4bit", "--8bit", "--training", "--inference", "--train", "--serve", "--method", "--mode",
+            "--4bit", "--8bit", "--int4", "--int8", "--fp8", "--bf16", "--fp16", "--q4",
+            "--training", "--inference", "--train", "--serve", "--method", "--mode",
         ),
         "memory belongs to a chip, which --hardware names; mw hardware --template rtx4090 is one to edit": (
             "--vram", "--memory", "--gpu-memory", "--ram", "--mem",
@@ -331,6 +332,9 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
             "--input-output-ratio", "--ratio", "--io-ratio", "--isl-osl",
         ),
         "--rate 20 finds the fewest servers that hold it": ("--smallest", "--max-gpus", "--min-gpus"),
+        "the frontier has the price of each, and --rate 20 finds the cheapest that holds it": (
+            "--cheapest", "--cheap", "--min-cost", "--lowest-cost",
+        ),
         "the whole frontier is printed; leave it out": ("--top", "--limit", "--topk"),
         "a plan is of requests, --prompt-tokens 1k --output-tokens 256; --rate 20 adds a load": (
             "--tokens", "--num-tokens", "--total-tokens",
@@ -345,7 +349,8 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
     "mw train": {
         "the plan sets it: mw plan train --batch-tokens 1Mi --seq-len 8k": (
             "--batch-size", "--batch", "--bs",
-            "--max-length", "--max-seq-length", "--seq-len", "--seq-length", "--block-size",
+            "--max-length", "--max-seq-length", "--seq-len", "--seq-length", "--block-size", "--ctx",
+            "--context", "--context-length",
             "--batch-tokens", "--cutoff-len", "--train-batch-size", "--global-batch-size",
         ),
         "the rest of the data is evaluated by itself; --eval NAME=PATH adds another text": (
@@ -540,8 +545,8 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     plain = _plain(given)
     if plain == "--context" and "--given" in options and value.isdecimal() and int(value) <= _MOST_RANKS:
         return f"--given context={value}"
-    if plain in _PHASES and "--phase" in options and not value[:1].isdigit():
-        return f"--phase {_PHASES[plain]}"
+    if words := _phase(plain, value, options) or _of_type(plain, value, options):
+        return words
     if "hour" in plain and value.isdecimal() and "--days" in options:
         value = f"{value}h"
     if plain == "--n" and "--max-tokens" in options and value.isdecimal() and int(value) > _MOST_SAMPLES:
@@ -568,6 +573,22 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     if letter == "-c" and not value.isdigit():
         letters = letters[::-1]
     return letters[0] if letters else plain if plain in options and plain != given else ""
+
+
+def _phase(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for an option that names a phase, such as --decode or --mode decode; "" for others."""
+    named = f"--{value}" if plain in ("--mode", "--stage") else "" if value[:1].isdigit() else plain
+    return f"--phase {_PHASES[named]}" if named in _PHASES and "--phase" in options else ""
+
+
+def _of_type(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for an option that names a number type, such as --fp32 or --int8-kv; "" for others."""
+    names = [part for part in plain.strip("-").split("-") if part not in ("cache", "use")]
+    use = next((part for part in names if part in ("kv", "weights")), "")
+    types = [dtype_here(part) for part in names if part != use]
+    option = f"--{use}-dtype" if use else "--dtype"
+    is_type = len(types) == 1 and types[0] and option in options and (use or "--weights-dtype" not in options)
+    return f"{option} {types[0]}" if is_type and not value else ""
 
 
 def _plain(option: str) -> str:

@@ -128,6 +128,9 @@ def _with_machines(words: Sequence[str]) -> list[str]:
             made.append(word)
         elif (counted := re.fullmatch(r"(\S+) +x? *(\d+)", word)) and is_machine(counted[1]):
             made.append(f"{counted[1].lower()}:{counted[2]}")  # "H100 8" in quotes
+        elif re.fullmatch(r"\d+x", word.lower()) and rest and is_machine(rest[0]):
+            made.append(f"{word.lower()}{rest[0]}")  # 2x 4090
+            at += 1
         elif word.lower() in _VENDORS and rest and is_machine(rest[0]):
             continue
         elif rest and everyday(word) and not everyday(rest[0]) and everyday(f"{word} {rest[0]}"):
