@@ -253,3 +253,15 @@ def test_a_server_needs_memory_for_its_programs(capsys) -> None:
     assert counts["samplers"] == 24 and counts["prompts"] == 8
     assert server["bytes"] == best["bytes_per_chip"]["total"] + server["program_bytes"]
     assert server["boots"]
+
+
+def test_the_published_file_of_a_narrow_type_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """LLaMA 3.1 405B: the published fp8 file has attention in bf16, 60.9 GB a chip in place of 50.8."""
+    words = ["plan", "serve", "--hardware", "h100:1x8", "--weights-dtype", "fp8", "--layout", "tensor=8"]
+    step = ["--phase", "generate", "--batch", "1", "--context", "1024"]
+    assert main([*words, *step, "--model", "llama-3.1-405b"]) == 0
+    asked = capsys.readouterr()
+    assert "--model llama-3.1-405b-fp8" in asked.err and "weights 50.8 GB" in asked.out
+    assert main([*words, *step, "--model", "llama-3.1-405b-fp8"]) == 0
+    published = capsys.readouterr()
+    assert not published.err and "weights 60.9 GB" in published.out

@@ -201,6 +201,7 @@ def serve(
         machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
     software = by.engine_for(machines)
     precisions = dtypes.precisions(machines, config, by_engine=software is not None)
+    _note_published(config, precisions)
     if not by.rate:
         precisions = [words | _tables_of(words, software) for words in precisions]
     asked = _Asked(config, machines, precisions, layout_for(config, layout) if layout else None, software)
@@ -223,6 +224,18 @@ def serve(
         plan_for_load(config, machines, software, load, precisions, asked.layout, as_json, output)
     else:
         _search(asked, work, runnable, explain, output, as_json)
+
+
+def _note_published(config: ModelConfig, precisions: Sequence[Mapping[str, str]]) -> None:
+    """Print the preset of a published file in a narrow type, which keeps some weights in wider ones."""
+    from meshwright.models.presets import PRESETS
+
+    for dtype in dict.fromkeys(words.get("weights_dtype", "") for words in precisions):
+        if (published := f"{config.name}-{dtype}") in PRESETS:
+            note(
+                f"mw: all matrices are priced in {dtype}; the published {dtype} file keeps some wider, which "
+                f"--model {published} prices"
+            )
 
 
 @dataclass(frozen=True)
