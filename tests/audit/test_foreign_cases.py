@@ -15,6 +15,8 @@ from tests.audit.foreign_by_hand import BY_HAND
 from tests.audit.foreign_cases import CASES, SEVERAL
 
 import meshwright
+from meshwright.audit import foreign
+from meshwright.audit.compile.target import Target
 from meshwright.audit.foreign import audit_file
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.errors import AuditError
@@ -160,3 +162,26 @@ def test_arguments_with_an_abstract_mesh_need_hardware() -> None:
     x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, PartitionSpec("data")))
     with pytest.raises(AuditError, match="ahead of time needs hardware="):
         meshwright.audit(lambda x: x @ x, x)
+
+
+def test_a_shard_map_may_name_an_abstract_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled ahead of time, where the devices here stand for the chips."""
+    monkeypatch.setattr(foreign, "own_target", lambda machine: Target("cpu"))
+    monkeypatch.setattr(foreign, "target_devices", lambda target: jax.devices()[:8])
+    mesh, spec = AbstractMesh((8,), ("data",)), PartitionSpec("data")
+
+    def double(x: jax.Array) -> jax.Array:
+        return x * jax.lax.psum(x, "data")
+
+    run = jax.jit(jax.shard_map(double, mesh=mesh, in_specs=spec, out_specs=spec))
+    x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, spec))
+    found = meshwright.audit(run, x, hardware="v5p:2x2x2")
+    assert [one["op"] for one in found["emitted"]] == ["all_reduce"]
+
+
+def test_a_shard_map_of_other_devices_is_told_to_leave_out_its_mesh() -> None:
+    def refused(jitted: Any) -> Any:
+        raise ValueError("The context mesh A should match the mesh passed to shard_map B")
+
+    with pytest.raises(AuditError, match=r"names the devices of another mesh; leave out its mesh="):
+        foreign._compiled(jax.jit(jnp.sin), refused)

@@ -8,6 +8,7 @@ every instruction was understood and no mistake was found, otherwise `differs`.
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -393,10 +394,19 @@ def compiled_ahead(
     mesh = _on_chips(given, target)
     args, kwargs = _placed((args, kwargs), mesh)
 
-    def compile_for(jitted: Any) -> Any:
-        with jax.set_mesh(mesh):
+    def compile_under(context: AbstractContextManager[Any], jitted: Any) -> Any:
+        with context:
             lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(target.compiler.lowering,))
             return lowered.compile(compiler_options=dict(target.compiler.options) or None)
+
+    def compile_for(jitted: Any) -> Any:
+        try:
+            return compile_under(jax.set_mesh(mesh), jitted)
+        except ValueError as error:
+            # A shard_map that names the abstract mesh refuses one with devices.
+            if _OTHER_MESH not in str(error) or not isinstance(given, jax.sharding.AbstractMesh):
+                raise
+            return compile_under(jax.sharding.use_abstract_mesh(given), jitted)
 
     return _compiled(jitted, compile_for), Mesh(dict(given.shape))
 
@@ -416,6 +426,10 @@ def _placed(arguments: Any, mesh: "jax.sharding.Mesh") -> Any:
     return jax.tree.map(placed, arguments)
 
 
+# In JAX's error of a shard_map whose mesh is not the context's.
+_OTHER_MESH = "should match the mesh passed to shard_map"
+
+
 def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> Program:
     import jax
 
@@ -432,6 +446,11 @@ def _compiled(jitted: Callable[..., Any], compile_it: Callable[[Any], Any]) -> P
                 f"{name} does not compile: a sharding in it names the devices of another mesh; write "
                 "with_sharding_constraint(x, PartitionSpec(...)), under jax.set_mesh, in place of "
                 "NamedSharding(mesh, PartitionSpec(...))"
+            ) from error
+        if _OTHER_MESH in str(error):
+            raise AuditError(
+                f"{name} does not compile: a shard_map in it names the devices of another mesh; leave out "
+                "its mesh=, so that it takes the one of jax.set_mesh"
             ) from error
         raise AuditError(f"{name} does not compile: {callback_words(str(error)) or lines[0]}") from error
     assert text, "XLA keeps the text of a compiled program"
