@@ -7,6 +7,7 @@ import pytest
 from meshwright.models.config import ModelConfig, MoE, Window
 from meshwright.models.count import (
     cached_positions,
+    choice_biases,
     count_params,
     forward_flops,
     forward_flops_per_token,
@@ -219,3 +220,11 @@ def test_experts_need_e_over_k_times_the_batch() -> None:
     """All 16 experts are read for 2 of them a token: an eighth of the dense model's intensity."""
     dense = matmul_intensity(CHECKED, "mlp", 64)
     assert matmul_intensity(replace(MIXED, vocab_size=8), "mlp", 64) == pytest.approx(dense / 8, rel=0.02)
+
+
+def test_biases_that_choose_experts_are_buffers_in_transformers() -> None:
+    """num_parameters() of transformers' DeepSeek-V3 leaves out 58 layers x 256 experts."""
+    config = PRESETS["deepseek-v3"]
+    assert choice_biases(config) == 58 * 256
+    assert count_params(config).total - choice_biases(config) == 671_026_404_352
+    assert choice_biases(PRESETS["mixtral-8x7b"]) == 0

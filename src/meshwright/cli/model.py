@@ -122,6 +122,7 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
         "name": config.name,
         "params": {"total": params.total, **asdict(params)},
         "stored": _stored(config),
+        "choice_biases": counted.choice_biases(config),
         "mtp_params": counted.mtp_params(config),
         "tower_params": config.tower_params,
         "mtp_flops_per_token": counted.mtp_flops_per_token(config, seq_len),
@@ -242,6 +243,9 @@ def _totals(document: dict) -> object:
     table.add_row("\nparameters", "\n" + format_count(params["total"]), f"\n{params['total']:,}")
     if params["active"] != params["total"]:
         table.add_row("  active per token", format_count(params["active"]), f"{params['active']:,}")
+    if biases := document["choice_biases"]:
+        about = f"{biases:,}; buffers in most of transformers' models, whose counts leave them out"
+        table.add_row("  biases of routers", format_count(biases), about)
     if stored := document["stored"]:
         all_wide = f"{format_bytes(stored['wide_bytes'])} in {stored['wide_dtype']}"
         wide = f"with the parts that stay in {stored['wide_dtype']}; {all_wide}"

@@ -63,6 +63,19 @@ def count_params(config: ModelConfig) -> ParamCount:
     return ParamCount(**counts, active=sum(counts.values()) - unused)
 
 
+def choice_biases(config: ModelConfig) -> int:
+    """Parameters of the biases that choose experts, which have no gradient.
+
+    DeepSeek-V3 has one for each expert of 58 layers: 58 x 256 = 14,848.
+    """
+    named = ((path, param, path.partition("/")[0]) for path, param in parameters(config).items())
+    return sum(
+        prod(param.shape(dimensions(config, stack)))
+        for path, param, stack in named
+        if path.endswith("/router_choice_bias")
+    )
+
+
 def mtp_params(config: ModelConfig) -> int:
     """Parameters of the modules that predict further tokens, which no other count includes.
 
