@@ -3,8 +3,8 @@
 import pytest
 from tests.audit.hlo_text import HEAD
 
-from meshwright.audit.compare.added import join_added
-from meshwright.audit.compare.line_up import line_up
+from meshwright.audit.compare.added import join_added, join_equal
+from meshwright.audit.compare.line_up import TensorRow, line_up
 from meshwright.audit.facts.communication import collectives
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.hlo.read import parse_hlo
@@ -76,3 +76,26 @@ def test_a_sum_is_equivalent_if_its_product_is_a_term_of_another_sum(
     emitted = [on_mesh(one, MESH) for one in collectives(program)]
     rows = join_added(line_up([_planned("combine"), _planned("shared_out")], emitted), program)
     assert {row.tensor: row.status for row in rows} == {"combine": "match", "shared_out": status}
+
+
+def _of_bias(tensor: str, status: str, num_bytes: int = 1536) -> TensorRow:
+    gradient = PricedCollective(
+        "gradients", "backward", "all_reduce", ("data",), tensor, num_bytes, "bf16", 1, 1e-6, 1e-6, "ici"
+    )
+    return TensorRow(tensor, "backward", (gradient,), (), status, "")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "other", "num_bytes", "status"),
+    [
+        (True, "w_out_bias", 1536, "equivalent"),
+        (False, "w_out_bias", 1536, "missing"),
+        (True, "w_in_bias", 1536, "missing"),
+        (True, "w_out_bias", 768, "missing"),
+    ],
+)
+def test_equal_gradients_of_a_parallel_layer_are_summed_once(
+    parallel: bool, other: str, num_bytes: int, status: str
+) -> None:
+    rows = [_of_bias("wo_bias", "missing"), _of_bias(other, "match", num_bytes)]
+    assert [row.status for row in join_equal(rows, parallel=parallel)] == [status, "match"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from meshwright.audit.compare.added import join_added
+from meshwright.audit.compare.added import join_added, join_equal
 from meshwright.audit.compare.arithmetic import (
     condition_findings,
     host_findings,
@@ -91,6 +91,7 @@ def against_plan(
         split_weights=planned.split_weights,
     )
     lined_up = join_added(line_up(planned.collectives, emitted, side), program)
+    lined_up = join_equal(lined_up, parallel=plan.model.text.parallel)
     rows = weighed(lined_up, prices, planned.seconds)
     differences = _differences(planned, program, rows, prices, widened=compiler.widens)
     if memory:

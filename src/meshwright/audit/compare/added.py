@@ -2,13 +2,14 @@
 
     all_reduce(x) + all_reduce(y)  ->  all_reduce(x + y)
 
-XLA does so for shared and routed experts, whose results are added to each other.
+XLA does so for shared and routed experts, whose results are added to each other. Equal sums it computes once.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from meshwright.audit.compare.line_up import TensorRow
+from meshwright.audit.compare.rewrites import planned_bytes
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.read import Program
@@ -46,6 +47,33 @@ def join_added(rows: Iterable[TensorRow], program: Program) -> list[TensorRow]:
                 note = f"added to {other.tensor} before one sum of both"
                 rows[index] = replace(row, status="equivalent", note=note)
                 break
+    return rows
+
+
+# Biases whose gradients are equal if attention and feed-forward are added to one residual stream.
+_OF_PARALLEL = frozenset(("wo_bias", "w_out_bias"))
+
+
+def join_equal(rows: Iterable[TensorRow], *, parallel: bool) -> list[TensorRow]:
+    """Mark a missing gradient as equivalent if it equals another, which the compiler sums for both.
+
+    parallel: as in `ModelConfig`. The gradients of the two biases are then sums of the same cotangents.
+    """
+    rows = list(rows)
+    if not parallel:
+        return rows
+    for index, row in enumerate(rows):
+        others = [
+            other.tensor
+            for other in rows
+            if {row.tensor, other.tensor} == _OF_PARALLEL
+            and other.direction == row.direction
+            and other.status in ("match", "equivalent")
+            and planned_bytes(other.planned) == planned_bytes(row.planned)
+        ]
+        if row.status == "missing" and others:
+            note = f"equal to the gradient of {others[0]}, which is summed once"
+            rows[index] = replace(row, status="equivalent", note=note)
     return rows
 
 
