@@ -124,8 +124,9 @@ def audit_program(
     AuditError if hardware or mesh have another number of devices.
     """
     machine = machine_of(hardware, program.num_devices) if hardware else None
-    notes = [note] if (note := undonated_note(program)) else []
-    notes += _of_platforms(program, machine) if machine else []
+    # The first says how sure the prices are, which the page shows at its top.
+    notes = _of_platforms(program, machine) if machine else []
+    notes += [note] if (note := undonated_note(program)) else []
     reading = read_program(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices

@@ -140,7 +140,7 @@ def _grades(phase: str, audit: JsonDocument) -> Text:
 
 
 def program_table(audit: JsonDocument) -> Group:
-    """A program without a plan: a row for each collective, then warnings, gaps and the verdict."""
+    """A program without a plan: the verdict, a row for each collective, then warnings and gaps."""
     emitted = sorted(_merged(audit["emitted"]), key=_cost, reverse=True)
     rows = [
         (
@@ -172,7 +172,7 @@ def program_table(audit: JsonDocument) -> Group:
         lines.append(_remark("the compiler", warning["what"], warning["where"], warning["change"], "magenta"))
     lines += [Text(line, style="dim") for line in audit.get("branches", [])]
     lines += [Text(f"not understood: {line}", style="magenta") for line in audit["not_understood"]]
-    return Group(table, *schedule_tables(audit), *lines, _program_verdict(audit))
+    return Group(_program_verdict(audit), table, *schedule_tables(audit), *lines)
 
 
 def _merged(rows: Iterable[JsonDocument]) -> list[JsonDocument]:
