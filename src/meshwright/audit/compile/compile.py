@@ -169,7 +169,7 @@ def _watch(process: subprocess.Popen) -> str:
             if own > _TIMEOUT_SECONDS:
                 return f"{_TIMEOUT_SECONDS} s"
             if now - began > _WAITED * _TIMEOUT_SECONDS:
-                return f"{_WAITED * _TIMEOUT_SECONDS} s, of which it ran for {own:.0f} s"
+                return f"{_WAITED * _TIMEOUT_SECONDS} s ({own:.0f} s of them running)"
             if _resident_bytes(process.pid) > limit:
                 return f"{format_bytes(limit)} of this host's memory"
 

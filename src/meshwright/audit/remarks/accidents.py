@@ -91,7 +91,7 @@ _WRITES = ("dynamic-update-slice", "scatter", "select")
 
 
 def written_in_part(program: Program) -> set[str]:
-    """Names of the inputs of which a part is written, such as caches, and queues of negatives."""
+    """Names of the inputs that are written in part, such as caches and queues of negatives."""
     written = set[str]()
     for place in places(program):
         for instruction in place.computation.instructions.values():

@@ -93,10 +93,10 @@ def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return None
 
 
-# If the devices together look up as many rows as the table has, sending the rows saves nothing.
+# If the devices together look up the whole table, sending the rows saves nothing.
 _KEPT_APART = (
-    "the devices together look up as many rows as there are: if each looks up its own rows (beams, or pages "
-    "of a sequence), index them within the sequence (a batched gather: take_along_axis, or jax.vmap over "
+    "together the devices look up every row: if each looks up its own rows (beams, or pages of a sequence), "
+    "index them within the sequence (a batched gather: take_along_axis, or jax.vmap over "
     "sequences) or in jax.shard_map; otherwise shard the table over another axis, such as heads"
 )
 
@@ -106,7 +106,7 @@ _SPARSE = 8
 
 
 def table_summed(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """The gradient of a whole table summed over devices, of which each looked up a few rows."""
+    """The gradient of a whole table summed over devices that each looked up a few rows."""
     c = emitted.collective
     if c.op != "all_reduce" or c.gathers or emitted.is_written or not context.differentiated:
         return None
@@ -269,7 +269,7 @@ def _is_integer(parameter: Instruction) -> bool:
 
 
 def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Slices of one long array moved, in which all weights lie one after another."""
+    """Slices moved of one long array that holds all weights."""
     c = emitted.collective
     moves = emitted.op in ("permute", "all_to_all", "all_gather") and not c.follows_sum
     if not moves or emitted.is_written or primitive_of(c.op_name) not in _PIECES:
@@ -288,7 +288,7 @@ def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return (
         "weight_resharded",
         f"slices of the one-dimensional array `{name}` are moved over {context.over(emitted)} "
-        f"({emitted.op}): a slice, such as one weight, lies on some of the devices",
+        f"({emitted.op}): some of the devices hold a slice, such as one weight",
         "store each weight as an array of its own, sharded along one of its dimensions: a tree of arrays, "
         "not one array of all (ravel_pytree)",
     )
