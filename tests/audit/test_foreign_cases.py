@@ -72,7 +72,7 @@ def test_the_result_prints_as_ten_lines() -> None:
     lines = repr(found).splitlines()
     assert len(lines) <= 10 and max(map(len, lines)) < 170
     assert lines[0].startswith("differs: 1 findings; ") and "activations_not_constrained" in lines[1]
-    assert "compiled for CPUs, priced on v5p" in lines[-1]
+    assert "compiled for CPUs, priced on v5p" in lines[-2] and "donate the state" in lines[-1]
     assert found["versions"] == {name: version(name) for name in ("jax", "jaxlib")}
 
 
