@@ -336,6 +336,7 @@ def test_no_line_has_another_number_or_chip(
         "plan train $P --given tensor=4 --given tensor=8",  # two values, of which one would be dropped
         "plan train $P --remat none --remat full",
         "model gemma --heads",  # one of several models
+        "compare cloud prices for h100",  # no plans
         "train --config none.toml",  # without its only value the line is no answer
     ],
 )

@@ -15,6 +15,8 @@ def run_fault(command: Command, pieces: Sequence[Piece]) -> str:
             _check_expression(command, given)
         elif command.path[0] == "plan":
             _check_plan(command, given)
+        elif command.path in (("compare",), ("audit",)):
+            _check_files(pieces)
         elif command.path == ("report",):
             _check_page(given)
     except (MeshwrightError, OSError, ValueError) as error:
@@ -53,6 +55,17 @@ def _check_plan(command: Command, given: dict[str, str]) -> None:
     layout = layout_for(config, given["--layout"])
     if command.path == ("plan", "train") and "," not in (machine := given.get("--hardware", "")):
         check_chips(load(machine), layout, config)
+
+
+def _check_files(pieces: Sequence[Piece]) -> None:
+    """Raise MeshwrightError for an argument that is no file, function of a file or MODEL@HARDWARE."""
+    for piece in pieces:
+        is_named = (
+            "@" in piece.value or ".py:" in piece.value or Path(piece.value).suffix in (".toml", ".json")
+        )
+        is_file = not piece.value.startswith("http") and Path(piece.value).exists()
+        if not (piece.option or is_named or is_file):
+            raise PlanError(f"{piece.value} is no file")
 
 
 def _check_page(given: dict[str, str]) -> None:
