@@ -8,6 +8,8 @@ import pytest
 from tests.models.families.table import FILES
 
 from meshwright.errors import ModelError
+from meshwright.layout import Layout
+from meshwright.layout.runnable import why_not
 from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling, Window
 from meshwright.models.hf import to_hf
 from meshwright.models.model_files import config_json
@@ -156,3 +158,10 @@ def test_the_model_of_the_documentation(tmp_path: Path) -> None:
     config = load_model(str(tmp_path / "own.toml"))
     assert config.moe is not None and config.moe.d_ff == 1536
     assert config.windows[:4] == (Window(4096), Window(4096), Window(4096), None)
+
+
+def test_compressed_keys_of_several_heads_are_planned_only() -> None:
+    """`mw model` compares caches with a KV head for each query head."""
+    config = replace(PRESETS["deepseek-v4-flash"], num_kv_heads=64)
+    assert why_not(config, Layout.of()) == "compressed keys of 64 KV heads"
+    assert why_not(PRESETS["deepseek-v4-flash"], Layout.of()) is None

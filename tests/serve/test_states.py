@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.nn import hf_models
 from tests.nn.test_layouts import (
+    COMPRESSED,
     CONVOLUTION,
     DELTA,
     DELTA_BY_ELEMENT,
@@ -108,8 +109,9 @@ def restarts_of(runner: JaxRunner) -> list[int]:
         pytest.param(HYBRID, layout(2).replace(cache="batch"), marks=pytest.mark.slow),
         pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
         pytest.param(CONVOLUTION, layout(2).replace(fsdp=2), marks=pytest.mark.slow),
+        pytest.param(COMPRESSED, layout(1).replace(kv_replicas=2), marks=pytest.mark.slow),
     ],
-    ids=["delta", "delta-tensor", "delta-cache-batch", "mamba-data", "convolution-fsdp"],
+    ids=["delta", "delta-tensor", "delta-cache-batch", "mamba-data", "convolution-fsdp", "compressed"],
 )
 def test_prompts_in_chunks_and_preempted_sequences(config: ModelConfig, split: Layout) -> None:
     """A cache of one context and a page: a sequence loses its pages and its state, and is computed again."""
@@ -206,7 +208,7 @@ def test_indexers_after_cached_prefixes_and_wrong_drafts(config: ModelConfig) ->
 
 KINDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_latent")
 KINDS += ("bamba", "kimi_linear", "falcon_h1", "falcon_mamba", "jamba", "minimax", "mamba2")
-KINDS += ("recurrent_gemma",)
+KINDS += ("recurrent_gemma", "deepseek_v4")
 
 
 @pytest.mark.slow
@@ -214,8 +216,9 @@ KINDS += ("recurrent_gemma",)
 def test_families_token_by_token(kind: str, tmp_path: Path) -> None:
     """As transformers generates, under tensor, with several rows of a prompt in a step."""
     model = hf_models.save(kind, tmp_path)
-    config, split = read_model(tmp_path), layout(2)
-    split = split.replace(expert=2) if config.moe else split
+    config = read_model(tmp_path)
+    split = layout(1).replace(kv_replicas=2) if config.compressed else layout(2)
+    split = split.replace(expert=2) if config.moe and not config.compressed else split
     runner = runner_of(config, load_hf(tmp_path, config, as_read(split), device_mesh(split)), split)
     answers = [hf_models.greedy(model, prompt, NUM_TOKENS) for prompt in PROMPTS]
     assert generate(runner, *map(greedy, PROMPTS)) == answers
@@ -227,8 +230,9 @@ def test_families_token_by_token(kind: str, tmp_path: Path) -> None:
         (HYBRID, layout(2)),
         pytest.param(MAMBA, layout(2).replace(data=2), marks=pytest.mark.slow),
         pytest.param(CONVOLUTION, layout(1), marks=pytest.mark.slow),
+        pytest.param(COMPRESSED, layout(1), marks=pytest.mark.slow),
     ],
-    ids=["delta", "mamba-data", "convolution"],
+    ids=["delta", "mamba-data", "convolution", "compressed"],
 )
 def test_cached_prefixes_with_their_states(config: ModelConfig, split: Layout) -> None:
     """Later prompts start from the states after the last page of a prompt, or after pages that two share."""
@@ -284,8 +288,9 @@ class _Drafts(Drafter):
         (CONVOLUTION, layout(1)),
         (SELECTIVE, layout(2)),
         (LINEAR_UNIT, layout(2)),
+        (COMPRESSED, layout(1)),
     ],
-    ids=["delta", "delta-cache-batch", "mamba-data", "convolution", "selective", "linear_unit"],
+    ids=["delta", "delta-cache-batch", "mamba-data", "convolution", "selective", "linear_unit", "compressed"],
 )
 @pytest.mark.slow
 def test_states_after_wrong_drafts(config: ModelConfig, split: Layout) -> None:

@@ -48,7 +48,6 @@ from meshwright.models.count import (
     cache_arrays,
     cache_scales,
     cached_positions,
-    num_states,
     read_positions,
     widest_window,
 )
@@ -533,7 +532,7 @@ def record_pass(
             count, cached_positions(shape.key_len, None if reads_prompts else cache.window), cache.variant
         ).values()
     )
-    caches += tuple(ops.states(num_states(config)).values())
+    caches += tuple(ops.all_states())
     return replace(ops.graph(), caches=caches, directions=("forward",))
 
 
@@ -661,7 +660,7 @@ def cache_bytes(
     )
     entries = num_sequences if num_state_entries is None else num_state_entries
     of_states = _CachedOps(config, layout, PassShape(entries, 1, context))
-    states = (value.bytes_per_device for value in of_states.states(num_states(config)).values())
+    states = (value.bytes_per_device for value in of_states.all_states())
     return whole((sum(caches) + sum(states)) / layout.pipe)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.errors import PlanError
 from meshwright.layout.layout import Layout
 from meshwright.layout.workload import DEFAULT_CHUNK
-from meshwright.models.config import Window
+from meshwright.models.config import ModelConfig, Window
 from meshwright.units import Numeric
 
 # Positions of a page.
@@ -52,6 +52,17 @@ def chunk_of(layout: Layout, context: int, asked: int | None = None) -> int:
 def page_of(positions: int, window: Window | None) -> int:
     """Positions of a page for sequences of `positions` tokens. window: of the widest layer with one."""
     return min(DEFAULT_PAGE, positions, window.size if window else positions)
+
+
+def whole_page(config: ModelConfig, page_size: int) -> int:
+    """The least multiple of `page_size` that whole entries of compressed keys fill.
+
+    >>> from meshwright.models.presets import PRESETS
+    >>> whole_page(PRESETS["deepseek-v4-flash"], 64), whole_page(PRESETS["llama-3-8b"], 64)
+    (128, 64)
+    """
+    layers = (config.at(number) for number in range(len(config.variants) + 1))
+    return lcm(page_size, *(layer.compressed for layer in layers if layer.compressed))
 
 
 def first_page(position: int, page: int, window: Window | None) -> int:

@@ -79,14 +79,29 @@ def _streams_lack(config: ModelConfig, layout: Layout, phase: str) -> str | None
     }
     if (part := next((part for part, has in parts.items() if has), None)) is None:
         return None
+    if parts["compressed keys"] and config.num_kv_heads > 1:
+        return f"compressed keys of {config.num_kv_heads} KV heads"
     if phase != "train":
-        return "generation with " + " and ".join(part for part, has in parts.items() if has)
+        return _entries_lack(layout)
     if layout.pipe > 1:
         return f"{part} in a pipeline"
     if uses_ring(layout) or layout.table.attending is not None:
         return f"{part} with context_method={'ring' if uses_ring(layout) else 'ulysses'}"
     if axes := layout.activation("x", "BTD").axes_of("D"):
         return f"{part} with D split over {'·'.join(axes)}"
+    return None
+
+
+def _entries_lack(layout: Layout) -> str | None:
+    """The layout of a cache of compressed keys that generation does not run yet."""
+    if axes := layout.rules.prompt_axes:
+        return f"compressed keys of prompts that {'·'.join(axes)} splits"
+    generating = layout.at("generate")
+    if axes := generating.table.axes_of("S"):
+        return f"compressed keys with the cache's positions split over {'·'.join(axes)}"
+    of_heads = generating.activation("q", "BTNH").axes_of("N")
+    if set(generating.activation("k", "BKSH").axes_of("B")) & set(of_heads):
+        return "compressed keys with the cache split by sequences (cache=batch)"
     return None
 
 

@@ -943,13 +943,14 @@ def _model_layers(config: ModelConfig) -> tuple[Layer, ...]:
             and number not in config.nope_layers
         )
         has_state = mixer in ("state", "both")
+        keeps_inputs = mixer == "attention" and bool(config.at(variant).compressed)
         slope = (
             config.state_mixer.slope(number, config.num_layers) if config.state_mixer and has_state else 1.0
         )
         kind = LayerKind(stack, window, turned, mixer, variant, slope)
         caches += kind.attends and not shares
-        states += kind.has_state
-        cache, state = caches - 1 if kind.attends else -1, states - 1 if kind.has_state else -1
+        states += has_state or keeps_inputs
+        cache, state = caches - 1 if kind.attends else -1, states - 1 if has_state or keeps_inputs else -1
         if reuses and kind.attends:
             cache = cache_of.get(window, cache)
         elif kind.attends:
@@ -1068,10 +1069,10 @@ def _check_compression(config: ModelConfig) -> None:
         raise ModelError(
             f"{config.name}: compressed = {config.compressed} needs values_are_cached_keys and sliding_window"
         )
-    if config.values_are_cached_keys and (config.num_kv_heads > 1 or config.mla or config.values_are_keys):
+    if config.values_are_cached_keys and (config.mla or config.values_are_keys):
         raise ModelError(
-            f"{config.name}: values_are_cached_keys is for one KV head, without latent attention (MLA) and "
-            "values_are_keys"
+            f"{config.name}: values_are_cached_keys does not go with latent attention (MLA) or "
+            "values_are_keys; leave one out"
         )
     if config.out_rank and config.num_heads % config.out_groups:
         raise ModelError(

@@ -169,7 +169,7 @@ def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> 
         keys = seen_keys(seq_len, window) if causal else seq_len
         scores += 2 * keys * layer.num_heads * _widths(layer)
     if mixer := config.state_mixer:
-        scores += num_states(config) * mixer.chunk_flops(config.d_model)
+        scores += sum(layer.kind.has_state for layer in config.layers) * mixer.chunk_flops(config.d_model)
     for layer, window in _attending(config):
         if indexer := layer.own_indexer:
             scored = seen_keys(seq_len, None) if causal else seq_len
@@ -180,7 +180,7 @@ def forward_flops(config: ModelConfig, seq_len: int, *, causal: bool = True) -> 
 
 def num_states(config: ModelConfig) -> int:
     """The layers that keep a state for each sequence."""
-    return sum(layer.kind.has_state for layer in config.layers)
+    return len(state_variants(config))
 
 
 def _attending(config: ModelConfig) -> Iterator[tuple[ModelConfig, Window | None]]:
@@ -302,6 +302,11 @@ def _widths(config: ModelConfig) -> int:
 
 
 # The cache
+
+
+def pool_arrays(config: ModelConfig) -> dict[str, str]:
+    """The letters of each array of pages of a layer: `cache_arrays`, and entries of compressed keys."""
+    return cache_arrays(config) | ({"entries": "BSH"} if config.compressed else {})
 
 
 def cache_arrays(config: ModelConfig) -> dict[str, str]:
@@ -426,9 +431,18 @@ def state_arrays(config: ModelConfig, dtype: str = "bf16") -> dict[str, tuple[st
     >>> state_arrays(PRESETS["llama-3-8b"])
     {}
     """
+    if config.compressed:
+        # Values and gates side by side, of the last positions that a later entry sums.
+        arrays = {"compressor": "Bscp"} | ({"index": "Bsca"} if config.own_indexer else {})
+        return {f"{name}_inputs": (letters, dtype) for name, letters in arrays.items()}
     if config.state_mixer is None:
         return {}
     return {name: (one.letters, one.dtype or dtype) for name, one in config.state_mixer.states().items()}
+
+
+def state_variants(config: ModelConfig) -> list[int]:
+    """The variant of each layer with a state, in the order of the states."""
+    return [layer.kind.variant for layer in config.layers if layer.state >= 0]
 
 
 def mixer_state_bytes(config: ModelConfig, dtype: str = "bf16") -> int:
@@ -436,12 +450,15 @@ def mixer_state_bytes(config: ModelConfig, dtype: str = "bf16") -> int:
 
     Recurrent states are float32; the inputs that convolutions remember are in `dtype`.
     """
-    sizes = {**dimensions(config), "B": 1}
-    elements = (
-        prod(sizes[letter] for letter in letters) * dtype_bytes(kept)
-        for letters, kept in state_arrays(config, dtype).values()
-    )
-    return int(num_states(config) * sum(elements))
+
+    def of_layer(config: ModelConfig) -> float:
+        sizes = {**dimensions(config), "B": 1}
+        return sum(
+            prod(sizes[letter] for letter in letters) * dtype_bytes(kept)
+            for letters, kept in state_arrays(config, dtype).values()
+        )
+
+    return int(sum(of_layer(config.at(variant)) for variant in state_variants(config)))
 
 
 @dataclass(frozen=True)

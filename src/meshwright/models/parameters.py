@@ -89,7 +89,11 @@ def _sizes_of_parts(config: ModelConfig) -> dict[str, int]:
     if config.moe and config.moe.hashed:
         sizes |= {"t": config.vocab_size, "r": config.moe.experts_per_token}
     if config.compressed:
-        sizes |= {"w": config.compressed, "c": 2 if config.own_indexer else 1}
+        series = 2 if config.own_indexer else 1
+        sizes |= {"w": config.compressed, "c": series, "s": series * config.compressed - 1}
+        sizes |= {"p": 2 * config.d_head} | (
+            {"a": 2 * config.own_indexer.head_dim} if config.own_indexer else {}
+        )
     if config.out_rank:
         sizes |= {"g": config.out_groups, "u": config.num_heads // config.out_groups, "j": config.out_rank}
     return sizes

@@ -32,7 +32,7 @@ from meshwright.models.transformer import Entries, Places
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.by_formula import ScoreForm, alibi_slopes
-from meshwright.nn.attention.paged import INDEX, PagedCache
+from meshwright.nn.attention.paged import ENTRIES, INDEX, PagedCache
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.embedding import embed
 from meshwright.nn.experts.grouped_products import read_product
@@ -65,7 +65,7 @@ from meshwright.platforms import platform_of
 _Params = dict[str, Any]
 
 # Matrices with other uses than products of rows: looked up, absorbed, of a router, or by blocks.
-_READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up", *BLOCK_GATES}
+_READ_OTHERWISE = {"positions", "router", "wk_up", "wv_up", "wo_down", *BLOCK_GATES}
 _BEFORE_ATTENTION = {"wq_bias", "wk_bias", "wv_bias"}
 # Weights that are multiplied by one input, stored as one array on platforms where that is faster.
 _OF_ONE_INPUT = ("wq", "wk", "wv"), ("w_gate", "w_in"), ("shared_gate", "shared_in")
@@ -279,6 +279,9 @@ class InferenceOps(_ProductsOfStored):
         if cache is None:
             how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
             return super().attention(name, q, k, v, places, None, kind, entries=entries, **how)
+        if entries is not None:
+            scores = ScoreForm(softcap, q.shape[-1] ** -0.5 if scale is None else scale)
+            return self._over_entries(name, (q, k), entries, cache, kind, scores, sinks, chosen)
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         pages, number, _ = cache
         if self.layout.table.position_axes:
@@ -293,17 +296,83 @@ class InferenceOps(_ProductsOfStored):
             return out, cache._replace(cache=pages)
         if not kind.shares_kv:
             with jax.named_scope(name):
-                pages = pages.written(number, {"k": k[:, 0], "v": v[:, 0]})
+                new = {"k": k[:, 0]} if self.config.values_are_cached_keys else {"k": k[:, 0], "v": v[:, 0]}
+                pages = pages.written(number, new)
         if pages.is_fresh:
             q, k, v = (pages.by_row(x[:, 0]) for x in (q, k, v))
             how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
             out, _ = super().attention(name, q, k, v, _from_the_start(q), None, kind, **how)
             return _by_token(out), cache._replace(cache=pages)
         with jax.named_scope(name):
-            block = self.config.indexer.block if self.config.indexer else None
+            indexer = self.config.at(kind.variant).indexer
+            block = indexer.block if indexer else None
             how = ScoreForm(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes, block)
             out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks, chosen)
             return out.astype(self.dtype)[:, None], cache._replace(cache=pages)
+
+    def _over_entries(
+        self,
+        name: str,
+        projected: tuple[Array, Array],
+        entries: Entries[Array],
+        cache: CacheOfLayer,
+        kind: KindInLoop,
+        how: ScoreForm,
+        sinks: Array | None,
+        chosen: Array | None,
+    ) -> tuple[Array, Any]:
+        """Attention of the step's tokens over a window and entries, which are written first.
+
+        entries: of every token [N, 1, H]; only those at the last position of an entry are written.
+        """
+        (q, k), (pages, number, _), every = projected, cache, self._positions_of_entry(kind)
+        values, [window] = entries.values, kind.windows
+        assert window is not None, "layers with entries have a window"
+        with jax.named_scope(name):
+            pages = pages.written(number, {"k": k[:, 0]}).written(number, {ENTRIES: values[:, 0]}, every)
+        cache = cache._replace(cache=pages)
+        if pages.is_fresh:
+            q, k, values = (pages.by_row(x[:, 0]) for x in (q, k, values))
+            whole = Entries(*self._of_prompts(values, every))
+            scores = {"softcap": how.softcap, "scale": how.scale, "sinks": sinks, "chosen": chosen}
+            out, _ = super().attention(name, q, k, k, _from_the_start(q), None, kind, entries=whole, **scores)
+            return _by_token(out), cache
+        with jax.named_scope(name):
+            out = pages.attend_with_entries(number, q[:, 0], window, how, sinks, chosen)
+            return out.astype(self.dtype)[:, None], cache
+
+    def _positions_of_entry(self, kind: KindInLoop) -> int:
+        every = self.config.at(kind.variant).compressed
+        assert every is not None, "layers with entries compress keys"
+        return every
+
+    def _of_prompts(self, values: Array, every: int) -> tuple[Array, Places]:
+        """The entries of whole prompts, [R, S, H] of [R, Q, H] for every token, and their first positions."""
+        values = values[:, every - 1 :: every]
+        spec = PartitionSpec(_split_of(values)[0], None)
+        first = every * lax.broadcasted_iota(jnp.int32, values.shape[:2], 1, out_sharding=spec)
+        return values, Places(first)
+
+    def compressed(
+        self,
+        name: str,
+        values: Array,
+        gates: Array,
+        bias: Array,
+        places: Places,
+        cache: CacheOfLayer | None,
+        kind: KindInLoop,
+    ) -> tuple[Entries[Array], Any]:
+        """The entries that would end at each of the step's tokens, [N, 1, H], and the cache."""
+        if cache is None:
+            return super().compressed(name, values, gates, bias, places, None, kind)
+        states = cache.cache.of_states
+        assert not isinstance(states, PromptStates), "prompts are not split by position"
+        with jax.named_scope(name):
+            entries, states = states.compressed(cache.state, name, values[:, 0], gates[:, 0], bias)
+            first = places.positions + 1 - self._positions_of_entry(kind)
+            cache = cache._replace(cache=replace(cache.cache, states=states))
+            return Entries(entries[:, None], Places(first)), cache
 
     def latent_attention(
         self,
@@ -368,7 +437,7 @@ class InferenceOps(_ProductsOfStored):
         """Write the indexer's keys of the step's tokens, and choose the positions that each token reads."""
         if cache is None:
             return super().index(name, q, k, weights, places, None, kind, entries)
-        indexer, (pages, number, _) = self.config.indexer, cache
+        indexer, (pages, number, _) = self.config.at(kind.variant).indexer, cache
         assert indexer is not None, "only an indexer has an index"
         if self.layout.table.position_axes:
             with jax.named_scope(name):
@@ -377,15 +446,17 @@ class InferenceOps(_ProductsOfStored):
                 pages = pages.written(number, {INDEX: _in_a_row(whole)})
             chosen, _ = super().index(name, q, k, weights, places, None, kind)
             return chosen, cache._replace(cache=pages)
+        every = 1 if entries is None else self._positions_of_entry(kind)
         with jax.named_scope(name):
-            pages = pages.written(number, {INDEX: k[:, 0]})
+            pages = pages.written(number, {INDEX: k[:, 0]}, every)
         cache = cache._replace(cache=pages)
         if pages.is_fresh:
             q, k, weights = jax.tree.map(lambda x: pages.by_row(x[:, 0]), (q, k, weights))
-            return super().index(name, q, k, weights, _from_the_start(q), None, kind)[0], cache
+            k, entries = (k, None) if entries is None else self._of_prompts(k, every)
+            return super().index(name, q, k, weights, _from_the_start(q), None, kind, entries)[0], cache
         with jax.named_scope(name):
             weights = None if weights is None else weights[:, 0]
-            return pages.choose(number, q[:, 0], weights, indexer), cache
+            return pages.choose(number, q[:, 0], weights, indexer, every), cache
 
     def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
         """The einsum of tokens x[B, N, ...] with weights of each head."""
@@ -700,7 +771,7 @@ def _type(
     with_panels: bool,
 ) -> Any:
     """The type of one layer's array: a ShapeDtypeStruct, Panels of one, or a Quantised of such."""
-    sizes, dtype = dimensions(config), layout.precision.stored_dtype(path, param)
+    sizes, dtype = dimensions(config, path), layout.precision.stored_dtype(path, param)
     array = _sharding(layout, path, param)
     lies_in_panels = with_panels and _can_lie_in_panels(config, layout, path, param)
     record = number_type(dtype)
@@ -754,7 +825,7 @@ def _can_lie_in_panels(config: ModelConfig, layout: Layout, path: str, param: Pa
     is_rounded = precision.matmul_dtype == record.served_operands
     if (record.served_operands if is_rounded else precision.compute_dtype) not in record.native_operands:
         return False
-    sizes = dimensions(config)
+    sizes = dimensions(config, path)
     summed = [sizes[letter] // layout.mesh.size(used.axes_of(letter)) for letter in param.fan_in]
     if record.group:
         # Tables are read by rows, which `rows_of_panels` does not multiply by the scales of groups.

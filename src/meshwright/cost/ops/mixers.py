@@ -4,6 +4,7 @@ The counterpart of `nn/mixers/`. In training and prefill a recurrence is compute
 the state between them; in a step of generation the state is read, changed and written once.
 """
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.layout.moves.attention import attention_layout, shared_by_heads, token_sharding
 from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.config import LayerKind
-from meshwright.models.count import state_arrays
+from meshwright.models.count import state_arrays, state_variants
 from meshwright.models.mixers.mixer import CHUNK, HEADS, WIDE_FUNCTIONS, AddedFlops, LoopPass, StateMixer
+from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed_operation
@@ -274,18 +276,24 @@ class MixerOps(ProductOps):
         assert mixer is not None, "a recurrence is of a mixer with a state"
         return mixer
 
+    def all_states(self) -> list[Value]:
+        """The arrays of all layers with states."""
+        counts = Counter(state_variants(self.config))
+        return [one for variant, count in counts.items() for one in self.states(count, variant).values()]
+
     def _tokens_of_heads(self, v: Value) -> Any:
         """Tokens times the share of the heads that one device has."""
         return self.elements(v.array) / self.sizes["p"] / self._state_mixer().total_heads(self.config.d_model)
 
-    def states(self, num_layers: int) -> dict[str, Value]:
-        """The arrays that `num_layers` layers keep of the sequences."""
-        sizes = self.sizes
-        self.sizes = sizes | {"L": num_layers}
+    def states(self, num_layers: int, variant: int = 0) -> dict[str, Value]:
+        """The arrays that `num_layers` layers of a variant keep of the sequences."""
+        sizes, config = self.sizes, self.config.at(variant)
+        of_layers = dimensions(config) if variant else {}
+        self.sizes = {**sizes, **of_layers, "L": num_layers}
         dtype = self.layout.precision.compute_dtype
         arrays = {
             name: self.value(self.layout.activation(name, "L" + letters), kept)
-            for name, (letters, kept) in state_arrays(self.config, dtype).items()
+            for name, (letters, kept) in state_arrays(config, dtype).items()
         }
         self.sizes = sizes
         return arrays

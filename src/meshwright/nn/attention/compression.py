@@ -53,15 +53,25 @@ def summed(values: Array, gates: Array, bias: Array, windows: Windows) -> Array:
     """entries[B, S, H] of values and gates [B, T, c, H] and bias[w, c, H], without documents' places."""
     rate = bias.shape[0]
     v, g = (_of_entries(x, windows, rate) for x in (values, gates))
-    g = g.astype(jnp.float32) + bias.astype(jnp.float32)[None, None]
+    run = jax.vmap(weighed, in_axes=(0, 0, None, 0))
+    return run((v, _shifted(v)), (g, _shifted(g)), bias, windows.first >= rate)
+
+
+def weighed(values: tuple[Array, Array], gates: tuple[Array, Array], bias: Array, has_before: Array) -> Array:
+    """entries[S, H] of the values and gates [S, w, c, H] of their own positions, and of the positions before.
+
+    has_before: bool[S], whether the positions before are of the same segment.
+    """
+    (v, v_before), (g, g_before) = values, gates
+    g = g.astype(jnp.float32) + bias.astype(jnp.float32)[None]
     if bias.shape[1] == 1:
         v, g = v[..., 0, :], g[..., 0, :]
     else:
-        has_before = (windows.first >= rate)[:, :, None, None]
-        before = jnp.where(has_before, _shifted(g[..., 0, :]), -jnp.inf)
-        v = jnp.concatenate([_shifted(v[..., 0, :]), v[..., 1, :]], axis=2)
-        g = jnp.concatenate([before, g[..., 1, :]], axis=2)
-    return jnp.sum(v * jax.nn.softmax(g, axis=2).astype(v.dtype), axis=2)
+        before = g_before[..., 0, :].astype(jnp.float32) + bias[:, 0].astype(jnp.float32)[None]
+        before = jnp.where(has_before[:, None, None], before, -jnp.inf)
+        v = jnp.concatenate([v_before[..., 0, :], v[..., 1, :]], axis=1)
+        g = jnp.concatenate([before, g[..., 1, :]], axis=1)
+    return jnp.sum(v * jax.nn.softmax(g, axis=1).astype(v.dtype), axis=1)
 
 
 def _of_entries(x: Array, windows: Windows, rate: int) -> Array:

@@ -44,7 +44,7 @@ from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import why_no_paged
 from meshwright.layout.page_sizes import KEYS_AT_ONCE, SIDE_BY_SIDE, TOGETHER, pages_read
 from meshwright.models.config import Indexer, ModelConfig, Window
-from meshwright.models.count import cache_arrays, cache_windows, caches
+from meshwright.models.count import cache_windows, caches, pool_arrays
 from meshwright.models.parameters import dimensions
 from meshwright.models.transformer import at_most
 from meshwright.native import kernels
@@ -55,6 +55,7 @@ from meshwright.nn.attention.packed_pages import Packed, positions_together
 from meshwright.nn.attention.paged_selection import (
     attend_to_blocks,
     attend_to_chosen,
+    attend_to_entries,
     best_of_tables,
     best_positions,
 )
@@ -76,6 +77,7 @@ Pools = dict[str, list[Pool]]
 PADDING = -1  # the position of a token that is padding
 _SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel
 INDEX = "index"  # the pools of an indexer's keys
+ENTRIES = "entries"  # the pools of compressed keys
 # KEYS_AT_ONCE of CPUs, for chosen latents: few enough to stay in the caches of cores.
 _CPU_KEYS_AT_ONCE = 1 << 14
 
@@ -136,10 +138,13 @@ class PagedCache:
         shape = (x.shape[0] // rows.length, rows.length, *x.shape[1:])
         return jnp.reshape(x, shape, out_sharding=PartitionSpec(first, None, *rest))
 
-    def written(self, number: int, new: Mapping[str, Array]) -> "PagedCache":
-        """The cache with the tokens' new[N, ...] in the pools of cache `number`."""
+    def written(self, number: int, new: Mapping[str, Array], every: int = 1) -> "PagedCache":
+        """The cache with the tokens' new[N, ...] in the pools of cache `number`.
+
+        every: positions of an entry, which is written at its last position.
+        """
         pools = {name: list(layers) for name, layers in self.pools.items()}
-        tables = self.tables[:, self.groups[number]]
+        tables = self.tables[:, self.groups[number] if every == 1 else 0]
         if _SIDE_BY_SIDE in pools:
             new = {_SIDE_BY_SIDE: paged_kernel.side_by_side(new["k"], new["v"])}
         for name, x in new.items():
@@ -150,15 +155,19 @@ class PagedCache:
             apart = tuple(axis for axis in _axes(spec[0]) if axis not in self.sharing)
             rows = PartitionSpec(apart or None, *spec[1:of_size], *spec[of_size + 1 :])
             places = PartitionSpec(spec[0]), PartitionSpec(spec[0], None)
-            write = partial(self._write, letters, _axes(spec[of_size]))
+            write = partial(self._write, letters, _axes(spec[of_size]), every)
             local = jax.shard_map(write, in_specs=(stored, rows, *places), out_specs=stored, check_vma=False)
             pools[name][number] = local(pool, reshard(x, rows), self.positions, tables)
         return replace(self, pools=pools)
 
-    def _write(self, letters: str, split: Axes, pool: Any, x: Array, positions: Array, tables: Array) -> Any:
+    def _write(
+        self, letters: str, split: Axes, every: int, pool: Any, x: Array, positions: Array, tables: Array
+    ) -> Any:
         """A device's pool, of positions split over `split`, with its tokens' x."""
         of_size = letters.index("S")
         num_pages, size = _values(pool).shape[0], _page_size(pool, of_size)
+        if every > 1:
+            positions = jnp.where((positions + 1) % every == 0, positions // every, PADDING)
         pages, places = self._places(positions, tables, num_pages, size * _count(split))
         places = places - size * _number(split)
         places = jnp.where((places >= 0) & (places < size), places, size)
@@ -179,8 +188,10 @@ class PagedCache:
         starts = [sum(before.num_rows for before in self.rows[:i]) for i in range(len(self.rows))]
         return list(zip(self.rows, starts, strict=True))
 
-    def choose(self, number: int, q: Array, weights: Array | None, indexer: Indexer) -> Array:
+    def choose(self, number: int, q: Array, weights: Array | None, indexer: Indexer, every: int = 1) -> Array:
         """i32[N, k]: the positions that an indexer chooses for each token, none later than its own.
+
+        every: positions of a compressed key; the numbers of keys are returned.
 
         q[N, x, y], weights[N, x]: the queries and weights of the indexer's heads. If it chooses blocks,
         i32[N, K, k] by q[N, K, y] without weights: the numbers of blocks for each KV head.
@@ -191,6 +202,8 @@ class PagedCache:
 
         def local(q: Array, weights: Array | None, positions: Array, tables: Array, pool: Pool) -> Array:
             parts, token, size = [], 0, _page_size(pool)
+            if every > 1:
+                positions = (positions + 1) // every - 1
 
             def read(pages: Array) -> Array:
                 keys = _read(pages, pool)
@@ -222,7 +235,69 @@ class PagedCache:
         run = jax.shard_map(local, in_specs=in_specs, out_specs=of_out, check_vma=False)
         q = reshard(q, of_q)
         weights = None if weights is None else reshard(weights, of_weights)
-        return run(q, weights, self.positions, self.tables[:, self.groups[number]], pool)
+        tables = self.tables[:, self.groups[number] if every == 1 else 0]
+        return run(q, weights, self.positions, tables, pool)
+
+    def attend_with_entries(
+        self,
+        number: int,
+        q: Array,
+        window: Window,
+        how: ScoreForm,
+        sinks: Array | None,
+        chosen: Array | None = None,
+    ) -> Array:
+        """out f32[N, heads, H] of q[N, heads, H] over the positions in `window` and entries before.
+
+        chosen: i32[N, k], the numbers of the entries that are read; None: all whose positions are not later.
+        """
+        pools = self.pools["k"][number], self.pools[ENTRIES][number]
+        heads = partition_spec(self.layout.activation("q", "BTNH"))
+        of_keys = partition_spec(self.layout.activation("k", "BKSH"))
+        of_entries = partition_spec(self.layout.activation(ENTRIES, "BSH"))
+        of_pools = _spec_of(pools[0], of_keys), _spec_of(pools[1], of_entries)
+        by_replica = of_keys[0]
+        at_once = _CPU_KEYS_AT_ONCE if platform().page_by_page else KEYS_AT_ONCE
+
+        def local(
+            q: Array, positions: Array, near: Array, far: Array, sinks: Any, chosen: Any, *pools: Pool
+        ) -> Array:
+            row_of_token = [row for rows, first in self._numbered() for row in _repeated(rows, first)]
+            of_token = jnp.asarray(row_of_token, jnp.int32)
+            keys, entries = pools
+            size, num_entries = _page_size(keys), _page_size(entries)
+
+            def read_keys(table: Array, at: Array) -> Array:
+                page = table[at // size]
+                return _read((page, jnp.zeros_like(page), at % size), keys)
+
+            def read_entries(table: Array, at: Array) -> Array:
+                return _read((table[at // num_entries], at % num_entries), entries)
+
+            return attend_to_entries(
+                q,
+                chosen,
+                positions,
+                (near[of_token], far[of_token]),
+                (read_keys, read_entries),
+                sinks,
+                window,
+                1.0 if how.scale is None else how.scale,
+                far.shape[1] * num_entries,
+                at_once,
+            )
+
+        rows = PartitionSpec(by_replica, None)
+        of_q = PartitionSpec(by_replica, heads[2], None)
+        of_sinks, of_chosen = (
+            None if sinks is None else PartitionSpec(heads[2]),
+            None if chosen is None else rows,
+        )
+        in_specs = of_q, PartitionSpec(by_replica), rows, rows, of_sinks, of_chosen, *of_pools
+        run = jax.shard_map(local, in_specs=in_specs, out_specs=of_q, check_vma=False)
+        sinks = None if sinks is None else reshard(sinks.astype(jnp.float32), PartitionSpec(heads[2]))
+        near, far = self.tables[:, self.groups[number]], self.tables[:, 0]
+        return run(reshard(q, of_q), self.positions, near, far, sinks, chosen, *pools)
 
     def attend(
         self,
@@ -238,7 +313,8 @@ class PagedCache:
         A token sees the positions up to its own, within `window`. sinks[heads]: an additional logit, which
         takes weight from all keys. chosen: the result of `choose`, the only positions that are read.
         """
-        names = [name for name in self.pools if name != INDEX]
+        names = [name for name in self.pools if name not in (INDEX, ENTRIES)]
+        names *= 2 if names == ["k"] else 1  # values are keys
         pools = [self.pools[name][number] for name in names]
         heads = partition_spec(self.layout.activation("q", "BTNH"))
         letters = [_letters(name, _values(pool).ndim) for name, pool in zip(names, pools, strict=True)]
@@ -352,7 +428,7 @@ def _letters(name: str, ndim: int) -> str:
     """The dimensions of a pool; K is 2K if keys and values are side by side."""
     if name == _SIDE_BY_SIDE:
         return "BSKH"
-    return "BKSH" if ndim == 4 else "BSR"
+    return "BKSH" if ndim == 4 else "BSH" if name == ENTRIES else "BSR"
 
 
 def _kv_heads(layout: Layout) -> Any:
@@ -389,20 +465,28 @@ def _joins_heads(platform: Platform, config: ModelConfig, layout: Layout) -> boo
 
 
 def abstract_pools(
-    config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_pages: Sequence[int], page_size: int
+    config: ModelConfig,
+    layout: Layout,
+    mesh: jax.sharding.Mesh,
+    num_pages: Sequence[int],
+    page_size: int,
+    num_whole: int = 0,
 ) -> dict[str, list[Any]]:
-    """The types of all layers' pools. num_pages: of each cache.
+    """The types of all layers' pools. num_pages: of each cache; num_whole: of its compressed keys.
 
-    None in place of the index of a layer that reads an earlier layer's choice.
+    None in place of the index or entries of a layer that has none of its own. A page has an entry for each
+    `config.compressed` of its positions.
     """
-    dims, platform, lanes = dimensions(config), platform_of(mesh), platform_of(mesh).lanes
-    of_caches = [cache_arrays(config.at(cache.variant)) for cache in caches(config)]
+    platform, lanes = platform_of(mesh), platform_of(mesh).lanes
+    variants = [config.at(cache.variant) for cache in caches(config)]
+    dims = {letter: size for one in (*variants, config) for letter, size in dimensions(one).items()}
+    of_caches = [pool_arrays(one) for one in variants]
     arrays = {name: order for of_cache in of_caches for name, order in of_cache.items()}
     letters = {name: "BKSH" if "K" in order else order for name, order in arrays.items()}
     if _joins_heads(platform, config, layout):
         letters, dims = {_SIDE_BY_SIDE: _letters(_SIDE_BY_SIDE, 4)}, {**dims, "K": 2 * dims["K"]}
 
-    def pool(array: ShardedArray, count: int) -> Any:
+    def pool(array: ShardedArray, count: int, page_size: int) -> Any:
         sizes = {**dims, "B": count, "S": page_size}
         dtype = jax_dtype(layout.precision.cache_dtype)
         if number_type(layout.precision.cache_dtype).scales is None:
@@ -417,11 +501,15 @@ def abstract_pools(
         scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
         return Quantised(array_type(array, mesh, sizes, dtype), array_type(scales, mesh, sizes, jnp.float32))
 
+    def of_layer(name: str, order: str, count: int, one: ModelConfig, arrays: Mapping[str, str]) -> Any:
+        if name in (INDEX, ENTRIES) and name not in arrays:
+            return None
+        if one.compressed and name in (INDEX, ENTRIES):
+            return pool(layout.activation(name, order), num_whole, page_size // one.compressed)
+        return pool(layout.activation(name, order), count, page_size)
+
     return {
-        name: [
-            pool(layout.activation(name, order), count) if name != INDEX or INDEX in of_cache else None
-            for count, of_cache in zip(num_pages, of_caches, strict=True)
-        ]
+        name: [of_layer(name, order, *each) for each in zip(num_pages, variants, of_caches, strict=True)]
         for name, order in letters.items()
     }
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.layout.page_sizes import KEYS_AT_ONCE, TOGETHER
-from meshwright.models.config import Indexer
+from meshwright.models.config import Indexer, Window
 from meshwright.models.transformer import at_most
 from meshwright.nn.attention.by_formula import HIDDEN
 from meshwright.nn.attention.selection import head_scores, index_scores, local_blocks
@@ -180,3 +180,48 @@ def attend_to_blocks(
 
     rows = q, chosen, positions, tables
     return _some_at_a_time(of_query, rows, max(1, at_once // (chosen.shape[1] * chosen.shape[2] * block)))
+
+
+def attend_to_entries(
+    q: Array,
+    chosen: Array | None,
+    positions: Array,
+    tables: tuple[Array, Array],
+    read: tuple[Callable[[Array, Array], Array], Callable[[Array, Array], Array]],
+    sinks: Array | None,
+    window: Window,
+    scale: float,
+    num_entries: int,
+    at_once: int = KEYS_AT_ONCE,
+) -> Array:
+    """f32[N, heads, H] of q[N, heads, H] over the keys in a window and entries, which are values too.
+
+    chosen i32[N, k]: numbers of the entries; None: all that end at or before a query's position. tables: the
+    pages of each query, i32[N, P], for keys and for entries. read: return the keys at positions, and the
+    entries at numbers, by a table. sinks[heads]: another logit. num_entries: of the longest sequence.
+    """
+
+    def of_query(query: tuple[Any, ...]) -> Array:
+        q, chosen, position, near, far = query
+        at = position - window.size + 1 + jnp.arange(window.size, dtype=jnp.int32)
+        numbers = jnp.arange(num_entries, dtype=jnp.int32) if chosen is None else chosen
+        is_read = (numbers >= 0) & (numbers < (position + 1) // window.compressed)
+        # For missing positions the sequence's first is read, with weight 0.
+        kept = read[0](near, jnp.maximum(at, 0)), read[1](far, jnp.where(is_read, numbers, 0))
+        keys = jnp.concatenate([x.astype(q.dtype) for x in kept])
+        is_seen = jnp.concatenate([at >= 0, is_read])
+        scores = scale * jnp.einsum("hH,SH->hS", q, keys, preferred_element_type=jnp.float32)
+        scores = jnp.where(is_seen[None], scores, HIDDEN)
+        peak = jnp.max(scores, axis=-1, keepdims=True)
+        peak = peak if sinks is None else jnp.maximum(peak, sinks[:, None])
+        raised = jnp.where(is_seen[None], jnp.exp(scores - peak), 0.0)
+        total = jnp.sum(raised, axis=-1, keepdims=True)
+        total = jnp.maximum(total, 1e-30) if sinks is None else total + jnp.exp(sinks[:, None] - peak)
+        shares = (raised / total).astype(q.dtype)
+        # Later positions may be of a sequence that failed, and hold any number.
+        keys = jnp.where(is_seen[:, None], keys, jnp.zeros((), keys.dtype))
+        return jnp.einsum("hS,SH->hH", shares, keys, preferred_element_type=jnp.float32)
+
+    num_keys = window.size + (num_entries if chosen is None else chosen.shape[1])
+    queries = q, chosen, positions, *tables
+    return _some_at_a_time(of_query, queries, max(1, at_once // num_keys))

@@ -25,9 +25,10 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
-from meshwright.models.count import num_states, state_arrays
+from meshwright.models.count import state_arrays, state_variants
 from meshwright.models.parameters import dimensions
 from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.attention.compression import weighed
 from meshwright.nn.attention.paged import Rows
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.mixers.recurrence import Inputs, chunked, rates_of
@@ -63,6 +64,17 @@ class StateCache:
         names = sorted(given, key=lambda kind: kind != "v")
         arrays, constants = [given[kind] for kind in names], [] if rates is None else [rates]
         return self._updated(number, name, partial(_recurrent, names), *arrays, constants=constants)
+
+    def compressed(
+        self, number: int, name: str, values: Array, gates: Array, bias: Array
+    ) -> tuple[Array, "StateCache"]:
+        """The entry that ends at each token, [N, H], of its values and gates [N, c, H], and the cache.
+
+        It has no meaning at tokens that do not end the positions of an entry.
+        """
+        inputs = jnp.concatenate([plain(values), plain(gates)], axis=-1)
+        out, cache = self._updated(number, f"{name}_inputs", _compressed, inputs, constants=(bias,))
+        return out[:, 0], cache
 
     def _updated(
         self,
@@ -175,6 +187,49 @@ def _convolved(state: Array, places: StatePlaces, x: Array, taps: Array) -> tupl
     return jnp.asarray(y, x.dtype), places.put(state, after)
 
 
+def _compressed(state: Array, places: StatePlaces, x: Array, bias: Array) -> tuple[Array, Array]:
+    """Entries [R, Q, 1, H] at the last of their positions in x[R, Q, c, 2H], and the last inputs.
+
+    bias[w, c, H]: see nn/attention/compression.py. Rows of several tokens are one after another, since a row
+    may be shorter than the inputs before the next one.
+    """
+    rate, num_kept, length = bias.shape[0], state.shape[1], x.shape[1]
+    count = -(-length // rate)
+
+    def of_row(before: Array, positions: Array, x: Array) -> tuple[Array, Array]:
+        """The row's entries, and all inputs, of which the last are kept."""
+        inputs = jnp.concatenate([before, x.astype(before.dtype)])
+        last = (rate - 1 - positions[0]) % rate + rate * jnp.arange(count, dtype=jnp.int32)
+        first = positions[0] + last + 1 - rate
+        starts = num_kept + last + 1 - rate
+        own, earlier = (
+            inputs[jnp.clip(begin[:, None] + jnp.arange(rate, dtype=jnp.int32)[None], 0, len(inputs) - 1)]
+            for begin in (starts, starts - rate)
+        )
+        (v, g), (v_before, g_before) = (jnp.split(part, 2, axis=-1) for part in (own, earlier))
+        entries = weighed((v, v_before), (g, g_before), bias, first >= rate)
+        out = jnp.zeros((length, entries.shape[-1]), entries.dtype).at[last].set(entries, mode="drop")
+        return out.astype(x.dtype), inputs
+
+    def before(state: Array, read: Array, positions: Array) -> Array:
+        return jnp.where(positions[0] > 0, state[read], jnp.zeros((), state.dtype))
+
+    if length == 1 or places.after_drafts is not None:
+        begun = jax.vmap(partial(before, state))(places.read, places.positions)
+        out, inputs = jax.vmap(of_row)(begun, places.positions, x)
+        after = [inputs[:, end : end + num_kept] for end in range(1, length + 1)]
+        return out[:, :, None], places.put(state, after)
+
+    def row(state: Array, given: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+        read, slot, positions, x = given
+        out, inputs = of_row(before(state, read, positions), positions, x)
+        after = lax.dynamic_slice_in_dim(inputs, jnp.sum(positions >= 0), num_kept)
+        return state.at[slot].set(after), out
+
+    state, out = lax.scan(row, state, (places.read, places.slots, places.positions, x))
+    return out[:, :, None], state
+
+
 def _recurrent(
     names: Sequence[str], state: Array, places: StatePlaces, *arrays: Array
 ) -> tuple[Array, Array]:
@@ -231,12 +286,21 @@ def _stepped(inputs: Inputs, state: Array) -> tuple[Array, Array]:
 
 
 def abstract_states(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, num_slots: int) -> Any:
-    """The types of the states of all layers, by name."""
-    sizes = {**dimensions(config), "B": num_slots}
+    """The types of the states of all layers, by name; None for layers without a state of this name."""
+    of_layers = [config.at(variant) for variant in state_variants(config)]
+    kept = [state_arrays(one, layout.precision.compute_dtype) for one in of_layers]
+
+    def state(name: str, one: ModelConfig, arrays: Mapping[str, tuple[str, str]]) -> Any:
+        if name not in arrays:
+            return None
+        letters, dtype = arrays[name]
+        sizes = {**dimensions(one), "B": num_slots}
+        return array_type(layout.activation(name, letters), mesh, sizes, jax_dtype(dtype))
+
+    names = dict.fromkeys(name for arrays in kept for name in arrays)
     return {
-        name: [array_type(layout.activation(name, letters), mesh, sizes, jax_dtype(dtype))]
-        * num_states(config)
-        for name, (letters, dtype) in state_arrays(config, layout.precision.compute_dtype).items()
+        name: [state(name, one, arrays) for one, arrays in zip(of_layers, kept, strict=True)]
+        for name in names
     }
 
 

@@ -50,14 +50,13 @@ class CacheTypes:
         self._num_pages, self._page_size = (num_pages, num_window_pages), page_size
         self.groups = page_groups(config, has_windows=bool(num_window_pages))
         self.states = abstract_states(config, layout, mesh, self.num_entries)
-        self.page_names = tuple(self._pages([0] * len(self.groups)))
+        self.page_names = tuple(self._pages([0] * len(self.groups), 0))
         self.state_names = tuple(self.states)
 
     def pools(self) -> Any:
         """The types of the pages of all layers, and of their states."""
-        return (
-            self._pages([self.num_replicas * self._num_pages[group] for group in self.groups]) | self.states
-        )
+        of_caches = [self.num_replicas * self._num_pages[group] for group in self.groups]
+        return self._pages(of_caches, self.num_replicas * self._num_pages[0]) | self.states
 
     def exported(self, num_pages: int) -> Any:
         """The types of `num_pages` exported pages of each replica and one state entry of each shard."""
@@ -65,14 +64,15 @@ class CacheTypes:
 
     def exported_pages(self, num_pages: int) -> Any:
         """The types of `num_pages` exported pages of each replica."""
-        return self._pages([self.num_replicas * num_pages] * len(self.groups))
+        count = self.num_replicas * num_pages
+        return self._pages([count] * len(self.groups), count)
 
     def exported_states(self) -> Any:
         """The types of one exported entry of the states of each shard of the batch."""
         return abstract_states(self._config, self._layout, self.mesh, self.num_shards)
 
-    def _pages(self, of_caches: Sequence[int]) -> Any:
-        return abstract_pools(self._config, self._layout, self.mesh, of_caches, self._page_size)
+    def _pages(self, of_caches: Sequence[int], num_whole: int) -> Any:
+        return abstract_pools(self._config, self._layout, self.mesh, of_caches, self._page_size, num_whole)
 
     def split(self, *shape: int, dtype: DTypeLike = np.int32) -> jax.ShapeDtypeStruct:
         """The type of an array with a part of its first dimension on each shard of the batch."""

@@ -271,7 +271,7 @@ class InferencePrograms:
         read: Array | None = None,
     ) -> tuple[Any, ...]:
         tokens = self._on_each(_known, tokens, last, slots)
-        places = Places(positions[:, None])
+        places = transformer.with_tokens(self.config, Places(positions[:, None]), tokens[:, None])
         placed = reshard(positions, PartitionSpec(self.cache.page_axes))
         cache = PagedCache(
             {name: pools[name] for name in self.cache.page_names},
@@ -513,11 +513,12 @@ def _known(tokens: Array, last: Array, slots: Array) -> Array:
 
 def _without_padding(x: Array, places: Array) -> Array:
     """Zeros in padding rows: most layers keep them zero, and kernels.py skips zero rows."""
-    return jnp.where((places == PADDING)[:, None, None], jnp.zeros((), x.dtype), x)
+    is_padding = jnp.reshape(places == PADDING, (-1, *[1] * (x.ndim - 1)))
+    return jnp.where(is_padding, jnp.zeros((), x.dtype), x)
 
 
 def _with_rows(num_rows: int, x: Array) -> Array:
-    return jnp.pad(x, ((0, num_rows - x.shape[0]), (0, 0), (0, 0)))
+    return jnp.pad(x, ((0, num_rows - x.shape[0]), *[(0, 0)] * (x.ndim - 1)))
 
 
 def _taken(x: Array, heads: Array) -> Array:

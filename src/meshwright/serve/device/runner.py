@@ -129,7 +129,7 @@ class JaxRunner:
             mesh,
             num_slots=limits.slots_per_replica,
             num_pages=limits.num_pages,
-            page_size=page_size,
+            page_size=limits.page_size,
             num_window_pages=limits.num_window_pages,
             num_snapshots=limits.num_snapshots,
             num_kept_drafts=limits.num_kept_drafts,

@@ -15,6 +15,7 @@ from meshwright.layout.page_sizes import (
     compiled_sizes,
     divided_block,
     num_state_entries,
+    whole_page,
 )
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig, Window
@@ -95,6 +96,7 @@ class Limits:
         keeps_windows: layers with a window keep only the pages that it needs.
         """
         at, chunk = layout.at("generate"), chunk_of(layout, context, chunk)
+        page_size = whole_page(config, page_size)
         replicas = num_replicas(at, config)
         limits = cls.of(
             num_slots,

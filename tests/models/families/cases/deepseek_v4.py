@@ -4,7 +4,7 @@ from tests.models.families.case import YARN, Tiny
 
 HUB: dict[str, dict[str, Any]] = {}
 _KINDS = ("sliding", "heavily_compressed", "compressed_sparse", "heavily_compressed", "compressed_sparse")
-# Of 48 positions 12 entries of 4, of which a query reads 5, and 6 of 8. Two layers have experts by a table.
+# Of 48 positions 24 entries of 2, of which a query reads 5, and 12 of 4. Two layers have experts by a table.
 TINY: dict[str, Tiny] = {
     "deepseek_v4": Tiny(
         "DeepseekV4",
@@ -22,8 +22,8 @@ TINY: dict[str, Tiny] = {
             "num_hidden_layers": 5,
             "layer_types": [f"{kind}_attention" for kind in _KINDS],
             "compress_rates": {
-                "compressed_sparse_attention": 4,
-                "heavily_compressed_attention": 8,
+                "compressed_sparse_attention": 2,
+                "heavily_compressed_attention": 4,
             },
             "index_n_heads": 12,
             "index_head_dim": 8,
