@@ -137,7 +137,7 @@ def _with_machines(words: Sequence[str]) -> list[str]:
             made.append(everyday(f"{word} {rest[0]}")[0])  # macbook pro
             at += 1
         else:
-            spoken = () if is_machine(word) or Path(word).exists() else everyday(word)
+            spoken = () if is_machine(word) or _exists(word) else everyday(word)
             made.append(spoken[0] if spoken else word)
     return made
 
@@ -206,10 +206,17 @@ def matching_files(words: Sequence[str]) -> list[str]:
     return made
 
 
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # not a file name: too long
+        return False
+
+
 def _files(pattern: str) -> list[str]:
     path = Path(pattern)
     folder = Path(path.anchor or ".")
     try:
         return sorted(str(file) for file in folder.glob(str(path.relative_to(path.anchor))))
-    except ValueError:  # `**` within a name
+    except (OSError, ValueError):  # a long name, or `**` within one
         return []
