@@ -13,7 +13,7 @@ from typing import Any
 
 from typer.main import get_command as to_command
 
-from meshwright.cli.launch import OF_MW
+from meshwright.cli.launch import MW_COMMANDS
 from meshwright.cli.line_checks import run_fault
 from meshwright.cli.line_commands import candidates, command_at, every_command, of_typed
 from meshwright.cli.line_forms import completed, converted, launched, merged, of_its_command, on_all_chips
@@ -68,12 +68,12 @@ def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     """The options of a wrong line that the offered `line` leaves out, each with the reason."""
     typed = (of_typed(shlex.split(words)) for words in re.findall(r"mw ([^&]+)", line))
     commands = [command for command, _ in filter(None, typed)]
-    return left_out(_spoken(args), line, commands) if commands else {}
+    return left_out(_rewritten(args), line, commands) if commands else {}
 
 
 def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
     """The message about the first unknown model or machine of a line; empty if all are known."""
-    for command, rest in candidates(_spoken(args), commands):
+    for command, rest in candidates(_rewritten(args), commands):
         named = [piece for piece in pieces_of(rest, command) if piece.option in ("--model", "--hardware")]
         valued = (piece for piece in named if piece.value and command.takes_value(piece.option))
         faults = (command.fault(*piece.words) for piece in valued)
@@ -81,8 +81,8 @@ def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
     return ""
 
 
-def _spoken(args: Sequence[str]) -> list[str]:
-    """The words of a line as `corrected_line` reads them."""
+def _rewritten(args: Sequence[str]) -> list[str]:
+    """The words of a line after the same replacements as in `corrected_line`."""
     return in_one_word(matching_files(unpasted(plain_words(args))))
 
 
@@ -136,11 +136,14 @@ def _with_page(planning: Command, rest: Sequence[str]) -> str:
 
 
 def _launching(words: Sequence[str]) -> str:
-    """The line of mw launch for a line without a way to launch, such as `launch -n 4 -- COMMAND`."""
+    """The line of mw launch for `launch -n 4 -- COMMAND` or `launch local -n 4 -- train plan.toml`.
+
+    The first lacks the way to launch, the second the `mw` before the command. Empty for other lines.
+    """
     if words[0] != "launch":
         return ""
     at = words.index("--") + 1
-    if words[at : at + 1] and words[at] in OF_MW and (command := command_at(tuple(words[:2]))):
+    if words[at : at + 1] and words[at] in MW_COMMANDS and (command := command_at(tuple(words[:2]))):
         words = [*words[:at], "mw", *words[at:]]
         return shlex.join(["mw", *words]) if command.parses(words[2:]) else ""
     if not words[1].startswith("-") or words[1] == "--":

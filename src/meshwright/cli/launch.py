@@ -22,7 +22,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 # The command with its options follows `--`.
 _COMMAND = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
-OF_MW = ("train", "serve", "bench", "audit", "generate")  # commands of mw, written without `mw`
+# Commands of mw that processes may run. `-- train plan.toml` lacks the `mw`.
+MW_COMMANDS = ("train", "serve", "bench", "audit", "generate")
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="mw train plan.toml ...")]
 _JOIN = "How long the processes may take to find each other."
 _OUTPUT: Path | None = option(None, flag="-o", help="The file to write.", unset="stdout")
@@ -73,12 +74,12 @@ def local(
 
 
 def _check(command: list[str], launcher: str) -> None:
-    """Raise MeshwrightError for a plan in place of the command that trains with it."""
+    """Raise MeshwrightError for a plan in place of a command, and for a command of mw without `mw`."""
     if command and command[0].endswith(".toml"):
         raise MeshwrightError(
             f"{command[0]} is no command; write mw launch {launcher} -- mw train {' '.join(command)}"
         )
-    if command and command[0] in OF_MW and shutil.which(command[0]) is None:
+    if command and command[0] in MW_COMMANDS and shutil.which(command[0]) is None:
         raise MeshwrightError(
             f"{command[0]} is a command of mw; write mw launch {launcher} -- mw {' '.join(command)}"
         )

@@ -66,29 +66,31 @@ def candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tupl
 
 
 # Options that mw fit answers and mw model does not: `model llama-3-8b --batch 4`.
-_OF_FIT = {"--batch", "--batch-size", "--dtype", "--weights-dtype", "--bits", "--gpu", "--hardware", "--vram"}
+_FIT_OPTIONS = {
+    "--batch", "--batch-size", "--dtype", "--weights-dtype", "--bits", "--gpu", "--hardware", "--vram",
+}  # fmt: skip
 _RANGE = re.compile(r"(\d+)(?:(?::|-|\.\.)(\d+)|((?:,\d+)+))")
 
 
 def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
-    """Lines of other commands, for options that only they have: a range of batches, a server's name, ..."""
-    if words[0] == "model" and _OF_FIT & set(words):
+    """Lines of another command that words after the typed command ask for."""
+    if words[0] == "model" and _FIT_OPTIONS & set(words):
         yield ["fit", *words[1:]]
-    if is_launcher(words[0]):
+    if is_launcher(words[0]):  # `megatron --tp 8`
         yield ["plan", "train", "--for", *words]
     models = [word for word in words[1:] if is_model(word)] if words[0] == "compare" else []
-    if len(models) > 1 and "--hardware" in words[:-1]:
+    if len(models) > 1 and "--hardware" in words[:-1]:  # mw compare takes MODEL@MACHINE
         at = words.index("--hardware")
         named = [f"{word}@{words[at + 1]}" if word in models else word for word in words]
         yield [*named[:at], *named[at + 2 :]]
-    if words[0] == "serve" and len(words) > 1 and is_engine(words[1]):
+    if words[0] == "serve" and len(words) > 1 and is_engine(words[1]):  # `serve vllm MODEL`
         is_named = any(not word.startswith("-") or word in ("--checkpoint", "--model") for word in words[2:])
         yield ["serve", *words[2:]] if is_named else ["plan", "serve", "--engine", *words[1:]]
-    if list(words[:2]) in (["plot", "loss"], ["plot", "metrics"]) and Path(words[-1]).is_dir():
+    if list(words[:2]) in (["plot", "loss"], ["plot", "metrics"]) and Path(words[-1]).is_dir():  # of a run
         yield ["report", *words[2:]]
     if list(words[:2]) == ["plan", "serve"] and "--batch" in words[:-1]:
         at = words.index("--batch")
-        if batches := _batches(words[at + 1]):
+        if batches := _batches(words[at + 1]):  # mw plan serve prices one batch
             yield ["plot", "decode", *words[2:at], "--batches", batches, *words[at + 2 :]]
 
 

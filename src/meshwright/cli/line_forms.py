@@ -15,7 +15,8 @@ from meshwright.errors import MeshwrightError
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
     """The pieces with repeated options joined, and with --given as a part of --layout if there is one.
 
-    Options whose values cannot be joined stay, and the command refuses them.
+    An inferred value gives way to a typed one. Options whose values cannot be joined stay, and the command
+    refuses them.
     """
     has_layout = any(piece.option == "--layout" for piece in pieces)
     given = {piece.option for piece in pieces if not piece.is_example}
@@ -186,9 +187,10 @@ def _degree(axis: str, given: Mapping[str, str]) -> int:
 
 
 def _microbatches(size: str, given: Mapping[str, str]) -> list[Piece]:
-    """The number of microbatches of `size` sequences a replica, or their batch; [] if it is no whole number.
+    """The microbatches a step, as a word of a layout, for `size` sequences a microbatch of each replica.
 
-    As in Megatron, an axis without a degree in the line has degree 1.
+    A line without a batch gets the batch of one microbatch a replica. [] if the number or the batch is not
+    whole. As in Megatron, an axis without a degree in the line has degree 1.
     """
     from meshwright.hardware.catalog import load
     from meshwright.units import parse_count, parse_length
@@ -197,7 +199,7 @@ def _microbatches(size: str, given: Mapping[str, str]) -> list[Piece]:
         load(given["--hardware"]).num_chips,
         prod(_degree(axis, given) for axis in ("tensor", "pipe", "context")),
     )
-    if "--batch-tokens" not in given:  # a step without accumulation
+    if "--batch-tokens" not in given:
         batch = replicas * int(size) * parse_length(given["--seq-len"])
         return [Piece("--batch-tokens", f"{batch}")] if batch.denominator == 1 else []
     sequences = Fraction(parse_count(given["--batch-tokens"]), parse_length(given["--seq-len"]))
@@ -226,9 +228,9 @@ def _requests(duration: str, given: Mapping[str, str]) -> list[Piece]:
     """The number of requests of a load that lasts for a duration."""
     from meshwright.units import parse_rate, parse_seconds
 
-    seconds = parse_seconds(
-        f"{duration}in" if duration.endswith("m") else duration
-    )  # 2m of a load are minutes
+    if duration.endswith("m"):  # minutes, for which `parse_seconds` takes min
+        duration += "in"
+    seconds = parse_seconds(duration)
     return [Piece("--requests", f"{round(parse_rate(given['--rate']) * seconds)}")]
 
 
@@ -302,11 +304,9 @@ def _of_script(pieces: Sequence[Piece]) -> list[Piece]:
     if ".py:" not in given.get("", "") or "--mesh" not in given:
         return list(pieces)
     kept = [piece for piece in pieces if piece.option != "--mesh"]
-    return (
-        kept
-        if "--hardware" in given
-        else [*kept, Piece("--hardware", f"cpu:{_num_devices(given['--mesh'])}")]
-    )
+    if "--hardware" in given:
+        return kept
+    return [*kept, Piece("--hardware", f"cpu:{_num_devices(given['--mesh'])}")]
 
 
 def _of_training_plan(pieces: Sequence[Piece]) -> list[Piece]:

@@ -146,6 +146,7 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
     ]
     model = next((word for word in named if not word.startswith("-") and kind_of(word) == "model"), "")
     machines = [word for word in named if kind_of(word) == "machine"]
+    # which is faster for llama-3-8b, h100:8 or a100:8?
     if model and len(machines) > 1 and words[0].lower() in ("which", "what", "is"):
         yield ["plan", "train", "--hardware", ",".join(machines), "--model", model]
     if asked and model and words[0].lower() in {question.split()[0] for question, _ in _QUESTIONS}:

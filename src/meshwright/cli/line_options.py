@@ -28,8 +28,9 @@ PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
 # Options of other programs for the input, which some commands take as an argument.
 _INPUTS = {"model", "model-path", "input", "checkpoint", "path", "dir", "folder", "run", "source", "file"}
 _OF_SEQUENCES = "--batch-tokens, the sequences"
-_MESHES = {"mesh", "mesh-shape", "mesh-axes", "axes", "parallelism", "sharding"}  # NAME=SIZE,...
-_PRICE = {"cost", "costs", "price", "pricing"}  # words of options that ask for a price
+# Options of other programs for a mesh, NAME=SIZE,...
+_MESHES = {"mesh", "mesh-shape", "mesh-axes", "axes", "parallelism", "sharding"}
+_PRICE = {"cost", "costs", "price", "pricing"}  # parts of the names of options that ask for a price
 _OF_EPOCHS = {"epoch", "epochs"}
 _OF_A_DEVICE = {"device", "per", "micro", "local"}
 
@@ -50,7 +51,7 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
         # `all` becomes the number of chips when the machine is known.
         return pieces_of(shlex.split(re.sub(r"\b(data|fsdp)=8$", r"\1=all", words)), command)
     if (
-        _is_answered(piece, options)
+        _asks_for_price(piece, options)
         or answer_here(given, path)
         or _OF_EPOCHS & set(re.split(r"\W|_", given.lower()))
     ):
@@ -69,14 +70,14 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     return _by_likeness(given, value, command)
 
 
-def _is_answered(piece: Piece, options: Collection[str]) -> bool:
-    """Whether an option asks for the price, which every plan has, and sets none."""
-    is_of_price = bool(_PRICE & set(re.split(r"\W|_", piece.option.lower())))
-    return is_of_price and not piece.value and "--price" in options
+def _asks_for_price(piece: Piece, options: Collection[str]) -> bool:
+    """Whether an option without a value, such as --cost, asks for the price that every plan shows."""
+    names_price = bool(_PRICE & set(re.split(r"\W|_", piece.option.lower())))
+    return names_price and not piece.value and "--price" in options
 
 
 def _deferred(given: str, value: str, command: Command) -> list[Piece]:
-    """A deferred option, a mesh as --layout, or a size such as `--B 4096` as --dims or --mesh; else []."""
+    """A deferred option, a mesh as --layout, or `--B 4096` as --dims or --mesh; [] for other options."""
     is_mesh = given.lstrip("-").replace("_", "-") in _MESHES and "--layout" in command.options
     if is_mesh and KINDS["--layout"](layout_here(value)):
         return [Piece("--layout", layout_here(value))]
@@ -157,6 +158,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     last = pieces[-1]
     if not last.value and command.takes_value(last.option):
         pieces[-1] = replace(last, value=value or command.example_of(last.option))
+    # The first option has the typed value, except a --phase, which follows from the option's name.
     return [
         replace(each, is_example=(at > 0 or each.option == "--phase") and each.value not in (value, ""))
         for at, each in enumerate(pieces)

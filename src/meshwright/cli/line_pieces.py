@@ -18,7 +18,8 @@ _USES: dict[str, Use] = {
     "--kv-dtype": "cache",
     "--compute-dtype": "activations",
 }
-_OF_ONE_MACHINE = ("plan", "train"), ("plan", "rl")  # whose chips are counted
+# Commands whose --hardware is one machine with a number of chips, as for all of mw plot.
+_OF_ONE_MACHINE = ("plan", "train"), ("plan", "rl")
 LISTS = "--given", "--layout", "--set", "--dims", "--mesh"  # options whose values are words joined by commas
 
 
@@ -27,8 +28,8 @@ class Piece:
     """An option with its value, or an argument, whose `option` is empty.
 
     is_other: replaces an option of another program. is_sequences: the value counts sequences, while the
-    option takes tokens. of_a_device: it counts the sequences of one device.
-    is_example: the value is the example of an answer.
+    option takes tokens. of_a_device: it counts the sequences of one device. is_example: the value was
+    not typed, but is an example in the words that replace an option.
     """
 
     option: str

@@ -28,7 +28,8 @@ _MEANS = {
     "http": ("sse", "streamable-http", "tcp"),
     "stdio": ("pipe", "std"),
 }
-# Axes of meshes in other programs, and in the book's chapter on training: X splits the batch, Y the model.
+# Our axes by their names in other programs and in the book's chapter on training, where X splits the batch
+# and Y the model.
 _AXES = {
     "x": "fsdp", "y": "tensor", "model": "tensor", "mdl": "tensor", "batch": "data", "replica": "data",
     "stage": "pipe", "stages": "pipe", "seq": "context", "sequence": "context", "experts": "expert",
@@ -168,7 +169,7 @@ def _other_form(option: str, value: str, message: str) -> str:
 
 
 def layout_here(text: str) -> str:
-    """A layout with our names for the axes of another mesh; the text itself if it has none of them.
+    """A layout with our names for the axes of other programs; all other words are unchanged.
 
     >>> layout_here("X=256,Y=16"), layout_here("DATA=4,TP=8"), layout_here("data=64,model=64")
     ('fsdp=256,tensor=16', 'data=4,tensor=8', 'data=64,tensor=64')
@@ -186,7 +187,7 @@ def layout_here(text: str) -> str:
 
 
 def _preset_of(path: str) -> str:
-    """The preset with the name of a missing file of settings, such as llama3_8b.toml; "" if there is none."""
+    """The preset that a missing file, such as llama3_8b.toml, is named after; "" if there is none."""
     from meshwright.models.presets import PRESETS
 
     name = Path(path)
@@ -233,7 +234,7 @@ def _is_example(hint: str, value: str, message: str, option: str) -> bool:
 
 
 def _is_only_of_size(hint: str, value: str, message: str) -> bool:
-    """Whether a hint is the only model of a message that has the size in the wrong name, such as 405b."""
+    """Whether `hint` is the only model in the message of the size that the typed name has, such as 405b."""
     size = re.search(r"(?<![\d.])\d+(\.\d+)?[bm]\b", value.lower())
     named = re.findall(r"[\w.-]+", message.partition("did you mean ")[2].partition("?")[0])
     return size is not None and [name for name in named if size[0] in name.split("-")] == [hint]

@@ -21,21 +21,23 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _TIMEOUT_SECONDS = 600
 # Items of a list in an answer, and characters of a text.
 _MOST_ITEMS, _MOST_CHARACTERS = 8, 2000
-# Parts of a plan that answer the question; the others come with details=True.
-_OF_PLAN = (
+# Keys of a plan's document in a brief answer; details=True gives all.
+_BRIEF_KEYS = (
     "error", "notes", "notices", "verdict", "best", "candidates", "frontier", "faster", "rejected", "ranges",
     "smallest", "explanation",
 )  # fmt: skip
-# Figures of a layout, of a part of its step, and of a rejected layout.
+# Keys of a layout, of a part of its step, and of a rejected layout in a brief answer.
 _FIGURES = (
     "name", "hardware", "chips", "layout", "weights_dtype", "kv_dtype", "batch", "max_batch",
     "step_seconds", "mfu", "ttft_seconds", "tpot_seconds", "tokens_per_second",
     "tokens_per_second_per_chip", "share", "bound", "bytes_per_chip", "fits", "breakdown",
     "price_per_million_tokens", "why_not_run", "why_not", "text",
 )  # fmt: skip
-_MOST_LAYOUTS, _DIGITS = 5, 4
-_OF_LAYOUTS = {"best", "candidates", "frontier", "faster", "rejected"}
-_WHY_NOT = "\n\nWhy not another"  # of an explanation, whose reasons `rejected` has
+_MOST_LAYOUTS = 5  # layouts of a list, and parts of a step, in a brief answer
+_DIGITS = 4  # significant digits of its figures
+_KEYS_OF_LAYOUTS = {"best", "candidates", "frontier", "faster", "rejected"}
+# The heading of an explanation's last section. `rejected` has the same reasons.
+_WHY_NOT = "\n\nWhy not another"
 # The program of a command whose messages offer no line to type: a client calls functions.
 _WITHOUT_LINES = "from meshwright.cli.main import run; run(offers_line=False)"
 
@@ -181,19 +183,21 @@ def _answer(
 
 
 def brief_plan(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a plan's document that answer the question, with figures of four digits.
+    """A plan's verdict, layouts and reasons, without its other keys. Figures have four significant digits.
 
     >>> brief_plan({"best": {"mfu": 0.453981, "mesh": {"data": 8}}, "model": {"name": "llama-3-8b"}})
     {'best': {'mfu': 0.454}}
     """
-    made = {key: document[key] for key in _OF_PLAN if document.get(key)}
+    made = {key: document[key] for key in _BRIEF_KEYS if document.get(key)}
     if "rejected" in made and "explanation" in made:
         made["explanation"] = made["explanation"].partition(_WHY_NOT)[0]
-    return {key: _figures(value) if key in _OF_LAYOUTS else _rounded(value) for key, value in made.items()}
+    return {
+        key: _figures(value) if key in _KEYS_OF_LAYOUTS else _rounded(value) for key, value in made.items()
+    }
 
 
 def _figures(value: object) -> Any:
-    """The figures of one layout or of the first of a list, with the number of layouts that are left out."""
+    """The figures of a layout; for a list, of its first layouts, and the number that is left out."""
     if isinstance(value, list):
         kept = [_with_total(_figures(each)) for each in value[:_MOST_LAYOUTS]]
         return [*kept, f"and {len(value) - len(kept)} more"] if len(value) > len(kept) else kept
@@ -206,14 +210,14 @@ def _figures(value: object) -> Any:
 
 
 def _with_total(row: Any) -> Any:
-    """A layout of a list with the sum of its bytes alone; `best` has the parts."""
+    """A layout of a list with only the sum of its bytes, since `best` has their parts."""
     if not isinstance(row, dict) or "bytes_per_chip" not in row:
         return row
     return row | {"bytes_per_chip": {"total": row["bytes_per_chip"]["total"]}}
 
 
 def _rounded(value: object) -> Any:
-    """A document whose fractions have four digits."""
+    """A document with its floats rounded to four significant digits."""
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}
     if isinstance(value, list):

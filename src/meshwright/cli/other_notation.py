@@ -5,7 +5,7 @@ from math import prod
 
 from meshwright.units import parse_bytes
 
-# A product's sign, perhaps with its contracted dimension, as in the book's In[B, D] *D W[D, F].
+# The sign of a product. The book adds the contracted dimension: In[B, D] *D W[D, F].
 _JOINED = re.compile(
     r"\]\s*(?:[*@x\u00d7\u00b7\u2217.](?:_?\{?[A-Z]\}?(?=\s))?|,|matmul)?\s*(?=[A-Za-z]\w*\[)"
 )
@@ -66,7 +66,7 @@ def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]
     >>> array_of_bytes("ReduceScatter", "1KiB", "X=8")
     ['ReduceScatter_{X,B}([B]{U_X})', '--mesh', 'X=8', '--dims', 'B=512']
     """
-    if re.fullmatch(r"\d+(\*\d+)+", size):
+    if re.fullmatch(r"\d+(\*\d+)+", size):  # 2*1024*8192 bytes
         size = f"{prod(map(int, size.split('*'))) / 1e3}kB"
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     op = next((ours for theirs, ours in _OPS.items() if plain.startswith(theirs)), "")

@@ -1,4 +1,8 @@
-"""Models, machines and amounts as people say them: several words, everyday names, patterns of files."""
+"""Words as people type them, replaced by one word or option each.
+
+Models, machines and amounts in several words, everyday names of machines, settings without dashes, quoted
+patterns of files, and options that choose devices.
+"""
 
 import re
 from collections.abc import Sequence
@@ -10,15 +14,15 @@ from meshwright.hardware.catalog import everyday
 from meshwright.layout.short import WORDS, word_here
 
 _VENDORS = {"nvidia", "google", "amd", "intel", "apple", "aws", "amazon", "tpu", "gpu", "geforce", "cloud"}
-# First words after which no word is a machine: `launch local`, `audit plan.toml tpu`, `which gpu ...`.
+# First words after which `gpu`, `local` and the like are not replaced by a machine: `audit plan.toml tpu`.
 _WITHOUT_MACHINES = {
     "audit", "tune", "launch", "train", "serve", "generate", "export", "report", "bench", "run",
     "which", "what", "how", "can", "does", "will", "do", "is",
 }  # fmt: skip
 # Commands after which `name=value` is an option without its dashes.
-_WITH_OPTIONS = {"plan", "serve", "train", "fit", "generate"}
+_WITH_SETTINGS = {"plan", "serve", "train", "fit", "generate"}
 _MEMORY = re.compile(r"^--?(gpu-?|total-)*(v?ram|mem|memory|hbm)(-gb|-size)?$")
-_MOST_WORDS = 5  # of a model's name
+_MOST_WORDS = 5  # in a model's name
 # Units after a number, each with the option for the number.
 _UNITS = {
     **dict.fromkeys(("token", "tokens", "tok"), "--tokens"),
@@ -26,12 +30,13 @@ _UNITS = {
     **dict.fromkeys(("seqs", "seq", "sequences", "samples"), ""),
 }
 _PATTERN = re.compile(r"[*?]")
-_MOST_FILES = 16  # of a pattern
+_MOST_FILES = 16  # that a pattern stands for
+_MOST_DEVICES = 16  # of one host
 _NUMBER = re.compile(r"\d+(\.\d+)?([eE]\d+|[kKMGBT]i?)?")
 
 
 def in_one_word(words: Sequence[str]) -> list[str]:
-    """The words, with a model, a machine or an amount of several words as one word or option.
+    """The words, with each model, machine or amount of several words as one word or option.
 
     >>> in_one_word(["plan", "train", "llama", "3", "70b", "1T", "tokens", "30", "days"])
     ['plan', 'train', 'llama-3-70b', '--tokens', '1T', '--days', '30']
@@ -43,7 +48,7 @@ def in_one_word(words: Sequence[str]) -> list[str]:
     made = _with_sizes(_with_dashes(_with_models(words)))
     if made and made[0] not in _WITHOUT_MACHINES:
         made = _with_machines(_with_memory(made))
-    return _with_options(made)
+    return _with_amounts(made)
 
 
 def _with_models(words: Sequence[str]) -> list[str]:
@@ -73,8 +78,8 @@ def _preset(name: str) -> str:
 
 
 def _with_dashes(words: Sequence[str]) -> list[str]:
-    """The words with settings as Hydra and MaxText take them, `max_target_length=4096`, as options."""
-    if not words or words[0] not in _WITH_OPTIONS:
+    """The words with settings in the form of Hydra and MaxText, `max_target_length=4096`, as options."""
+    if not words or words[0] not in _WITH_SETTINGS:
         return list(words)
     made: list[str] = []
     for word in words:
@@ -142,27 +147,27 @@ def _with_machines(words: Sequence[str]) -> list[str]:
     return made
 
 
-def _with_options(words: Sequence[str]) -> list[str]:
-    """The words with a number and its unit as an option; without the unit if an option has the number."""
+def _with_amounts(words: Sequence[str]) -> list[str]:
+    """The words with `30 days` as --days 30. After an option, the unit joins the number or is left out."""
     made: list[str] = []
     for word in words:
         option = _UNITS.get(word.lower())
         if option is None or not made or not _NUMBER.fullmatch(made[-1]):
             made.append(word)
-        elif len(made) > 1 and made[-2].startswith("-"):
-            made[-1] += word if option == "--days" else ""  # the unit of an option's value
+        elif len(made) > 1 and made[-2].startswith("-"):  # --deadline 2 weeks, --batch 4e6 tokens
+            made[-1] += word if option == "--days" else ""
         elif option and option not in made:
             made[-1:] = [option, f"{made[-1]}{word}" if word.rstrip("s") in ("week", "hour") else made[-1]]
     return made
 
 
-# Options of other programs that choose devices, each with its variable of the environment.
+# Options of other programs that choose devices. For JAX, variables of the environment choose them.
 _VISIBLE = re.compile(r"^--?(num-?)?(gpu|cuda|device)s?(-ids?)?$")
 _WITH_DEVICES = ("train", "serve", "generate")
 
 
 def environment(option: str, value: str) -> str:
-    """The setting of the environment for an option that chooses devices; "" for other options and values.
+    """The environment variable, with its value, for an option that chooses devices; "" for other options.
 
     >>> environment("--gpus", "2"), environment("--gpu", "cuda:1"), environment("--device", "cpu")
     ('CUDA_VISIBLE_DEVICES=0,1', 'CUDA_VISIBLE_DEVICES=1', 'JAX_PLATFORMS=cpu')
@@ -173,12 +178,15 @@ def environment(option: str, value: str) -> str:
     if plain in ("cpu", "tpu", "cuda"):
         return f"JAX_PLATFORMS={plain}"
     is_count = ("num" in name or name.endswith("s")) and not name.endswith("ids") and plain.isdecimal()
-    devices = ",".join(map(str, range(int(plain)))) if is_count and 0 < int(plain) <= _MOST_FILES else plain
+    devices = ",".join(map(str, range(int(plain)))) if is_count and 0 < int(plain) <= _MOST_DEVICES else plain
     return f"CUDA_VISIBLE_DEVICES={devices}" if re.fullmatch(r"\d+(,\d+)*", devices) else ""
 
 
 def with_environment(line: str, words: Sequence[str]) -> str:
-    """An offered line of one command, with the environment that the typed `words` ask for."""
+    """An offered line with the environment variables that the typed options mean.
+
+    A line of two commands is returned unchanged, since one would run without them.
+    """
     command = line.split()[1] if line.count("mw ") == 1 else ""
     pairs = zip(words, (*words[1:], ""), strict=True)
     settings = (
@@ -189,7 +197,7 @@ def with_environment(line: str, words: Sequence[str]) -> str:
 
 
 def matching_files(words: Sequence[str]) -> list[str]:
-    """The words with the files that a quoted pattern matches, each with the option of the pattern.
+    """The words with a quoted pattern replaced by its files, each after the pattern's option if it has one.
 
     A pattern that matches no file is returned unchanged.
     """

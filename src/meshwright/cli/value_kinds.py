@@ -77,6 +77,8 @@ def is_checkpoint(word: str) -> bool:
 def filled(answer: str, words: Sequence[str]) -> str:
     """An answer with the folder, address and chip of the typed words in place of its examples.
 
+    A run that does not exist is named by the first plain word.
+
     >>> filled("type tail -f RUN/metrics.jsonl; mw hardware h100", ["a100", "/"])
     'type tail -f /metrics.jsonl; mw hardware a100'
     """

@@ -24,7 +24,7 @@ from meshwright.units import divisors
 Norm = Literal["rms", "layer"]
 Positions = Literal["rope", "learned", "none", "alibi"]
 # gelu: the tanh form; gelu_erf: the exact one; relu2: squared; clamped_silu: gpt-oss's, cut off at +-7;
-# limited_silu: DeepSeek-V4's, cut off at +-10; xielu: with two trained slopes (Apertus).
+# limited_silu: DeepSeek-V4's, with inputs cut off at 10; xielu: with two trained slopes (Apertus).
 Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu2", "clamped_silu", "limited_silu", "xielu"]
 # head: over H, with one scale for all heads; heads: over H, each head with its own; width: over N and H.
 QKNorm = Literal["head", "heads", "width"]
@@ -121,8 +121,8 @@ class MoE:
     added to the scores to choose the experts, but not to weigh them (DeepSeek-V3). num_groups: the experts
     are in this number of groups, and a token's experts are in the groups_per_token best. A group scores as
     its best expert, or with sigmoids as its best two. normalized: the weights of a token's experts add up to
-    1. chosen_by_logits: the bias is added to the logits. hashed: a table of token ids has the experts of each
-    token, in place of a choice by scores (DeepSeek-V4). post_norm: the result of experts is normed. scaling:
+    1. chosen_by_logits: the bias is added to the logits. hashed: a table lists the experts of each token
+    id, and scores only weigh them (DeepSeek-V4). post_norm: the result of experts is normed. scaling:
     factor of the weights. scales_input: the weights multiply the input of an expert, not its output (Llama
     4). latent (m): the elements that experts read and write; a matrix projects a token down to them, and
     another the sum of its experts back to d_model (Nemotron 3). None: d_model elements. latent_norm: the sum
@@ -411,8 +411,8 @@ class ModelConfig:
     norm_offset: norms multiply by 1 + scale (Gemma). norm_scale: norms have scales. pre_norms: before
     attention and feed-forward. post_norms: after them. inner_norms: before their output projections (BitNet).
     qk_norm: queries and keys are normed, over the letters of `qk_norm_over` and, with qk_norm_last, after
-    positions have turned them. q_norm_scale: the norm of queries has scales, too. clip_qkv: queries, keys and
-    values are cut off at +- this (OLMo).
+    positions have turned them. q_norm_scale: whether the norm of queries has scales. clip_qkv: queries, keys
+    and values are cut off at +- this (OLMo).
     attention_gate: the result of attention is multiplied by a sigmoid of a projection of its input.
     rotary_dim: how many of a head's elements positions turn.
     sliding_window: positions that a local layer sees. global_every: each n-th layer sees all positions and
@@ -437,13 +437,14 @@ class ModelConfig:
     is one (models/mixers/).
     mixers, feed_forwards: of each layer, from the first, repeated over the layers; None for
     attention in all of them, and for feed-forwards as `moe` says. "none" leaves out the norm before it, too.
-    compressed, compressed_top_k: a layer also reads an entry for each of this number of earlier positions,
-    the top_k best of them, or all (DeepSeek-V4). With an indexer an entry also sums the positions of the
-    entry before it. q_rank: queries come from a latent of this size. out_rank,
-    out_groups: each of this number of groups of heads has a latent of this size before the output projection.
+    compressed, compressed_top_k: a layer also reads compressed keys (DeepSeek-V4). One of them, an entry, is
+    a sum over `compressed` positions; with an indexer also over the positions of the entry before. A query
+    reads the top_k best entries, or all. q_rank: queries come from a latent of this size. out_rank,
+    out_groups: each of out_groups groups of heads has a latent of out_rank elements before the output
+    projection.
     values_are_cached_keys: values are the keys as they are cached, turned by positions; the results of
     attention are turned back by the query's position.
-    streams: the residual is several streams, mixed before and after each part of a layer.
+    streams: the residual is several streams, mixed before and after each part of a layer (hyper-connections).
     value_dim: elements of a value's head, if not d_head. values_are_keys: no product makes values (Gemma 4).
     multipliers: factors of weights, applied when its files are read (Falcon-H1).
     num_kv_shared: the last layers that read the keys and values of the last layer before them with the same
@@ -906,7 +907,7 @@ def _check_variants(config: ModelConfig) -> None:
     if used and not config.planned_only:
         raise ModelError(
             f"{config.name}: {', '.join(sorted(used))} can be planned, not yet run; set planned_only to the "
-            f"part's name. Variants need none if they differ only in {', '.join(sorted(_RUN_BY_LAYER))}"
+            f"part's name. Variants that differ only in {', '.join(sorted(_RUN_BY_LAYER))} need none"
         )
     letters = Counter(letter for letter, _ in {pair for extra in config.extras for pair in extra.sizes})
     if letters and max(letters.values()) > 1:
@@ -1103,8 +1104,7 @@ TABLES: dict[str, type] = {
     **MIXERS,
 }
 
-
-# All tables of ModelConfig.
+# All tables of ModelConfig; a family's `Rope` reads rope_scaling.
 ALL_TABLES: dict[str, type] = {"rope_scaling": RopeScaling} | TABLES
 
 

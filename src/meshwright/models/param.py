@@ -11,8 +11,8 @@ class Param:
     init: "ones", "zeros", or "normal" with standard deviation `fan_in ** -0.5` over the letters `fan_in`.
     "taps" is normal too, for a convolution along positions, which is no matrix of products; "decay" is the
     logarithm of a decay rate, uniform in 1 to 16; "slow_decay" is a number whose softplus is the rate of a
-    decay with a factor uniform in 0.9 to 0.999. "experts" is the numbers of different experts in each row,
-    less half the number of experts, so that 16 bits hold them.
+    decay with a factor uniform in 0.9 to 0.999. "experts" gives each row the numbers of different experts,
+    less half the number of experts, so that 16-bit types hold them exactly.
     trained: whether gradients change it; a model with adapters trains only these.
     has_gradient: False if its gradient is zero, as of a bias that only chooses experts.
     wide_in: the narrow type whose published files keep this matrix wide, in this share of its layers.

@@ -363,9 +363,10 @@ def _indexer(config: ModelConfig) -> dict[str, Param]:
 
 
 def _compressor(name: str, head: str) -> dict[str, Param]:
-    """The weights whose products are summed to an entry for several positions; `name`_norm norms entries.
+    """The weights of compressed keys or of an indexer's, without their norm.
 
-    w: positions of an entry; c: series, the second of which the next entry sums too.
+    w: positions of an entry; c: series. With two, an entry sums the second at its own positions, and the
+    first at the positions of the entry before.
     """
     matrices = {f"{name}_kv": Param(f"Dc{head}"), f"{name}_gate": Param(f"Dc{head}")}
     return matrices | {f"{name}_positions": Param(f"wc{head}", "zeros")}

@@ -4,8 +4,9 @@
     y              = sum over o of before[B, T, o] x[B, T, o, D]                 the input of a part
     x[o]           = after[B, T, o] part(y) + sum over p of mix[B, T, p, o] x[p]
 
-After the last layer the streams are summed with gates of their own. Letters: o streams, k gates of a part, n
-gates of the sum after the last layer, v factors of the former and z of the latter.
+The k gates are before[o], after[o] and mix[p, o]. After the last layer the streams are summed with n = o
+other gates. Letters: o streams, k gates of a part and v factors of them, n gates after the last layer and z
+factors of them.
 
 Source: Xie et al., "mHC: Manifold-Constrained Hyper-Connections", https://arxiv.org/abs/2512.24880, as in
 DeepSeek-V4.
@@ -24,10 +25,10 @@ V = TypeVar("V")
 class StreamOps(Protocol[V]):
     """The operations of a residual of several streams.
 
-    spread: x[B, T, D] in each of the streams, [B, T, o, D]. stream_gates: [B, T, k] of a product with the
-    streams, from a bias of the same letters and factors of its three parts; or [B, T, n] with one factor.
-    collapsed: the sum [B, T, D] of streams, weighed by the first gates. mixed: the streams after a part with
-    result y[B, T, D].
+    spread: x[B, T, D] in each of the streams, [B, T, o, D]. stream_gates: [B, T, k] of a product m[B, T, k],
+    bias[k], and scale[v] with a factor each for `before`, `after` and `mix`; or [B, T, n] with one factor.
+    collapsed: the sum [B, T, D] of the streams times `before`. mixed: the streams after a part with result
+    y[B, T, D].
     """
 
     def norm(
@@ -52,8 +53,8 @@ class StreamOps(Protocol[V]):
 class HyperConnections:
     """Hyper-connections: `num_streams` (o) streams, and the constants of their gates.
 
-    iterations: of the Sinkhorn-Knopp algorithm, which makes the rows and columns of the mixing matrix sum to
-    1. eps: added to gates and sums.
+    iterations: the number of iterations of the Sinkhorn-Knopp algorithm, which makes the rows and columns of
+    the mixing matrix sum to 1. eps: added to gates, and to sums before a division.
     """
 
     num_streams: int = 4

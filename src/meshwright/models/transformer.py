@@ -16,8 +16,9 @@ Latent attention: Q rank of queries, R of keys and values, J a head's part witho
 rotary part (H = J + A), O head dimension of values.
 Mixers with a state: small letters, as models/mixers/mixer.py says; and small letters for their stacks.
 Sparse attention: x heads of y elements that score keys, or one for each of the K heads.
-Compressed keys: w positions of an entry, c series of each position, g groups of u heads with an output latent
-of j elements. Streams of the residual: o, as models/streams.py says. Experts by a table: t tokens, r experts.
+Compressed keys: w positions of an entry, c series of each position.
+Output by groups: g groups of u heads, each with a latent of j elements.
+Experts by a table: t token ids, r experts of each. Streams of the residual: o, as models/streams.py says.
 Draft head: h elements of an embedding and a hidden state together.
 """
 
@@ -51,7 +52,7 @@ class Places(NamedTuple):
 
     A query sees the keys of its own segment up to its own position. segments: None if each row is one
     segment. Positions must be given whole over T: every operation takes its own share of them. tokens: the
-    ids, if a table of them chooses experts.
+    ids of the tokens, if a table lists their experts.
     """
 
     positions: Any
@@ -150,7 +151,7 @@ class Ops(Protocol[V]):
     temperature: of queries, in layers without rotary positions.
     attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees its own position and the earlier
       ones in its layer's window; with `chosen`, only the keys among them that `index` chose. With `entries`
-      also these, of earlier positions outside its window; `chosen` is then of entries.
+      also the entries of earlier positions, in its window or not; `chosen` is then of entries.
     dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
       has the first letters of y.
     activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
@@ -282,9 +283,9 @@ class LatentOps(Ops[V], Protocol[V]):
 class CompressionOps(Ops[V], Protocol[V]):
     """The operations of attention with compressed keys.
 
-    compressed: an entry for each w consecutive positions of a segment, the sum of values[B,T,c,H] by a
-    softmax of gates[B,T,c,H] plus bias[w,c,H]. With two series an entry sums the first series of the
-    positions before, too. grouped: a[B,T,N,H] as [B,T,g,u,H].
+    compressed: an entry for each w consecutive positions of a segment, the sum of values[B,T,c,H] weighed by
+    a softmax of gates[B,T,c,H] plus bias[w,c,H]. With two series an entry sums the second series of its own
+    positions and the first series of the w positions before. grouped: a[B,T,N,H] as [B,T,g,u,H].
     """
 
     def compressed(
@@ -298,9 +299,9 @@ class ExpertOps(Ops[V], Protocol[V]):
 
     router: gates[B, T, E], the weight of each expert in a token's result, zero except for its k experts;
     choice[E] is added to the scores to choose them. table[t, r]: the experts of each token id, in place of a
-    choice. experts: y[B, T, D] of x[B, T, D]. Tokens are dispatched
-    as rows d[E, C, D], block(ops, w, d) computes rows of the same shape, and these are combined: weighted by
-    the gates, or only summed if the gates scaled the rows before. In one pass or several.
+    choice. experts: y[B, T, D] of x[B, T, D]. Tokens are dispatched as rows d[E, C, D], block(ops, w, d)
+    computes rows of the same shape, and these are combined: weighted by the gates, or only summed if the
+    gates scaled the rows before. In one pass or several.
     """
 
     def router(
@@ -338,7 +339,7 @@ def _block(
     config = config.at(getattr(kind, "variant", 0))
     norm = partial(_apply_norm, config, ops, w)
     source = x
-    h, gates = _into(config, ops, w, "attention", x)
+    h, gates = _part_input(config, ops, w, "attention", x)
     if "wo" in w or "state_out" in w:
         h = ops.kept("attention_norm", norm("attention_norm", h)) if config.pre_norms else h
         mixed = []
@@ -360,7 +361,7 @@ def _block(
         return x, cache, made
 
     if not config.shared_norm:
-        h, gates = _into(config, ops, w, "mlp", source if config.parallel else x)
+        h, gates = _part_input(config, ops, w, "mlp", source if config.parallel else x)
         h = ops.kept("mlp_norm", norm("mlp_norm", h)) if config.pre_norms else h
     if "router" in w:
         y = _mixture(config, cast("ExpertOps[V]", ops), w, h, places)
@@ -371,8 +372,11 @@ def _block(
     return _added(config, ops, "mlp", x, h, 2, y, gates), cache, made
 
 
-def _into(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], part: str, x: V) -> tuple[V, V | None]:
-    """The input [B, T, D] of a part of a layer: x, or a sum of its streams, with the gates to mix them."""
+def _part_input(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], part: str, x: V) -> tuple[V, V | None]:
+    """The input [B, T, D] of a part of a layer, and gates.
+
+    That is x and None; or a sum of the streams of x, and the gates to mix them after the part.
+    """
     if config.streams is None or f"{part}_streams" not in w:
         return x, None
     return config.streams.enter(cast("StreamOps[V]", ops), w, part, x)
@@ -381,9 +385,10 @@ def _into(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], part: str, x: V)
 def _added(
     config: ModelConfig, ops: Ops[V], part: str, x: V, normed: V, number: int, y: V, gates: V | None
 ) -> V:
-    """The residual x after a part of a layer with the result y[B, T, D]. gates: of its streams, if any.
+    """The residual x after a part of a layer with the result y[B, T, D].
 
-    normed: the part's input, which takes the place of x with `residual_inputs`; number: of the part's factor.
+    gates: of the streams of x, None without streams. normed: the part's input, which replaces x if the model
+    has `residual_inputs`; number: the index of the part's factor in them.
     """
     if gates is not None:
         return cast("StreamOps[V]", ops).mixed(f"{part}_residual", x, y, gates)
@@ -511,8 +516,8 @@ def _attention(
     entries = None
     if config.compressed:
         entries, cache = _compressed_keys(config, cast("CompressionOps[V]", ops), w, h, places, cache, kind)
-    of_entries, of_index = entries.places if entries else None, cast("LatentOps[V]", ops)
-    chosen, cache = _chosen_keys(config, of_index, w, h, down, places, cache, kind, of_entries)
+    first_positions, latent_ops = entries.places if entries else None, cast("LatentOps[V]", ops)
+    chosen, cache = _chosen_keys(config, latent_ops, w, h, down, places, cache, kind, first_positions)
     q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
     kv = [*kv, *kv] if config.values_are_keys or config.values_are_cached_keys else kv
     num_letters = 2 if config.qk_norm_over == "width" else 1
@@ -560,7 +565,7 @@ def _compressed_keys(
     name: str = "compressor",
     letter: str = "H",
 ) -> tuple[Entries[V], Cache]:
-    """The normed and turned entries [B, S, H] of earlier positions of h[B, T, D], and the cache.
+    """The entries [B, S, H] of h[B, T, D], normed and with rotary positions, and the cache.
 
     Source: DeepSeek-AI, "DeepSeek-V4", 2026, sections 2.3.1 and 2.3.2.
     """
@@ -659,8 +664,8 @@ def _chosen_keys(
         if "index_q_norm" in w:
             q = ops.norm("index_q_norm", q, w["index_q_norm"], kind=norm, eps=indexer.norm_eps)
         if entries is not None:
-            of_keys = cast("CompressionOps[V]", ops)
-            (k, _), after = _compressed_keys(config, of_keys, w, h, places, cache, kind, "index", "y")
+            compression_ops = cast("CompressionOps[V]", ops)
+            (k, _), after = _compressed_keys(config, compression_ops, w, h, places, cache, kind, "index", "y")
             q = ops.rope("rope_index_q", q, places, kind, leading=True)
             (heads,) = ops.einsums(h, w, index_weights="BTD,Dx->BTx")
             return ops.index("index", q, k, heads, places, after, kind, entries)

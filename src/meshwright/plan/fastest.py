@@ -68,8 +68,9 @@ class Fastest:
     """An iterable of (seconds, layout), the fastest that fits first.
 
     asked: the number of sequences that the seconds are for. A larger step counts as one step, a smaller step
-    as several. wanted: the condition that layouts must meet. members: the condition that members of groups
-    must meet, before they are priced. lacking: layouts found so far that do not fit.
+    as several. wanted: the condition that layouts must meet. members: the condition that meshes and their
+    batches must meet, checked before any layout of them is priced. lacking: layouts found so far that do
+    not fit.
     """
 
     def __init__(

@@ -368,6 +368,7 @@ class StageGroup:
         return sum(map(len, self.schedules.values()))
 
     def member(self, place: int) -> Member:
+        """The mesh and batch at this index of the group's arrays."""
         return self.family.members[self.family.rows[self.pipe][place]]
 
     def least_seconds_of(self, schedule: str, interleave: int, saving: Saving, places: Sequence[int]) -> Any:

@@ -233,7 +233,7 @@ def search(
             )
         raise nothing_found(config, hardware, workload, scout.spaces, given, reason)
     planned = replace(workload, num_sequences=_planned_batch(pool, workload.num_sequences))
-    limit = _seconds_of_sequence(pool, workload, planned)
+    limit = _tied_seconds_per_sequence(pool, workload, planned)
     scout.narrow(pool, workload, planned, runs=runs)
     priced = _priced(_best(pool, num_ranked), config, hardware, planned)
     notices = []
@@ -266,15 +266,18 @@ def search(
     )
 
 
-def _seconds_of_sequence(pool: Fastest, asked: Workload, planned: Workload) -> float:
-    """Seconds per sequence of the fastest layout of the planned batch, and of those that tie with it."""
+def _tied_seconds_per_sequence(pool: Fastest, asked: Workload, planned: Workload) -> float:
+    """The largest seconds per sequence that tie with the fastest layout of the planned batch."""
     same = (pair for pair in pool if pair[1].num_sequences == planned.num_sequences)
     seconds = next((seconds for seconds, _ in same), 0.0)
     return (1 + TIE) * seconds / _priced_sequences(asked, planned.num_sequences)
 
 
 def _priced_sequences(asked: Workload, number: int) -> int:
-    """The sequences that a pool's seconds are for, of a batch of `number`: at least the requested ones."""
+    """The number of sequences that a pool's seconds are for, for layouts with a batch of `number`.
+
+    Steps of a smaller batch than the requested one are repeated, as in `Fastest`.
+    """
     return max(asked.num_sequences, number)
 
 
@@ -358,9 +361,9 @@ class _Scout:
     def plainer(
         self, than: Layout, limit: float, asked: Workload, planned: Workload, *, runs: bool
     ) -> Considered | None:
-        """The plainest layout of another batch in the pool, if it has fewer axes or stages than `than`.
+        """The plainest layout of another batch, of a simpler structure than `than`; None if there is none.
 
-        limit: the seconds that it may take for each sequence.
+        limit: the largest seconds per sequence.
         """
 
         def is_plainer(member: Member) -> bool:

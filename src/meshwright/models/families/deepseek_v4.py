@@ -22,7 +22,8 @@ from meshwright.models.streams import HyperConnections
 
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 _RATES = {_SPARSE: 4, _HEAVY: 128}
-# The parts of a head that positions turn, and the bases in layers without and with compressed keys.
+# Defaults of transformers' DeepseekV4Config: the share of a head's elements that positions turn, and the
+# rotary bases of layers without and with compressed keys.
 _SHARE, _THETA, _COMPRESSED_THETA = 0.125, 10_000.0, 160_000.0
 _LAYER = "model.layers.{}"
 _ATTENTION, _EXPERTS = f"{_LAYER}.attn", f"{_LAYER}.ffn"
@@ -51,7 +52,10 @@ def _compressions(given: Mapping[str, Any], num_layers: int) -> list[tuple[int, 
 
 
 def _positions(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> tuple[dict[str, Any], ...]:
-    """The rotary fields of layers without and with compressed keys: one table, or one for each."""
+    """The rotary fields of layers without compressed keys, and of layers with them.
+
+    A file has a table for each, `main` and `compress`, or only the second.
+    """
     table = given.get("rope_parameters") or given.get("rope_scaling") or {}
     if "compress" in table:
         main, compressed = table.get("main") or {}, table["compress"]
@@ -62,6 +66,7 @@ def _positions(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -
         width = given.get("qk_rope_head_dim")
         share = _SHARE if width is None else width / fields["d_head"]
     if compressed.get("rope_type", compressed.get("type")) == "yarn":
+        # transformers' model does not scale cosines and sines by YaRN's factor.
         compressed = {"attention_factor": 1.0} | compressed
     tables = (
         {"rope_theta": given.get("rope_theta", _THETA)} | main,
@@ -107,7 +112,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
 
 
 def _compressor(name: str, module: str, letter: str) -> dict[str, Tensor]:
-    """The tensors of a compressor, whose heads have turned elements last."""
+    """The tensors of a compressor."""
     return {
         f"{name}_kv": _turned(f"{module}.wkv.weight", (f"c{letter}", "D"), letter),
         f"{name}_gate": _turned(f"{module}.wgate.weight", (f"c{letter}", "D"), letter),
@@ -117,6 +122,7 @@ def _compressor(name: str, module: str, letter: str) -> dict[str, Tensor]:
 
 
 def _turned(name: str, dims: tuple[str, ...], letter: str = "H") -> Tensor:
+    """A tensor whose heads have the elements that positions turn last."""
     return Tensor(name, dims, pairs=letter, pairs_last=True)
 
 

@@ -106,11 +106,10 @@ class Tensor:
     number `index`. arranged: the parts follow each other, or do so `within` each entry of the first letter
     that all of them have, or `alternate` element by element. pairs: a letter whose last A elements (all of
     them without latent attention, the first A of an indexer's y) are stored as neighbouring pairs (x0, y0,
-    x1, y1) that rotary positions turn; our halves are (x0, x1, y0, y1). pairs_last: they are the last
-    A elements in the file, and our first. swapped: a letter whose halves are
-    (y, x), since positions turn the other way. factor: the parameter is the tensor times this. centred: a
-    letter; the parameter is the tensor, of whole numbers, less half the letter's size. also: the name in some
-    files.
+    x1, y1) that rotary positions turn; our halves are (x0, x1, y0, y1). pairs_last: the pairs are the
+    last A elements in the file, and the first A of the parameter. swapped: a letter whose halves are (y, x),
+    since positions turn the other way. factor: the parameter is the tensor times this. centred: a letter,
+    half of whose size is subtracted from the tensor's whole numbers. also: another name, in some files.
     """
 
     name: str
@@ -167,10 +166,9 @@ class Family:
     optional: tables that only some of its models have. class_defaults: values of keys that files of larger
     models leave out of their `text_config`.
     prefix: the beginning of tensor names that some files leave out. unread: beginnings of the names of
-    tensors that are not read. more_layers: whether files hold layers
-    after the last, which predict further tokens and are read as draft heads only. drafts: their names.
-    tool_calls: the format that its chat
-    models were trained on. is_written: whether `to_hf` writes its models. Chats are formatted by the
+    tensors that are not read. more_layers: whether files hold layers after the last, which predict further
+    tokens and are read as draft heads only. drafts: their names. tool_calls: the format that its chat models
+    were trained on. is_written: whether `to_hf` writes its models. Chats are formatted by the
     template in the tokenizer's files.
     """
 

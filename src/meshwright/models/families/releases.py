@@ -25,7 +25,7 @@ class Release:
     """Models that were published together, by name, with the source of their sizes.
 
     shared: values that all of them have. config_json: values are keys of config.json; otherwise they are
-    fields of ModelConfig, of which K is N if it is left out, and H is D / N.
+    fields of ModelConfig. Without num_kv_heads, K is N; without d_head, H is D / N.
     """
 
     source: str
@@ -73,7 +73,7 @@ def _preset(values: Mapping[str, Any], in_file: bool) -> Preset:
 
 
 def _by_letter(values: Mapping[str, Any], in_file: bool) -> dict[str, Any]:
-    """The values, with `sizes` by letter as fields of ModelConfig. in_file: as keys of config.json.
+    """The values, with a field of ModelConfig for each letter in `sizes`. in_file: a key of config.json.
 
     >>> _by_letter({"sizes": "L=12, D=12_288", "norm_eps": 1e-6}, False)
     {'num_layers': 12, 'd_model': 12288, 'norm_eps': 1e-06}
