@@ -8,8 +8,8 @@
 
 The model has 134M parameters, random, written by transformers. Each peer is a process that lives throughout
 and has all cores in its turn: bf16 beside bf16, int8 and int4 beside weights of 8 and 4 bits; ours computes
-in float32 where `mw serve` does so by default. llama.cpp's weights are those of its own quantiser, Q8_0 and
-Q4_0: next to 4 bits the last projection has 6 there, and tables have 8 in OpenVINO's export and ours.
+in float32 where `mw serve` does so by default. llama.cpp's own quantiser makes its weights (Q8_0, Q4_0).
+With weights of 4 bits, its output projection has 6, and OpenVINO's embedding table and ours have 8.
 A peer that cannot be had is skipped, with the reason.
 PYTHON is the interpreter of an environment with the peers:
 
@@ -126,10 +126,10 @@ def with_llama_cpp(folder: Path, dtype: str) -> Answer:
         write_gguf(folder, wide)
     lib.llama_backend_init()
     if not file.exists():
-        quantizes = lib.llama_model_quantize_default_params()
-        quantizes.ftype = {"int8": lib.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": lib.LLAMA_FTYPE_MOSTLY_Q4_0}[dtype]
-        done = lib.llama_model_quantize(str(wide).encode(), str(file).encode(), ctypes.byref(quantizes))
-        assert done == 0, "llama.cpp does not quantise the model"
+        options = lib.llama_model_quantize_default_params()
+        options.ftype = {"int8": lib.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": lib.LLAMA_FTYPE_MOSTLY_Q4_0}[dtype]
+        status = lib.llama_model_quantize(str(wide).encode(), str(file).encode(), ctypes.byref(options))
+        assert status == 0, "llama.cpp does not quantise the model"
     model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
     how = lib.llama_context_default_params()
     how.n_ctx, how.n_batch, how.n_ubatch, how.n_seq_max = STREAMS * CONTEXT, 2048, 512, STREAMS

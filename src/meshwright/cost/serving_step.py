@@ -309,7 +309,7 @@ class _CachedOps(SymbolicOps):
     ) -> tuple[Value, object]:
         """The choice, with the gathered keys and their products with each head if no kernel reads pages."""
         if entries is not None and not self.is_whole:
-            entries = None  # the cache has them
+            entries = None  # a step that reads the cache finds their keys in it
         made = super().index(name, q, k, weights, places, cache, kind, entries)
         if self._lanes:
             every = (kind.window.compressed if kind.window else 0) or 1

@@ -234,7 +234,9 @@ _OF_VENDORS = {
 }  # fmt: skip
 
 
-_OF_COMPUTERS = ("pro", "air", "silicon", "machine", "card", "chip")  # words that do not tell a chip
+# Words in a computer's name that do not say which chip it has.
+_OF_COMPUTERS = ("pro", "air", "silicon", "machine", "card", "chip")
+_MEMORY = re.compile(r"(\d+) ?gi?b?")
 
 
 # Names of machines that clouds rent: p5.48xlarge, Standard_ND96isr_H100_v5, a3-megagpu-8g, BM.GPU.H100.8.
@@ -256,7 +258,7 @@ def _like(name: str, known: Iterable[str]) -> str:
         return f"write {_machines()[machine]}"
     if sized := next((each for each in _machines() if each.startswith(f"{machine}.")), ""):
         return f"write {_machines()[sized]} for a {sized}"
-    if size := re.fullmatch(r"(\d+) ?gi?b?", name):
+    if size := _MEMORY.fullmatch(name):
         return f"name a chip; these have {size[1]} GB: {', '.join(with_memory(int(size[1])))}"
     if _OF_CLOUDS.fullmatch(name):
         return "the catalog lacks this cloud machine; write its chips, such as a10:4 (mw hardware lists them)"
@@ -294,20 +296,20 @@ def _aliases() -> dict[str, str]:
 
 
 def everyday(name: str) -> tuple[str, ...]:
-    """The machines that an everyday name may mean: a vendor, a kind of computer, a card's memory; else ().
+    """Chips for the name of a vendor, a kind of computer or a size of memory; () for other names.
 
     >>> everyday("MacBook Pro"), everyday("48GB"), everyday("h100")
     (('m4-max', 'm4-pro'), ('l40', 'l40s', 'rtx6000-ada'), ())
     """
     words = re.split(r"[ _-]", name.lower().strip())
-    if size := re.fullmatch(r"(\d+) ?gi?b?", name.lower()):
+    if size := _MEMORY.fullmatch(name.lower()):
         return tuple(with_memory(int(size[1])))
     are_known = all(word in (*_OF_VENDORS, *_OF_COMPUTERS) for word in words)
     return next((chips for word, chips in _OF_VENDORS.items() if are_known and word in words), ())
 
 
 def with_memory(gigabytes: int) -> list[str]:
-    """The chips whose memory is nearest to a size."""
+    """The chips whose memory is nearest to this size."""
     off = {name: abs(chip(name).hbm_bytes - gigabytes * 1e9) for name in names()}
     return sorted(name for name, each in off.items() if each == min(off.values()))
 

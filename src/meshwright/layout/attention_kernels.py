@@ -134,10 +134,10 @@ def visible_pairs(num_blocks: float, block: int, window: Window | None) -> float
 
 @lru_cache(maxsize=1024)
 def visible_share(length: int, window: Window) -> float:
-    """The share of pairs of blocks of queries and keys with a visible one, if entries follow the keys.
+    """The share of pairs of a query block and a key block with a visible key, if entries follow the keys.
 
-    >>> visible_share(64, Window(64, compressed=4)), round(visible_share(4096, Window(128, compressed=4)), 3)
-    (1.0, 0.297)
+    >>> visible_share(64, Window(64, compressed=4)), visible_share(4096, Window(128, compressed=4))
+    (1.0, 0.3375)
     """
     num_keys = length + window.entries(length)
     of_queries, of_keys = attention_block(length), attention_block(num_keys)

@@ -70,11 +70,11 @@ def _indexer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | Non
 
 
 def _streams_lack(config: ModelConfig, layout: Layout, phase: str) -> str | None:
-    """The use of compressed keys, streams or tables of experts that nn/ does not run yet."""
-    layers = [config.at(number) for number in range(len(config.variants) + 1)]
+    """Why nn/ does not yet run a model with residual streams, compressed keys or a table of experts."""
+    variants = [config.at(number) for number in range(len(config.variants) + 1)]
     parts = {
         "streams of the residual": config.streams is not None,
-        "compressed keys": any(layer.compressed for layer in layers),
+        "compressed keys": any(variant.compressed for variant in variants),
         "experts by a table of tokens": config.is_hashed,
     }
     if (part := next((part for part, has in parts.items() if has), None)) is None:

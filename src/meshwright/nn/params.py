@@ -117,7 +117,8 @@ def _start(
             squared = jax.random.uniform(key, shape, jnp.float32, 0.9**2, 0.999**2)
             return jnp.log(jnp.expm1(-0.5 * jnp.log(squared))).astype(dtype)
         if init == "experts":
-            num_experts = round(scale**-2)
+            num_experts = round(scale**-2)  # whose inverse root is the scale
+            # A random expert and those that follow it, which are different.
             first = jax.random.randint(key, (*shape[:-1], 1), 0, num_experts)
             following = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
             chosen = (first + following) % num_experts - num_experts // 2

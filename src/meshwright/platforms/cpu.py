@@ -16,7 +16,7 @@ CPU = Platform(
     jax_settings={"jax_cpu_collectives_implementation": "gloo"},
     dtype="f32",
     compute_dtypes=None,
-    cache_as_bits=True,  # XLA updates pages of 16-bit floats 100 times slower
+    cache_as_bits=True,  # XLA updates pages of bf16 100 times slower
     packs_int4=True,
     # No tables are gathered for each row, and short rows waste less.
     page_by_page=True,

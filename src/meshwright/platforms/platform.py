@@ -152,7 +152,7 @@ class Platform:
     # Number types.
     dtype: str = "bf16"  # default of weights and products
     compute_dtypes: tuple[str, ...] | None = ("bf16",)  # searched by default; None: a chip's list
-    cache_as_bits: bool = False  # 16-bit floats of a cache are stored as uint16, their bits
+    cache_as_bits: bool = False  # a bf16 cache is stored as uint16, the bits of its numbers
     packs_int4: bool = False  # two numbers in a byte
     fuses_casts: bool = False  # operands of products are cast as they are read
     scaled_matmul: bool = False  # cuDNN multiplies blocks with scales, on chips with units for their type

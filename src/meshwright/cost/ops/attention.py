@@ -109,13 +109,11 @@ class AttentionOps(ProductOps):
             moves = forward, backward
             return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen, *moves), cache
         k, v = self._all_positions("k", k), self._all_positions("v", v)
-        more = ()
-        if entries is not None:
-            more = (self._entries_of_heads(entries.values),)
+        more = () if entries is None else (self._entries_of_heads(entries.values),)
         return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen, more=more), cache
 
     def _entries_of_heads(self, entries: Value) -> Value:
-        """Entries as keys of all heads, whose devices add to their cotangents."""
+        """Entries as keys of all heads; devices with different queries or heads add up their cotangents."""
         move = shared_entries(self.layout)
         sent = self.transfers("keys and values", move.backward, "entries", entries.dtype, critical=True)
         out = replace(self.value(move.used, entries.dtype), is_copy=False)
@@ -261,7 +259,7 @@ class AttentionOps(ProductOps):
     ) -> Value:
         """Attention of the parts of the queries over the kept arrays of positions, as one node.
 
-        summed: the values' sum of each query head, as from the kernel. more: entries of earlier positions.
+        summed: the values' sum of each query head, as from the kernel. more: compressed keys after `kept`.
         """
         keys = self._keys_multiplied(kept[0], window)
         scores = 2 * keys * sum(self.elements(q.array) for q in queries)

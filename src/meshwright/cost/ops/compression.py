@@ -1,4 +1,4 @@
-"""Attention with compressed keys, recorded as nodes: entries for earlier positions."""
+"""Attention with compressed keys, recorded as nodes."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ class CompressionOps(AttentionOps):
         cache: object,
         kind: LayerKind,
     ) -> tuple[Entries[Value], object]:
-        """Sums of positions, whose gates are exponentiated in float32; their positions are gathered first."""
+        """Gather values and gates over positions, then sum them to entries."""
         letters = "".join(values.array.dims)
         values, gates = (
             self.reshard(
@@ -46,10 +46,10 @@ class CompressionOps(AttentionOps):
         return Entries(made, places), cache
 
     def _positions_summed(self) -> float:
-        """Positions of a sequence that a pass sums to entries."""
+        """Positions of a sequence that one pass sums to entries."""
         return self.sizes["S"]
 
     def grouped(self, name: str, a: Value) -> Value:
-        """The same array with other letters."""
+        """a[B, T, N, H] with its heads in groups: the same array as [B, T, g, u, H]."""
         out = replace(self.value(self.layout.activation(name, "BTguH"), a.dtype), is_copy=False)
         return self.add(Node(name, "move", (a,), (out,)))

@@ -68,13 +68,13 @@ def gathered_index(layout: Layout) -> Reshard:
 
 
 def gathered_series(layout: Layout, name: str, letters: str) -> Reshard:
-    """The reshard of values or gates [B, T_context, c, H] that are summed to entries, to T whole."""
+    """The gather over T of the values or gates [B, T_context, c, H] that are summed to entries."""
     projected = layout.activation(name, letters)
     return mirrored(projected, projected.replace(axes={"T": ()}))
 
 
 def shared_entries(layout: Layout) -> Reshard:
-    """Entries of compressed keys, whole on every device: each device of queries adds to their cotangents."""
+    """Compressed keys, whole on every device; devices with different queries or heads add up cotangents."""
     whole = layout.activation("entries", "BqKH")
     queries = layout.activation("q", "BTNH")
     shared = dict.fromkeys((*queries.axes_of("T"), *queries.axes_of("N")))

@@ -32,7 +32,8 @@ def visible_scope(
     def seen(window: Window | None) -> float:
         """Visible pairs of blocks on one device, if its queries are in blocks of the size of keys."""
         if window and window.compressed:
-            length = k.shape[1] - k.shape[1] // (window.compressed + 1)  # without entries
+            # k is the keys of `length` positions, then an entry for every `compressed` of them.
+            length = k.shape[1] - k.shape[1] // (window.compressed + 1)
             return num_keys**2 * (visible_share(length, window) if length < k.shape[1] else 1.0)
         mine = visible_pairs(num_keys, block, window)
         of_others = visible_pairs(size * num_keys, block, window) / size - mine

@@ -41,7 +41,7 @@ class _Seen(NamedTuple):
     queries, keys: the places of a device's own queries, and of all keys. first: the first position that each
     query sees. slopes: of ALiBi, one a head. chosen: the keys that an indexer chose, bool[B, T, S],
     or the blocks of positions that it chose for each KV head, bool[B, T, K, blocks], or None. is_entry:
-    bool[S], the keys that are entries for earlier positions, which windows do not hide; None without entries.
+    bool[S], whether a key is a compressed entry, which windows do not hide; None without entries.
     """
 
     queries: Places
@@ -86,8 +86,9 @@ def blockwise(
     cotangents stay partial sums. queries: split as q over T; keys: of all positions. first: i32[B, T], split
     as the queries, the first position that each sees; None if that is position 0 for all. windows: of the
     layers that share this program; an audit counts blocks by them. chosen: the visible keys that count,
-    bool[B, T, S], or their blocks of positions, bool[B, T, K, blocks]; split as the queries. entries: keys
-    and values [B, S, K, H] after k and v, whole on each device, which `keys` and `chosen` include.
+    bool[B, T, S], or their blocks of positions, bool[B, T, K, blocks]; split as the queries. entries:
+    compressed keys [B, S, K, H], which are their own values, whole on each device. They follow k and v, and
+    `keys` and `chosen` include them.
     """
     assert entries is None or not uses_ring(layout), "entries are whole on each device"
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")
@@ -142,7 +143,7 @@ def blockwise(
         with jax.named_scope("v"):
             d_v = d_v.astype(v.dtype)
         if entries is not None:
-            with jax.named_scope("entries"):  # added here, so that the sum over devices has this name
+            with jax.named_scope("entries"):  # added in this scope, which names their sum over devices
                 d_entries = (d_entries[0] + d_entries[1]).astype(entries.dtype)
         return d_q, d_k, d_v, d_sinks, d_entries, jax.tree.map(lambda _: None, seen)
 
@@ -253,7 +254,7 @@ def _backward(
 
 
 def _with_entries(k: Array, v: Array, entries: Array | None) -> tuple[Array, Array]:
-    """Keys and values with those of entries after them, which are both."""
+    """k and v, each followed by the entries."""
     if entries is None:
         return k, v
     return jnp.concatenate([k, entries], axis=1), jnp.concatenate([v, entries], axis=1)

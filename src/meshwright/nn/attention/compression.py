@@ -15,15 +15,15 @@ from jax import Array
 
 from meshwright.models.transformer import Places
 
-# The first position of an entry that no query sees.
+# The first position of an entry without tokens, so late that no query sees it.
 NEVER = 1 << 30
 
 
 class Windows(NamedTuple):
-    """The w positions of each entry.
+    """The w consecutive tokens that each entry sums.
 
-    places: i32[B, S], the first of them in a row, None if they follow each other; first: i32[B, S], that
-    position; segments: i32[B, S] or None.
+    places: i32[B, S], the index in the row of an entry's first token; None if entry s begins at s w. first:
+    i32[B, S], the position of that token. segments: i32[B, S], its document; None if a row is one document.
     """
 
     places: Array | None
@@ -32,15 +32,16 @@ class Windows(NamedTuple):
 
 
 def windows_of(places: Places, rate: int) -> Windows:
-    """The entries of rows with these places, in order of their positions.
+    """The windows of the entries of each row, in order.
 
-    A row of n positions has n // rate entries. If it holds several documents, some are of no positions.
+    A row of n tokens has n // rate entries. If it holds several documents, the last entries may be without
+    tokens; they begin at NEVER.
     """
     count = places.positions.shape[1] // rate
     if places.segments is None:
         first = jnp.arange(count, dtype=jnp.int32) * rate
         return Windows(None, jnp.broadcast_to(first, (places.positions.shape[0], count)), None)
-    is_last = (places.positions + 1) % rate == 0
+    is_last = (places.positions + 1) % rate == 0  # whether a token is the last of an entry
     last = jnp.argsort(~is_last, axis=1, stable=True)[:, :count]
     exists = jnp.take_along_axis(is_last, last, axis=1)
     starts = jnp.where(exists, last - rate + 1, 0)
@@ -50,7 +51,7 @@ def windows_of(places: Places, rate: int) -> Windows:
 
 
 def summed(values: Array, gates: Array, bias: Array, windows: Windows) -> Array:
-    """entries[B, S, H] of values and gates [B, T, c, H] and bias[w, c, H], without documents' places."""
+    """entries[B, S, H] of values and gates [B, T, c, H] and bias[w, c, H]."""
     rate = bias.shape[0]
     v, g = (_of_entries(x, windows, rate) for x in (values, gates))
     run = jax.vmap(weighed, in_axes=(0, 0, None, 0))
@@ -75,7 +76,7 @@ def weighed(values: tuple[Array, Array], gates: tuple[Array, Array], bias: Array
 
 
 def _of_entries(x: Array, windows: Windows, rate: int) -> Array:
-    """x[B, S, w, c, H] of x[B, T, c, H]."""
+    """x[B, T, c, H] by entries: [B, S, w, c, H]."""
     count = windows.first.shape[1]
     if windows.places is None:
         return jnp.reshape(x[:, : count * rate], (x.shape[0], count, rate, *x.shape[2:]))
@@ -84,5 +85,5 @@ def _of_entries(x: Array, windows: Windows, rate: int) -> Array:
 
 
 def _shifted(x: Array) -> Array:
-    """x[B, S, ...] one entry later, with zeros first."""
+    """x[B, S, ...] moved to the next entry; zeros for the first."""
     return jnp.pad(x[:, :-1], [(0, 0), (1, 0), *[(0, 0)] * (x.ndim - 2)])

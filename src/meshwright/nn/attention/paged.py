@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 # Quantised if the type needs a scale for each token and head; Packed if heads are narrower than tiles.
 Pool = Array | Quantised | Packed
-_BITS = jnp.dtype(jnp.uint16)  # of an array that has the bits of bfloat16
+_BITS = jnp.dtype(jnp.uint16)  # of a pool that stores bfloat16 as its bits
 Pools = dict[str, list[Pool]]
 PADDING = -1  # the position of a token that is padding
 _SIDE_BY_SIDE = "kv"  # the pools of the TPU's kernel

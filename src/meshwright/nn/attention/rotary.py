@@ -26,8 +26,8 @@ def apply_rope(
 
     With `rotary_dim` the rest of each head is not rotated. Latent attention rotates the last A elements of a
     head, or with `leading` the first A.
-    Layers without rotary positions return x. back: rotated by minus the positions. once: returns its
-    argument, and keeps XLA for CPU from computing the cosines and sines again for each head.
+    Layers without rotary positions return x. back: rotates in the other direction, by -positions. once:
+    returns its argument, and keeps XLA for CPU from computing the cosines and sines again for each head.
     """
     return _where_turned(x, lambda: _turned(x, positions, config, kind, once, leading, back), kind)
 

@@ -43,7 +43,8 @@ def gates_of(
 ) -> Array:
     """gates f32[B, T, E] of a router's logits; choice[E] biases only the choice of experts.
 
-    listed: table[t, r] of the experts of each token id, less E / 2, and the ids [B, T]: no choice by logits.
+    listed: table[t, r], the experts of each token id, stored less E / 2, and the ids [B, T]; these experts
+    are taken instead of the highest logits.
     """
     spec = _spec(layout, "gates", "BTE")
     if listed is not None:
@@ -77,7 +78,7 @@ def _gates(logits: Array, choice: Array | None = None, *, moe: MoE) -> Array:
 
 
 def _listed_gates(logits: Array, table: Array, tokens: Array, *, moe: MoE) -> Array:
-    """The gates of the experts that a table lists for each token."""
+    """The gates of the experts that `table` lists for each token id."""
     experts = jnp.round(table[tokens].astype(jnp.float32)).astype(jnp.int32) + moe.num_experts // 2
     numbers = lax.broadcasted_iota(jnp.int32, (1, 1, 1, moe.num_experts), 3)
     chosen = jnp.any(experts[..., None] == numbers, axis=-2)

@@ -563,7 +563,7 @@ def ragged_exchange(rows: Array, way: Pieces, num_rows: int, *, axes: Axes) -> A
     packed = packed if rows.shape[-1] % packed == 0 else 1
     width, tile = rows.shape[-1], packed * platform().lanes
     if platform().unfilled and width % tile:
-        # XLA for TPU would pad them too, but store the rows by columns before, and copy them.
+        # Otherwise XLA for TPU pads them, but first stores the rows column by column and copies them.
         rows = jnp.pad(rows, ((0, 0), (0, -width % tile)))
     arrives = unfilled_after((rows,), (num_rows, packed, rows.shape[-1] // packed), rows.dtype)
     arrives = jnp.reshape(arrives, (num_rows, -1))

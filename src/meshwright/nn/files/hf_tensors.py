@@ -54,11 +54,15 @@ def hf_tensors(config: ModelConfig, family: Family, stored: Collection[str] = ()
 
 
 def _named(tensor: Tensor, old: str, new: str, stored: Collection[str]) -> Tensor:
-    """The tensor with its name in the checkpoint, where the prefix `new` takes the place of `old`."""
+    """The tensor with its name in the checkpoint: the prefix `new` in place of `old`.
+
+    The name is `also` if only that one is among the stored names.
+    """
     name, also = (
         new + each.removeprefix(old) if each.startswith(old) else each for each in (tensor.name, tensor.also)
     )
-    return replace(tensor, name=also if tensor.also and name not in stored and also in stored else name)
+    has_other_name = tensor.also and name not in stored and also in stored
+    return replace(tensor, name=also if has_other_name else name)
 
 
 def _draft_tensors(config: ModelConfig, family: Family, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -104,7 +108,8 @@ def _prefixes(family: Family, stored: Collection[str]) -> tuple[str, str]:
 def passed_over(name: str, config: ModelConfig, family: Family) -> bool:
     """Whether a tensor of a checkpoint is ignored: rotary frequencies, causal masks, vision towers.
 
-    Modules that predict further tokens are too: layers after the last, or with names of their own.
+    Modules that predict further tokens are too: layers after the last, or with names of their own; and
+    `unread` tensors of the family.
     """
     if family.unread and name.startswith(family.unread):
         return True

@@ -48,7 +48,7 @@ _NUM_HEADS = "num_nextn_predict_layers"
 _FILE_BYTES = 5_000_000_000
 # (name of HF's tensor, tensor) -> the tensors to write.
 Store = Callable[[str, np.ndarray], Mapping[str, np.ndarray]]
-_WHOLE_NUMBERS = ("I32", "I64")
+_WHOLE_NUMBERS = ("I32", "I64")  # of tables of experts
 # HF's names of the types of weights that are read; quantised types need scales too.
 _READABLE = tuple(
     record.safetensors for record in NUMBER_TYPES.values() if record.safetensors and not record.scales
@@ -230,9 +230,10 @@ def _check(
             raise CheckpointError(
                 f"checkpoint {folder}: {name} is {found_shape} there and {shape} in {config.name}"
             )
-        if dtype not in (_WHOLE_NUMBERS if tensor.centred else _READABLE):
+        readable = _WHOLE_NUMBERS if tensor.centred else _READABLE
+        if dtype not in readable:
             raise CheckpointError(
-                f"checkpoint {folder}: {name} is stored as {dtype}; fits: {', '.join(_READABLE)}"
+                f"checkpoint {folder}: {name} is stored as {dtype}; fits: {', '.join(readable)}"
             )
     # A tied model may store its table twice.
     known = {*names, UNEMBED} if config.tied_embeddings else set(names)

@@ -122,17 +122,18 @@ class AttentionOps(ProductOps):
                     sinks = along(q[..., 0], sinks)
             windows = [layer.kind.window for layer in self.config.all_layers if layer.kind in kind.among]
             first = self._first(queries.positions, kind)
-            more = None
+            of_heads = None
             if entries is not None and entries.values.shape[1]:
-                more = self._of_heads(entries, kind)
-                keys, chosen = self._with_entries(keys, more.places, chosen, k.shape[1])
-            out = blockwise(
-                q, k, v, sinks, queries, keys, first, self.layout, how, windows, chosen, more and more.values
-            )
+                of_heads, added = self._of_heads(entries, kind)
+                keys, chosen = self._with_entries(keys, added, chosen, k.shape[1])
+            out = blockwise(q, k, v, sinks, queries, keys, first, self.layout, how, windows, chosen, of_heads)
             return out, None
 
     def _of_heads(self, entries: Entries[Array], kind: KindInLoop) -> Entries[Array]:
-        """Entries as keys [B, S, K, H] at their last positions; all devices of queries add cotangents."""
+        """Entries as keys [B, S, K, H] at their last positions.
+
+        Devices with different queries or heads add up their cotangents.
+        """
         with jax.named_scope("entries"):
             keys = apply_reshard(shared_entries(self.layout), entries.values[:, :, None])
         return Entries(keys, _last_positions(entries.places, self.config.at(kind.variant)))
@@ -140,7 +141,7 @@ class AttentionOps(ProductOps):
     def _with_entries(
         self, keys: Places, entries: Places, chosen: Array | None, num_keys: int
     ) -> tuple[Places, Array | None]:
-        """The places of keys and entries together, and the mask of chosen entries with all keys before."""
+        """The places of keys followed by entries, and the mask of entries preceded by True for each key."""
         joined = jax.tree.map(
             lambda *each: jnp.concatenate(each, axis=1), keys._replace(tokens=None), entries
         )
@@ -159,7 +160,10 @@ class AttentionOps(ProductOps):
         kind: KindInLoop,
         entries: Places | None = None,
     ) -> tuple[Array, Any]:
-        """bool[B, T, S]: the keys that each query reads; or bool[B, T, K, blocks] if blocks are chosen."""
+        """bool[B, T, S]: the keys that each query reads; or bool[B, T, K, blocks] if blocks are chosen.
+
+        entries: the places of compressed keys, if k is such.
+        """
         config, places = self.config.at(kind.variant), places._replace(tokens=None)
         indexer = config.indexer
         assert indexer is not None, "only an indexer has an index"
@@ -249,6 +253,6 @@ class AttentionOps(ProductOps):
 
 
 def _last_positions(entries: Places, config: ModelConfig) -> Places:
-    """The last position of each entry, from which on queries see it."""
+    """The places of entries at their last positions, since later queries see them."""
     assert config.compressed is not None, "layers with entries compress keys"
     return entries._replace(positions=entries.positions + config.compressed - 1)

@@ -1,4 +1,4 @@
-"""Compressed keys in JAX: entries for earlier positions, on every device of a sequence."""
+"""Compressed keys in JAX. Each device of a sequence computes all of its entries."""
 
 from functools import partial
 from typing import Any
@@ -43,10 +43,10 @@ class CompressionOps(AttentionOps):
             )
             spec = PartitionSpec(*spec_of(values).partitions)
             rows = PartitionSpec(spec.partitions[0], None)
-            in_turn = jax.tree.map(lambda x: in_order(x, self._num_dealt, 1), places)
+            ordered = jax.tree.map(lambda x: in_order(x, self._num_dealt, 1), places)
             of_places = jax.tree.map(lambda _: rows, places)
-            windows = each_device(partial(windows_of, rate=bias.shape[0]), (of_places,), rows)(in_turn)
-            numbers = [x for x in (windows.first, windows.places) if x is not None]
+            windows = each_device(partial(windows_of, rate=bias.shape[0]), (of_places,), rows)(ordered)
+            indices = [x for x in (windows.first, windows.places) if x is not None]
 
             def local(
                 values: Array, gates: Array, bias: Array, first: Array, places: Array | None = None
@@ -55,23 +55,24 @@ class CompressionOps(AttentionOps):
 
             of_bias = PartitionSpec(None, None, None, reduced=spec_of(bias).reduced)
             out = PartitionSpec(spec.partitions[0], None, None)
-            specs = [spec, spec, of_bias, *[rows] * len(numbers)]
+            specs = [spec, spec, of_bias, *[rows] * len(indices)]
             run = with_gradient(local, specs, out, 3, names=("kv", "gate", f"{name}_positions"))
-            entries = checkpoint_name(run(values, gates, reshard(bias, of_bias), *numbers), OPERATION)
+            entries = checkpoint_name(run(values, gates, reshard(bias, of_bias), *indices), OPERATION)
         return Entries(entries, Places(windows.first, windows.segments)), cache
 
     @property
     def _num_dealt(self) -> int:
-        """Number of shards that a zigzag deals positions to."""
+        """Number of shards of a sequence, among which a zigzag deals its positions."""
         return self.layout.mesh.size(token_sharding(self.layout, "tokens").axes_of("T"))
 
     def _all_in_order(self, name: str, letters: str, x: Array) -> Array:
-        """x[B, T, c, ...] with all positions of a sequence, in their order."""
+        """x[B, T, c, ...] gathered over T, with positions in order."""
         with jax.named_scope(name):
             whole = apply_reshard(gathered_series(self.layout, name, letters), x)
             return in_order(whole, self._num_dealt, 1)
 
     def grouped(self, name: str, a: Array) -> Array:
+        """a[B, T, N, H] with its heads in groups: [B, T, g, u, H]."""
         with jax.named_scope(name):
             shape = (*a.shape[:2], self.config.out_groups, -1, a.shape[-1])
             split = partition_spec(self.layout.activation(name, "BTguH"))

@@ -1,4 +1,4 @@
-"""A residual of several streams in JAX: gates from the streams, their sums, and their mixture."""
+"""A residual of several streams in JAX: their gates, their sum and their mixture."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,10 @@ class StreamOps(ProductOps):
     def stream_gates(
         self, name: str, m: Array, bias: Array, scale: Array, streams: HyperConnections
     ) -> Array:
-        """f32[B, T, k]: gates before and after a part and the mixing matrix; or [B, T, n] with one scale."""
+        """f32[B, T, k]: gates before and after a part, and the mixing matrix.
+
+        Or f32[B, T, n], the gates after the last layer, if there is only one scale.
+        """
         o, wide = streams.num_streams, m.astype(jnp.float32)
         with jax.named_scope(name):
             shift = self._of_tokens(f"{name.removesuffix('_gates')}_bias", wide, bias)
@@ -45,7 +48,7 @@ class StreamOps(ProductOps):
             return checkpoint_name(jnp.concatenate(gates, axis=-1), OPERATION)
 
     def _of_tokens(self, name: str, x: Array, vector: Array) -> Array:
-        """A vector for every token of x; the sum of its cotangents over devices has its name."""
+        """A vector as a row for each token of x. The sum of its cotangents over devices is called `name`."""
         with jax.named_scope(name):
             return along(x, self._split_as(x, (2,), vector.astype(jnp.float32)))
 
@@ -56,7 +59,7 @@ class StreamOps(ProductOps):
             return checkpoint_name(y, OPERATION)
 
     def mixed(self, name: str, x: Array, y: Array, gates: Array) -> Array:
-        """after[o] y[D] + the sum over p of mix[p, o] x[p, D] for each stream o, summed in float32."""
+        """after[o] y[D] + sum over p of mix[p, o] x[p, D] for each stream o, in float32."""
         o = x.shape[2]
         with jax.named_scope(name):
             after, mix = gates[..., o : 2 * o], gates[..., 2 * o :]
@@ -77,6 +80,6 @@ def _doubly_stochastic(mix: Array, streams: HyperConnections) -> Array:
     def both(mix: Array, _: None) -> tuple[Array, None]:
         return columns(mix / (jnp.sum(mix, axis=-1, keepdims=True) + streams.eps)), None
 
-    # A loop: XLA for CPUs takes minutes to fuse 20 turns (jax 0.10.2).
+    # A scan: without a loop, XLA for CPUs takes minutes to fuse 20 iterations (jax 0.10.2).
     start = columns(jax.nn.softmax(mix, axis=-1) + streams.eps)
     return lax.scan(both, start, length=streams.iterations - 1)[0]

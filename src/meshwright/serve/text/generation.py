@@ -110,7 +110,7 @@ class Generation:
         self.num_generated_tokens = 0
         self.num_cached_tokens = 0
         prompts = [request.prompt for request in requests]
-        # Further answers to a prompt find it in the cache because of the first.
+        # Only these count: further answers to a prompt find it in the cache because of its first answer.
         self._first_answers = {i for i, prompt in enumerate(prompts) if not i or prompt is not prompts[i - 1]}
 
     @property
