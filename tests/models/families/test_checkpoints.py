@@ -120,6 +120,24 @@ def test_layers_that_predict_further_tokens_are_passed_over(folders, tmp_path, k
             load(tmp_path, f32())
 
 
+@pytest.mark.slow
+def test_deepseek_v4_as_the_hub_names_it(folders, tmp_path):
+    """Without the prefix, with short names of the parts outside of layers, and with a draft head."""
+    from safetensors.numpy import load_file, save_file
+
+    folder, _ = folders["deepseek_v4"]
+    parts = {f"model.hc_head.hc_{part}": f"hc_head_{part}" for part in ("fn", "base", "scale")}
+    short = parts | {"model.embed_tokens.weight": "embed.weight"}
+    tensors = load_file(folder / "model.safetensors")
+    renamed: dict[str, Any] = {
+        short.get(name, name.removeprefix("model.")): value for name, value in tensors.items()
+    }
+    more = {"mtp.0.norm.weight": np.zeros(2, np.float32)}
+    save_file(renamed | more, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    assert_same(load(tmp_path, f32())[0], load(folder, f32())[0])
+
+
 def test_gpt_oss_as_it_stands_on_the_hub(tmp_path):
     """Its experts in mxfp4."""
     from safetensors.numpy import load_file, save_file
