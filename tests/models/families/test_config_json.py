@@ -226,3 +226,17 @@ def _hf_model(transformers: Any, name: str) -> Any:
 def test_a_thinker_config_that_is_no_table_is_refused() -> None:
     with pytest.raises(ModelError, match="thinker_config = 5 must be"):
         from_hf({"model_type": "llama", "thinker_config": 5}, "omni")
+
+
+@pytest.mark.slow
+def test_longcat_flash_is_counted_without_weights_of_experts_that_compute_nothing() -> None:
+    """Transformers makes gate_up_proj, but not down_proj, also for experts that return their input."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    made = transformers.CONFIG_MAPPING["longcat_flash"](num_layers=2, n_routed_experts=16, zero_expert_num=8)
+    with torch.device("meta"):
+        model = transformers.LongcatFlashForCausalLM(made)
+    biases = sum(b.numel() for path, b in model.named_buffers() if path.endswith("e_score_correction_bias"))
+    never_used = 2 * made.num_layers * made.zero_expert_num * made.hidden_size * made.expert_ffn_hidden_size
+    config = from_hf(made.to_dict() | {"architectures": [type(model).__name__]}, "longcat")
+    assert count_params(config).total == model.num_parameters() + biases - never_used
