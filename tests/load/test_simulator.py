@@ -397,3 +397,14 @@ def test_a_plan_has_the_slots_and_chunks_of_its_layout(
     limits = Limits.of_layout(load_model("demo"), Layout.of(**words), CPU, 8, 512)
     assert (limits.num_replicas, limits.slots_per_replica) == (replicas, 8 // replicas)
     assert (limits.chunk, limits.block) == (chunk, block)
+
+
+def test_replicas_in_turn_leave_a_free_one_idle():
+    """The third request follows a long one, while the other replica has already answered a short one."""
+    chats = [one(64, 40), one(64, 4), one(64, 4, arrival=20.0)]
+    waits = {}
+    for in_turn in (False, True):
+        server = replace(planned(in_turn=in_turn, replicas=2), limits=Limits.of(1, 2048))
+        answers, _ = simulate_server(server, loaded(*chats))
+        waits[in_turn] = answers[2].ttft_seconds
+    assert waits[False] == 2 and waits[True] > 20

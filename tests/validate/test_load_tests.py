@@ -14,10 +14,17 @@ from meshwright.layout import Layout
 from meshwright.models.presets import PRESETS
 from meshwright.plan.serve.engine_steps import EngineTable
 from meshwright.plan.serve.with_engine import on_engine
+from meshwright.validate.load_test_recipes import PoolRecipe, Recipe, recipes_of
 from meshwright.validate.load_test_row import FIGURES, LoadTestRow, WorkerDegrees
 from meshwright.validate.load_test_scores import load_test_document
 from meshwright.validate.load_test_settings import decode_slots
-from meshwright.validate.load_tests import load_test_case, predict_load_test, predict_load_tests
+from meshwright.validate.load_tests import (
+    LoadTestCase,
+    load_test_case,
+    load_test_cases,
+    predict_load_test,
+    predict_load_tests,
+)
 from meshwright.validate.published import UnreadRow, read_rows
 
 CELLS = {
@@ -198,6 +205,55 @@ def test_requests_beyond_the_decode_slots_wait_for_their_first_token(tmp_path):
     for (concurrency, groups), slots in sizes.items():
         assert decode_slots(read, concurrency, groups, splits=False) == slots  # pyright: ignore
     assert decode_slots(read, 666, 1, splits=True) == 666  # pyright: ignore
+
+
+_APART = {
+    "engine": "trtllm", "model": "deepseek-v3", "weight_dtype": "fp8", "hardware": "b200:2x8", "chips": "16",
+    "mode": "apart", "prompt_len": "1024", "output_len": "1024", "prefill_tensor": "8", "decode_tensor": "8",
+}  # fmt: skip
+
+
+def test_a_row_with_pools_apart_has_the_settings_of_its_search(tmp_path):
+    """InferenceX: 8 requests on 8 decode workers that split heads, with 3 draft tokens."""
+    read = row(tmp_path, concurrency="8", **_APART)
+    assert isinstance(read, LoadTestRow)
+    recipe = Recipe(PoolRecipe(1, 8, True), PoolRecipe(8, 8, False), decode_batch=1, drafts=3)
+    assert recipes_of(read, "deepseek-v3") == (recipe,) and recipe.slots == 8
+    [case] = load_test_cases(read)
+    assert (case.workers, case.slots, case.servers[0].data, case.servers[1].data) == ((1, 8), 8, 8, 1)
+    assert case.servers[1].drafts == 3 and case.servers[1].gain == pytest.approx(2.61, abs=0.01)
+    assert not recipes_of(replace(read, concurrency=9), "deepseek-v3")
+    assert not recipes_of(replace(read, decode_workers=7), "deepseek-v3")
+    # A table that counts the devices of both pools in each column.
+    assert recipes_of(replace(read, prefill_tensor=72, decode_tensor=72), "deepseek-v3") == (recipe,)
+
+
+def test_settings_that_a_row_leaves_open_are_averaged(tmp_path, monkeypatch):
+    """32 requests ran with and without draft tokens: 11.0 and 5.2 ms a token measured."""
+    read = row(tmp_path, concurrency="32", **_APART)
+    assert isinstance(read, LoadTestRow)
+    cases = load_test_cases(read)
+    assert sorted(case.servers[1].drafts for case in cases) == [0, 3]
+
+    def figures(case: LoadTestCase) -> dict[str, float]:
+        return read.with_request(0.4, 0.005 if case.servers[1].drafts else 0.0125)
+
+    monkeypatch.setattr(LoadTestCase, "figures", figures)
+    predicted = predict_load_test(read).predicted
+    assert predicted and predicted["tpot_seconds"] == pytest.approx((0.005 * 0.0125) ** 0.5)
+    assert predicted == read.with_request(predicted["ttft_seconds"], predicted["tpot_seconds"])
+
+
+def test_draft_tokens_are_verified_with_attention_of_their_own():
+    """Each token of a step reads the whole cache of its sequence; absorbed latents are bound by FLOPs."""
+    machine = on_engine(load("b200:1x8"), ENGINES["tensorrt-llm"])
+    layout = Layout.of(data=8, expert=8, weights_dtype="fp8", kv_dtype="fp8")
+    plain, drafting = (
+        EngineTable(PRESETS["deepseek-v3"], layout, machine, 256, 8192, drafts) for drafts in (0, 3)
+    )
+    attention = [table.decode(256, 8192) - table.decode(256, 2) for table in (plain, drafting)]
+    assert attention[1] == pytest.approx(4 * (1 + 3 / 61) * attention[0], rel=0.02)
+    assert 1 < drafting.decode(1, 2) / plain.decode(1, 2) < 2
 
 
 def test_prompts_of_a_table_are_those_of_whole_passes():

@@ -38,6 +38,7 @@ class ServingEngine(Record):
     request. step_seconds: of the host for each step, while devices wait. grouped_experts: one kernel
     multiplies all experts of a device. direct_seconds: of its small all-reduce (`Switch.direct_seconds`).
     prompt_layer_seconds: of the host for each layer of a step with prompts, which has no CUDA graph.
+    routes_in_turn: requests go to replicas in turn, not to the one with the fewest.
     balances_prompts: groups of devices with sequences of their own wait to compute prompts together. apart:
     the record of its pools apart. outside_bytes: of a chip, for graphs, programs and libraries beyond
     `memory_share`. load_bytes_per_second: of weights on a host. compile_seconds: to compile and to
@@ -61,6 +62,7 @@ class ServingEngine(Record):
     grouped_experts: bool = False
     direct_seconds: float = 0.0
     prompt_layer_seconds: float = 0.0
+    routes_in_turn: bool = False
     balances_prompts: bool = False
     apart: str = ""
     outside_bytes: float = 0.0

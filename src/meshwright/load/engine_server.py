@@ -27,7 +27,7 @@ class EngineServer:
 
     stands_for: groups of devices with sequences of their own for each simulated group. Groups are equally
     loaded, so that few of them show how all do. receives: its prompts come computed, from other servers.
-    gain: tokens of a sequence in a step.
+    drafts: draft tokens of a sequence that a step verifies. gain: expected tokens of a sequence in a step.
     """
 
     config: ModelConfig
@@ -36,6 +36,7 @@ class EngineServer:
     engine: ServingEngine
     stands_for: int = 1
     receives: bool = False
+    drafts: int = 0
     gain: float = 1.0
 
     @property
@@ -90,7 +91,7 @@ class EngineServer:
         most = self.engine.step_tokens + _table_size(limits.slots_per_replica, 256)
         context = _table_size(limits.context, _SHORTEST_TABLE)
         return EngineSteps(
-            _table(self.config, self.layout, self.hardware, most, context),
+            _table(self.config, self.layout, self.hardware, most, context, self.drafts),
             self.data // self.stands_for,
             separate_prompts=self.engine.separate_prompts,
             receives=self.receives,
@@ -116,9 +117,9 @@ def _table_size(size: int, least: int) -> int:
 
 @lru_cache(maxsize=64)
 def _table(
-    config: ModelConfig, layout: Layout, hardware: Hardware, most_tokens: int, context: int
+    config: ModelConfig, layout: Layout, hardware: Hardware, most_tokens: int, context: int, drafts: int
 ) -> EngineTable:
-    return EngineTable(config, layout, hardware, most_tokens, context)
+    return EngineTable(config, layout, hardware, most_tokens, context, drafts)
 
 
 @lru_cache(maxsize=256)

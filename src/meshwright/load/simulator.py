@@ -73,7 +73,8 @@ class Planned:
     faster, with equal results. idle: the runner's steps on an idle machine, for the prefill budget; None: no
     budget. request_seconds: host time of a request before it is queued, if the host is the device;
     otherwise 0. policy: makes the policy of a scheduler from its limits; None: `mode`'s. prefill: limits and
-    prices of the engines that only prefill, if theirs differ.
+    prices of the engines that only prefill, if theirs differ. in_turn: a replica is chosen in turn (round
+    robin), not as the one with the fewest sequences.
     """
 
     limits: Limits
@@ -90,6 +91,7 @@ class Planned:
     request_seconds: float = 0.0
     policy: Callable[[Limits], Policy] | None = None
     prefill: "Planned | None" = None
+    in_turn: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,9 @@ class Used:
 def simulate_server(planned: Planned, load: Load) -> tuple[list[TimedAnswer], Used]:
     """The answers to all turns, in the order of their chats, and totals of the replicas.
 
-    A chat stays with one replica, the one with the fewest sequences when the chat begins. A turn is sent
-    when the previous one is answered. Raises RequestError if a prompt and its answer exceed the context.
+    A chat stays with one replica: with the fewest sequences when the chat begins, or the next in turn. A turn
+    is sent when the previous one is answered. Raises RequestError if a prompt and its answer exceed the
+    context.
     """
     with collector_paused():
         return _Simulation(planned, load).run()
@@ -188,7 +191,7 @@ class _Simulation:
             self._waiting.append(number)
             return
         self._under_way += 1
-        replica = min(self._pools, key=attrgetter("num_chats")) if len(self._pools) > 1 else self._pools[0]
+        replica = self._chosen(self._pools, attrgetter("num_chats"))
         replica.num_chats += 1
         self._ask(number, replica, 0, CountedText(number, self._load.prefix_tokens, self._load.prefix_tokens))
 
@@ -200,8 +203,18 @@ class _Simulation:
         asked = _Asked(number, turn_number, replica, prompt, turn.output_tokens, answer)
         self._asked[number].append(asked)
         if self._prefilling:
-            replica = min(self._prefilling, key=_Replica.num_unfinished)
+            replica = self._chosen(self._prefilling, _Replica.num_unfinished)
         replica.hear(asked)
+
+    def _chosen(self, replicas: "list[_Replica]", load: "Callable[[_Replica], int]") -> "_Replica":
+        """The replica of a new request: with the smallest `load`, or the next in turn."""
+        if len(replicas) == 1:
+            return replicas[0]
+        if not self._planned.in_turn:
+            return min(replicas, key=load)
+        replica = replicas.pop(0)
+        replicas.append(replica)
+        return replica
 
     def heard(self, asked: "_Asked") -> None:
         """End a turn, and send the next of its chat, or begin a chat that waits."""

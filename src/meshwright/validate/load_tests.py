@@ -9,7 +9,7 @@ and the means of two figures: time to first token and time per output token afte
 a whole request follows from them: ttft + (output tokens - 1) tpot.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -33,6 +33,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.with_engine import on_engine
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, Spread, serving_spread
+from meshwright.validate.load_test_recipes import Recipe, recipes_of
 from meshwright.validate.load_test_row import FIGURES, MAX_BATCH, SHORTEST_DRAWN, LoadTestRow, WorkerDegrees
 from meshwright.validate.load_test_settings import (
     SPLIT_WORKERS,
@@ -41,6 +42,7 @@ from meshwright.validate.load_test_settings import (
     is_unstated,
     splits_heads,
     streamed_tokens,
+    tokens_of_step,
 )
 from meshwright.validate.published import UnreadRow
 from meshwright.validate.score import grouped
@@ -58,6 +60,8 @@ _MOST_CONCURRENT = 512
 _BUSY = 0.8
 # Bits of weights that checkpoints of mixtures of experts have for all of their products.
 _LEAST_FOR_ALL = 8
+# The figures of FIGURES from which the time of a request follows.
+_MEANS = ("ttft_seconds", "tpot_seconds")
 # Several processes are faster than one from this number of rows on.
 _LEAST_FOR_PROCESSES = 100
 
@@ -138,25 +142,41 @@ def _predict_all(rows: Sequence[LoadTestRow]) -> list[LoadTestPrediction]:
 
 
 def predict_load_test(row: LoadTestRow) -> LoadTestPrediction:
-    """The prediction of one row."""
+    """The prediction of one row: the geometric mean over the settings that it may have had."""
     try:
-        case = load_test_case(row)
-        predicted = case.figures()
+        cases = load_test_cases(row)
+        each = [case.figures() for case in cases]
     except MeshwrightError as error:
         return LoadTestPrediction(row, skipped=str(error))
+    predicted = each[0] if len(each) == 1 else row.with_request(*(_middle(each, name) for name in _MEANS))
     return LoadTestPrediction(
-        row, predicted, layout=" | ".join(str(server.layout) for server in case.servers)
+        row, predicted, layout=" | ".join(str(server.layout) for server in cases[0].servers)
     )
+
+
+def _middle(each: Sequence[Mapping[str, float]], name: str) -> float:
+    """The geometric mean of a figure."""
+    return float(np.exp(np.mean(np.log([figures[name] for figures in each]))))
 
 
 @dataclass(frozen=True)
 class LoadTestCase:
-    """The planner's input for a row: servers and workers of its pools, prefill before decode."""
+    """The planner's input for a row: servers and workers of its pools, prefill before decode.
+
+    slots: requests that all decode workers hold at once; None if not stated.
+    """
 
     row: LoadTestRow
     servers: tuple[EngineServer, ...]
     workers: tuple[int, ...]
     concurrency: int
+    slots: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether each worker has memory for its weights and a request."""
+        context = self.row.prompt_len + self.row.output_len + 1
+        return all(server.num_positions(context) >= context for server in self.servers)
 
     def figures(self) -> dict[str, float]:
         """Predicted seconds by the names of FIGURES."""
@@ -216,10 +236,17 @@ class LoadTestCase:
         # Prompts wait outside of the engine until one is computed.
         before = _planned(prefill, prefill_workers, row.prompt_len + 2, limit)
         groups = self.workers[1] * self.servers[1].data
-        slots = decode_slots(row, self.concurrency, groups, splits=self.servers[1].data == 1)
-        after = _planned(replace(decode, receives=True), workers, context, slots // self.scale)
+        slots = self.slots or decode_slots(row, self.concurrency, groups, splits=self.servers[1].data == 1)
+        slots = min(slots, self.concurrency)
+        after = _planned(replace(decode, receives=True), workers, context, max(1, slots // self.scale))
         seconds = transfer_seconds_of(decode.config, decode.layout, decode.hardware, context)
-        return replace(after, prefill=before, prefill_replicas=prefill_workers, transfer_seconds=seconds)
+        return replace(
+            after,
+            prefill=before,
+            prefill_replicas=prefill_workers,
+            transfer_seconds=seconds,
+            in_turn=decode.engine.routes_in_turn,
+        )
 
     def _scaled(self, place: int) -> tuple[EngineServer, int]:
         """The server and number of workers that are simulated, `scale` times fewer."""
@@ -240,6 +267,24 @@ def _weights(count: int, concurrency: int) -> np.ndarray:
     if waves < _NUM_WAVES and count > 2 * concurrency:
         weights[concurrency : count - concurrency] = (_NUM_WAVES - 2) / (waves - 2)
     return weights
+
+
+def load_test_cases(row: LoadTestRow) -> list[LoadTestCase]:
+    """A case for each of the settings that a row may have had. Raises MeshwrightError as `load_test_case`."""
+    config = model_of_load_test(row)
+    engine = ENGINES[ENGINES[row.engine].apart or row.engine]
+    cases = [_with_recipe(row, config, engine, recipe) for recipe in recipes_of(row, config.name)]
+    return [case for case in cases if case.fits] or [load_test_case(row)]
+
+
+def _with_recipe(
+    row: LoadTestRow, config: ModelConfig, engine: ServingEngine, recipe: Recipe
+) -> LoadTestCase:
+    pools = (recipe.prefill, recipe.decode)
+    before, after = (_server(row, config, engine, pool.degrees) for pool in pools)
+    after = replace(after, drafts=recipe.drafts, gain=tokens_of_step(recipe.drafts))
+    workers = tuple(pool.workers for pool in pools)
+    return LoadTestCase(row, (before, after), workers, row.concurrency or 1, recipe.slots)
 
 
 def load_test_case(row: LoadTestRow) -> LoadTestCase:

@@ -30,17 +30,28 @@ _SHORT, _LEAST_LONG = 256, 2048
 class EngineTable:
     """The priced passes of one layout on one machine with an engine's efficiency.
 
-    most_tokens: maximum tokens of a group in a step. context: maximum positions of a sequence.
+    most_tokens: maximum tokens of a group in a step. context: maximum positions of a sequence. drafts: draft
+    tokens of a sequence that a decode step verifies, and makes by a head of one layer each.
     """
 
     def __init__(
-        self, config: ModelConfig, layout: Layout, hardware: Hardware, most_tokens: int, context: int
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        hardware: Hardware,
+        most_tokens: int,
+        context: int,
+        drafts: int = 0,
     ) -> None:
         self._config, self._layout, self._hardware = config, layout, hardware
         self._groups = layout.at("generate").num_batch_shards
         self.contexts = [_NEXT_TO_NONE, *_steps(_SHORT, context, 4)]
         batches = np.array(_steps(1, most_tokens, 2 ** (1 / 2)))
-        rows = [self._passes("generate", batches, 1, length) for length in self.contexts]
+        queries, heads = 1 + drafts, 1 + drafts / config.num_layers
+        rows = [
+            heads * self._passes("generate", batches, queries, max(queries, length))
+            for length in self.contexts
+        ]
         everywhere = np.arange(most_tokens + 1)
         decode = np.array([np.interp(everywhere, batches, row) for row in rows])
         self._decode, self._by_number = decode.tolist(), decode.T.copy()
@@ -104,7 +115,7 @@ class EngineSteps:
     data: simulated groups. separate_prompts, balances_prompts, step_seconds: as in `Engine`. receives:
     prompts come computed from other servers. least_seconds: of a program with prompts, whose kernels the host
     launches one by one. shared_share: share of the products of a token that all groups divide, whichever
-    group has it (experts). gain: tokens of a sequence in a step.
+    group has it (experts). gain: expected tokens of a sequence in a step.
     """
 
     def __init__(

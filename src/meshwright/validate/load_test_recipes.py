@@ -1,0 +1,91 @@
+"""Published settings of load tests with pools apart, which their tables leave out.
+
+`load_test_recipes.csv` has a line for each load that InferenceX's searches with pools apart list: workers and
+devices of both pools, whether each device of a worker has sequences of its own, the sequences that a decode
+group holds at once (0: not stated), and the draft tokens of a step. `benchmarks/load_test_recipes.py` makes
+it from a checkout of InferenceX (Apache-2.0); it has settings and no measured figure.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from meshwright.validate.load_test_row import LoadTestRow, WorkerDegrees
+
+_PATH = Path(__file__).with_name("load_test_recipes.csv")
+_NUM_KEYS = 7
+
+
+@dataclass(frozen=True)
+class PoolRecipe:
+    """The workers of a pool. has_sequences: each device of a worker has sequences of its own."""
+
+    workers: int
+    chips: int
+    has_sequences: bool
+
+    @property
+    def degrees(self) -> WorkerDegrees:
+        """Devices that split heads and the rows of experts, or that share experts."""
+        return WorkerDegrees(
+            *((1, self.chips, 1, self.chips) if self.has_sequences else (self.chips, 1, 1, 1))
+        )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of one load test.
+
+    decode_batch: sequences of a group of devices at once; 0 if not stated. drafts: draft tokens of a step.
+    """
+
+    prefill: PoolRecipe
+    decode: PoolRecipe
+    decode_batch: int
+    drafts: int
+
+    @property
+    def slots(self) -> int | None:
+        """Requests that all decode workers hold at once; None if not stated."""
+        groups = self.decode.workers * (self.decode.chips if self.decode.has_sequences else 1)
+        return groups * self.decode_batch or None
+
+    @property
+    def num_chips(self) -> int:
+        return sum(pool.workers * pool.chips for pool in (self.prefill, self.decode))
+
+
+def recipes_of(row: LoadTestRow, model: str) -> tuple[Recipe, ...]:
+    """The recipes that a row may have run, of the model of this name; none for a load of another source.
+
+    Some tables count the devices of both pools in the column of each pool.
+    """
+    if row.mode != "apart" or row.concurrency is None:
+        return ()
+    chip = row.hardware.partition(":")[0]
+    key = (row.engine, chip, model, row.weight_dtype, row.prompt_len, row.output_len, row.concurrency)
+    (prefill_workers, decode_workers) = (row.prefill_workers, row.decode_workers)
+    prefill, decode = (degrees.chips for _, degrees in row.pools())
+    return tuple(
+        recipe
+        for recipe in _recipes().get(tuple(map(str, key)), ())
+        if (recipe.prefill.chips, recipe.decode.chips) == (prefill, decode)
+        or prefill == decode == recipe.num_chips
+        if prefill_workers in (None, recipe.prefill.workers)
+        and decode_workers in (None, recipe.decode.workers)
+    )
+
+
+@lru_cache(maxsize=1)
+def _recipes() -> Mapping[tuple[str, ...], list[Recipe]]:
+    recipes: defaultdict[tuple[str, ...], list[Recipe]] = defaultdict(list)
+    for line in _PATH.read_text(encoding="utf-8").splitlines()[1:]:
+        cells = line.split(",")
+        pools = [int(cell) for cell in cells[_NUM_KEYS:]]
+        prefill, decode = (
+            PoolRecipe(workers, chips, bool(data)) for workers, chips, data in (pools[:3], pools[3:6])
+        )
+        recipes[tuple(cells[:_NUM_KEYS])].append(Recipe(prefill, decode, *pools[6:]))
+    return recipes
