@@ -58,7 +58,7 @@ def _check_plan(command: Command, given: dict[str, str]) -> None:
 
 
 def _check_files(pieces: Sequence[Piece]) -> None:
-    """Raise MeshwrightError for an argument that is no file, function of a file or MODEL@HARDWARE."""
+    """Raise MeshwrightError for an argument that is not a file, FILE.py:FUNCTION or MODEL@HARDWARE."""
     for piece in pieces:
         is_named = (
             "@" in piece.value or ".py:" in piece.value or Path(piece.value).suffix in (".toml", ".json")

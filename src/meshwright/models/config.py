@@ -944,14 +944,16 @@ def _model_layers(config: ModelConfig) -> tuple[Layer, ...]:
             and number not in config.nope_layers
         )
         has_state = mixer in ("state", "both")
+        # Compressed keys: the inputs that a later entry still sums are a state of the sequence.
         keeps_inputs = mixer == "attention" and bool(config.at(variant).compressed)
         slope = (
             config.state_mixer.slope(number, config.num_layers) if config.state_mixer and has_state else 1.0
         )
         kind = LayerKind(stack, window, turned, mixer, variant, slope)
         caches += kind.attends and not shares
-        states += has_state or keeps_inputs
-        cache, state = caches - 1 if kind.attends else -1, states - 1 if has_state or keeps_inputs else -1
+        keeps_state = has_state or keeps_inputs
+        states += keeps_state
+        cache, state = caches - 1 if kind.attends else -1, states - 1 if keeps_state else -1
         if reuses and kind.attends:
             cache = cache_of.get(window, cache)
         elif kind.attends:

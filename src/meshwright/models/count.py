@@ -305,7 +305,7 @@ def _widths(config: ModelConfig) -> int:
 
 
 def pool_arrays(config: ModelConfig) -> dict[str, str]:
-    """The letters of each array of pages of a layer: `cache_arrays`, and entries of compressed keys."""
+    """The letters of a layer's arrays of pages: `cache_arrays`, and the entries of compressed keys."""
     return cache_arrays(config) | ({"entries": "BSH"} if config.compressed else {})
 
 
@@ -432,7 +432,7 @@ def state_arrays(config: ModelConfig, dtype: str = "bf16") -> dict[str, tuple[st
     {}
     """
     if config.compressed:
-        # Values and gates side by side, of the last positions that a later entry sums.
+        # Values and gates, concatenated, of the last positions that a later entry sums.
         arrays = {"compressor": "Bscp"} | ({"index": "Bsca"} if config.own_indexer else {})
         return {f"{name}_inputs": (letters, dtype) for name, letters in arrays.items()}
     if config.state_mixer is None:

@@ -91,9 +91,8 @@ def _sizes_of_parts(config: ModelConfig) -> dict[str, int]:
     if config.compressed:
         series = 2 if config.own_indexer else 1
         sizes |= {"w": config.compressed, "c": series, "s": series * config.compressed - 1}
-        sizes |= {"p": 2 * config.d_head} | (
-            {"a": 2 * config.own_indexer.head_dim} if config.own_indexer else {}
-        )
+        sizes |= {"p": 2 * config.d_head}
+        sizes |= {"a": 2 * config.own_indexer.head_dim} if config.own_indexer else {}
     if config.out_rank:
         sizes |= {"g": config.out_groups, "u": config.num_heads // config.out_groups, "j": config.out_rank}
     return sizes

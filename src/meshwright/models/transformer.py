@@ -16,7 +16,8 @@ Latent attention: Q rank of queries, R of keys and values, J a head's part witho
 rotary part (H = J + A), O head dimension of values.
 Mixers with a state: small letters, as models/mixers/mixer.py says; and small letters for their stacks.
 Sparse attention: x heads of y elements that score keys, or one for each of the K heads.
-Compressed keys: w positions of an entry, c series of each position.
+Compressed keys: w positions of an entry, c series of each position; s positions whose inputs a server keeps
+for a later entry, p and a their values and gates together, of keys and of an indexer's keys.
 Output by groups: g groups of u heads, each with a latent of j elements.
 Experts by a table: t token ids, r experts of each. Streams of the residual: o, as models/streams.py says.
 Draft head: h elements of an embedding and a hidden state together.
