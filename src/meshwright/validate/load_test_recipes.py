@@ -1,9 +1,9 @@
 """Published settings of load tests with pools apart, which their tables leave out.
 
 `load_test_recipes.csv` has a line for each load that InferenceX's searches with pools apart list: workers and
-devices of both pools, whether each device of a worker has sequences of its own, the sequences that a decode
-group holds at once (0: not stated), and the draft tokens of a step. `benchmarks/load_test_recipes.py` makes
-it from a checkout of InferenceX (Apache-2.0); it has settings and no measured figure.
+devices of both pools, whether attention is data-parallel within a worker, the sequences that a decode group
+holds at once (0: not stated), and the draft tokens of a step. `benchmarks/load_test_recipes.py` makes it from
+a checkout of InferenceX (Apache-2.0). It has settings and no measured figure.
 """
 
 from collections import defaultdict
@@ -20,18 +20,21 @@ _NUM_KEYS = 7
 
 @dataclass(frozen=True)
 class PoolRecipe:
-    """The workers of a pool. has_sequences: each device of a worker has sequences of its own."""
+    """The workers of a pool, of `chips` devices each.
+
+    is_data_parallel: each device of a worker has sequences of its own; otherwise its devices split heads.
+    """
 
     workers: int
     chips: int
-    has_sequences: bool
+    is_data_parallel: bool
 
     @property
     def degrees(self) -> WorkerDegrees:
-        """Devices that split heads and the rows of experts, or that share experts."""
-        return WorkerDegrees(
-            *((1, self.chips, 1, self.chips) if self.has_sequences else (self.chips, 1, 1, 1))
-        )
+        """The degrees of a worker: attention by sequences and whole experts, or attention by heads."""
+        if self.is_data_parallel:
+            return WorkerDegrees(tensor=1, data=self.chips, expert_tensor=1, expert=self.chips)
+        return WorkerDegrees(tensor=self.chips, data=1, expert_tensor=1, expert=1)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Recipe:
     @property
     def slots(self) -> int | None:
         """Requests that all decode workers hold at once; None if not stated."""
-        groups = self.decode.workers * (self.decode.chips if self.decode.has_sequences else 1)
+        groups = self.decode.workers * (self.decode.chips if self.decode.is_data_parallel else 1)
         return groups * self.decode_batch or None
 
     @property
@@ -58,7 +61,7 @@ class Recipe:
 
 
 def recipes_of(row: LoadTestRow, model: str) -> tuple[Recipe, ...]:
-    """The recipes that a row may have run, of the model of this name; none for a load of another source.
+    """The recipes that a row of this model may have run; none if the list does not have its load.
 
     Some tables count the devices of both pools in the column of each pool.
     """
@@ -66,15 +69,17 @@ def recipes_of(row: LoadTestRow, model: str) -> tuple[Recipe, ...]:
         return ()
     chip = row.hardware.partition(":")[0]
     key = (row.engine, chip, model, row.weight_dtype, row.prompt_len, row.output_len, row.concurrency)
-    (prefill_workers, decode_workers) = (row.prefill_workers, row.decode_workers)
+    prefill_workers, decode_workers = row.prefill_workers, row.decode_workers
     prefill, decode = (degrees.chips for _, degrees in row.pools())
     return tuple(
         recipe
         for recipe in _recipes().get(tuple(map(str, key)), ())
-        if (recipe.prefill.chips, recipe.decode.chips) == (prefill, decode)
-        or prefill == decode == recipe.num_chips
         if prefill_workers in (None, recipe.prefill.workers)
         and decode_workers in (None, recipe.decode.workers)
+        and (
+            (recipe.prefill.chips, recipe.decode.chips) == (prefill, decode)
+            or prefill == decode == recipe.num_chips
+        )
     )
 
 

@@ -32,8 +32,8 @@ SPLIT_WORKERS = 4
 # for each token without: three heads predict 2.6 tokens in a step of 1.5 times the length (DeepSeek-R1).
 DRAFTED = 0.55
 DRAFTS_GAIN = 1.75
-# Probability that a draft token is right if the ones before it are: the first token of DeepSeek-R1's head
-# (vllm-project/vllm pull request 12755), and a later one, so that three heads predict 2.6 tokens.
+# Probability that a draft token is right if the ones before it are. The first token's is from DeepSeek-R1's
+# head (vllm-project/vllm pull request 12755); with a later token's, a step of three drafts has 2.6 tokens.
 _FIRST_RIGHT, _LATER_RIGHT = 0.82, 0.6
 # Tokens that a server collects, by engine, hardware's first letters and model's; the first that fits.
 _STREAMED = (

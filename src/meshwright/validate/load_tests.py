@@ -60,7 +60,7 @@ _MOST_CONCURRENT = 512
 _BUSY = 0.8
 # Bits of weights that checkpoints of mixtures of experts have for all of their products.
 _LEAST_FOR_ALL = 8
-# The figures of FIGURES from which the time of a request follows.
+# Figures of FIGURES; `LoadTestRow.with_request` adds the time of a request to them.
 _MEANS = ("ttft_seconds", "tpot_seconds")
 # Several processes are faster than one from this number of rows on.
 _LEAST_FOR_PROCESSES = 100
@@ -148,15 +148,16 @@ def predict_load_test(row: LoadTestRow) -> LoadTestPrediction:
         each = [case.figures() for case in cases]
     except MeshwrightError as error:
         return LoadTestPrediction(row, skipped=str(error))
-    predicted = each[0] if len(each) == 1 else row.with_request(*(_middle(each, name) for name in _MEANS))
+    predicted = (
+        each[0] if len(each) == 1 else row.with_request(*(_geometric_mean(each, name) for name in _MEANS))
+    )
     return LoadTestPrediction(
         row, predicted, layout=" | ".join(str(server.layout) for server in cases[0].servers)
     )
 
 
-def _middle(each: Sequence[Mapping[str, float]], name: str) -> float:
-    """The geometric mean of a figure."""
-    return float(np.exp(np.mean(np.log([figures[name] for figures in each]))))
+def _geometric_mean(predictions: Sequence[Mapping[str, float]], name: str) -> float:
+    return float(np.exp(np.mean(np.log([figures[name] for figures in predictions]))))
 
 
 @dataclass(frozen=True)
