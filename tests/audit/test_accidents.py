@@ -110,3 +110,21 @@ def test_rows_that_a_sum_fetches_from_other_devices_are_looked_up() -> None:
 }
 """  # noqa: E501
     assert _kinds(lines) == ["table_gathered"]
+
+
+@pytest.mark.parametrize(("num_rows", "kinds"), [(64, ["table_summed"]), (65536, [])])
+def test_a_tables_gradient_is_summed_whole_for_a_few_rows_only(num_rows: int, kinds: list[str]) -> None:
+    """With more rows than the table has, the sum of the table sends less than the rows would."""
+    lines = f"""\
+  %table = f32[4096,256]{{1,0}} parameter(0), metadata={{op_name="table"}}
+  %ids = s32[{num_rows},1]{{1,0}} parameter(1), sharding={{devices=[4,1]<=[4]}}, metadata={{op_name="ids"}}
+  %y = f32[{num_rows},256]{{1,0}} parameter(2), sharding={{devices=[4,1]<=[4]}}, metadata={{op_name="y"}}
+  %zero = f32[] constant(0)
+  %zeros = f32[4096,256]{{1,0}} broadcast(%zero), dimensions={{}}
+  %rows = f32[{num_rows},256]{{1,0}} sine(%y), metadata={{op_name="jit(f)/jvp()/sin"}}
+  %own = f32[4096,256]{{1,0}} scatter(%zeros, %ids, %rows), update_window_dims={{1}}, inserted_window_dims={{0}}, scatter_dims_to_operand_dims={{0}}, index_vector_dim=1, to_apply=%add
+  %sum = f32[4096,256]{{1,0}} all-reduce(%own), replica_groups={{{{0,1,2,3}}}}, to_apply=%add, metadata={{op_name="jit(f)/transpose(jvp())/scatter-add"}}
+  ROOT %new = f32[4096,256]{{1,0}} subtract(%table, %sum)
+}}
+"""  # noqa: E501
+    assert _kinds(lines) == kinds

@@ -214,7 +214,7 @@ def test_time_in_which_the_compiler_waits_does_not_count(
 ) -> None:
     monkeypatch.setattr(compile, "_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(compile, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr(compile, "_WAITED", 100)
+    monkeypatch.setattr(compile, "_WAITING_FACTOR", 100)
     process = subprocess.Popen([sys.executable, "-S", "-E", "-c", f"import time\n{code}"])
     try:
         assert compile._watch(process) == excess

@@ -135,11 +135,11 @@ def audit_program(
     line = None
     if machine and machine.chip.platform == program.platform:
         line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
-    found = accidents(schedule, reading.sent, prices)
-    gathers = gathered_operands(found, reading.sent)
+    faults = accidents(schedule, reading.sent, prices)
+    gathers = gathered_operands(faults, reading.sent)
     warnings = at_the_root(
         [
-            *found,
+            *faults,
             *replicated_state(program, prices),
             *(repeated_products(program, prices, gathers) or _repeated_on_parts(reading, machine, gathers)),
             *repeated_calls(program, prices, reading.sent),
@@ -201,7 +201,7 @@ def _of_platforms(program: Program, machine: Hardware) -> list[str]:
 def _repeated_on_parts(
     reading: Reading, machine: Hardware | None, gathers: Iterable[Emitted]
 ) -> list[Remark]:
-    """Products that parts of a named axis repeat: on the mesh that the groups of collectives make."""
+    """Products repeated over parts of a named axis, on the mesh that the groups of collectives make."""
     if reading.prices.named is None:
         return []
     parts = read_program(reading.program, machine).prices

@@ -33,10 +33,10 @@ from meshwright.units import format_bytes
 if TYPE_CHECKING:
     import jax
 
-# Of the compiler's own time: while other work has the processors, or another process has libtpu, it waits.
+# Seconds in which the compiler runs, and does not wait for a busy processor or another process's libtpu.
 _TIMEOUT_SECONDS = 900
-# Its waiting ends after this many times as long.
-_WAITED = 4
+# Running and waiting together may take this many times as long.
+_WAITING_FACTOR = 4
 # A compiler that takes more of the host than this is ended before the host swaps or kills others.
 MEMORY_SHARE = 0.8
 _POLL_SECONDS = 0.1
@@ -153,8 +153,8 @@ def _run(folder: Path, plan: Plan, target: Target) -> None:
 
 def _watch(process: subprocess.Popen) -> str:
     """Wait for the process to end. Returns the limit that it exceeded, or ""."""
-    began = now = time.monotonic()
-    processors, own = 0.0, 0.0
+    start = now = time.monotonic()
+    cpu_seconds, run_seconds = 0.0, 0.0
     limit = round(host_memory_bytes() * MEMORY_SHARE)
     while True:
         try:
@@ -162,20 +162,20 @@ def _watch(process: subprocess.Popen) -> str:
             return ""
         except subprocess.TimeoutExpired:
             before, now = now, time.monotonic()
-            used = _processor_seconds(process.pid)
-            # Several processors at once count as one.
-            own += now - before if used is None else min(now - before, used - processors)
-            processors = used or 0.0
-            if own > _TIMEOUT_SECONDS:
+            cpu_before, cpu_now = cpu_seconds, _cpu_seconds(process.pid)
+            # Threads that run at once count as one.
+            run_seconds += now - before if cpu_now is None else min(now - before, cpu_now - cpu_before)
+            cpu_seconds = cpu_now or 0.0
+            if run_seconds > _TIMEOUT_SECONDS:
                 return f"{_TIMEOUT_SECONDS} s"
-            if now - began > _WAITED * _TIMEOUT_SECONDS:
-                return f"{_WAITED * _TIMEOUT_SECONDS} s ({own:.0f} s of them running)"
+            if now - start > _WAITING_FACTOR * _TIMEOUT_SECONDS:
+                return f"{_WAITING_FACTOR * _TIMEOUT_SECONDS} s ({run_seconds:.0f} s of them running)"
             if _resident_bytes(process.pid) > limit:
                 return f"{format_bytes(limit)} of this host's memory"
 
 
-def _processor_seconds(pid: int) -> float | None:
-    """Seconds of processors that a process has used; None if the system has no /proc."""
+def _cpu_seconds(pid: int) -> float | None:
+    """CPU seconds that a process has used; None if the system has no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -45,7 +45,8 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     Other inputs belong to the batch too if their first dimension has the size and shards of such an array,
     and no result has their shape. In a step with gradients and without integer inputs, the batch is the
     inputs whose shape no result has, except frozen weights. Trained weights are returned, updated or as
-    gradients (whose sharding may differ).
+    gradients (whose sharding may differ). Neither batch nor weights are inputs that training writes in part,
+    such as queues of negatives, and in inference inputs with the shape of a result, such as caches.
     """
     arrays = [
         each for each in program.main.parameters if isinstance(each.shape, ArrayShape) and each.shapes[0].dims
@@ -56,7 +57,7 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     if is_differentiated(program):
         kept = written_in_part(program)
         weights = [one for one in weights if one.name not in kept]
-    else:  # arrays that it returns are caches
+    else:
         weights = [one for one in weights if one.shapes[0].dims not in returned]
     rows: list[Instruction] = []
     with_tokens: list[Instruction] = []
@@ -96,7 +97,7 @@ def written_in_part(program: Program) -> set[str]:
     for place in places(program):
         for instruction in place.computation.instructions.values():
             if instruction.opcode in _WRITES:
-                at = 2 if instruction.opcode == "select" else 0
+                at = 2 if instruction.opcode == "select" else 0  # select(mask, new, old)
                 value = entered_as(program, TracedValue(instruction, place).operand(at))
                 while op_of(value.instruction) == "all_gather":
                     value = entered_as(program, value.operand(0))
@@ -174,7 +175,7 @@ _FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_reshard
 
 
 def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
-    """The warnings without consequences of unconstrained activations.
+    """The warnings without those that follow from unconstrained activations.
 
     Warnings of unconstrained activations are merged into one.
     """
@@ -189,9 +190,9 @@ def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
 
 
 def gathered_operands(remarks: Iterable[Remark], sent: Iterable[Emitted]) -> list[Emitted]:
-    """The gathers that warnings of gathered contractions are about.
+    """The gathers that warnings of gathered contractions report.
 
-    All devices of such a gather compute the same product of it, which needs no warning of its own.
+    All devices of such a gather compute the same product with it, which needs no warning of its own.
     """
     tensors = {one.tensor for one in remarks if one.kind == "contraction_gathered"}
     return [one for one in sent if one.op == "all_gather" and one.tensor in tensors]

@@ -81,7 +81,7 @@ def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 "table_gathered",
                 f"the whole table `{emitted.tensor}` is gathered over {context.over(emitted)} "
                 f"({emitted.collective.gathered_bytes:,} B) to look up rows of {looked_up:,} B",
-                _KEPT_APART
+                _LOOK_UP_OWN_ROWS
                 if shares and rows_of_all >= emitted.collective.gathered_bytes
                 else "the looked-up indices are sharded over the same axis: gather the indices, a few bytes, "
                 "look up in each device's shard and reduce-scatter the rows, in jax.shard_map; or shard the "
@@ -93,15 +93,15 @@ def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return None
 
 
-# If the devices together look up the whole table, sending the rows saves nothing.
-_KEPT_APART = (
-    "together the devices look up every row: if each looks up its own rows (beams, or pages of a sequence), "
-    "index them within the sequence (a batched gather: take_along_axis, or jax.vmap over "
-    "sequences) or in jax.shard_map; otherwise shard the table over another axis, such as heads"
+# If the rows that all devices look up are as large as the table, sending the rows saves nothing.
+_LOOK_UP_OWN_ROWS = (
+    "the rows that all devices look up are about as large as the whole array: if each sequence reads only "
+    "its own rows (beams, or pages), index within the sequence (a batched gather: take_along_axis, or "
+    "jax.vmap over sequences) or in jax.shard_map; otherwise shard the array over another axis, such as heads"
 )
 
 
-# A table's gradient is reported if the rows that a device looked up are fewer bytes by this factor.
+# The sum of a table's gradient is reported if the rows that a device looked up are smaller by this factor.
 _SPARSE = 8
 
 
@@ -119,7 +119,8 @@ def table_summed(emitted: Emitted, context: ProgramContext) -> Fault | None:
         shapes = list(origin.instruction.shapes)
     else:
         return None
-    rows = max((shape.num_bytes for shape in shapes if shape.num_bytes < c.gathered_bytes), default=0)
+    # The two largest arrays are the table and the rows' gradients.
+    rows, *_ = sorted(shape.num_bytes for shape in shapes)[-2:]
     if c.gathered_bytes < _SPARSE * rows:
         return None
     return (
@@ -132,12 +133,12 @@ def table_summed(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Rows of the batch fetched from other devices by index, such as a batch shuffled within the step."""
+    """Rows fetched from other devices by index: of a batch shuffled within the step, or of a table."""
     c = emitted.collective
     if (
         emitted.op not in (*REDUCTIONS, "all_gather")
         or emitted.is_written
-        or primitive_of(c.op_name) not in _BY_INDEX
+        or primitive_of(c.op_name) != "gather"
     ):
         return None
     rows = _rows_read_by(emitted, context)
@@ -152,7 +153,7 @@ def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
             "table_gathered",
             f"rows of `{name}` ({c.gathered_bytes:,} B) are fetched over {context.over(emitted)} by index "
             f"({emitted.op})",
-            _KEPT_APART,
+            _LOOK_UP_OWN_ROWS,
         )
     return (
         "batch_shuffled",
@@ -163,13 +164,10 @@ def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
-_BY_INDEX = ("gather",)
-
-
 def batch_in_an_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Rows moved over the batch's axis because an index array counts the batch: x[arange(B), i].
 
-    The batch is then a dimension that is looked up, which the partitioner does not keep sharded.
+    The batch is then an indexed dimension, which the partitioner does not keep sharded.
     """
     name = primitive_of(emitted.collective.op_name)
     over = set(emitted.axes) & context.batch_axes
@@ -189,7 +187,10 @@ def batch_in_an_index(emitted: Emitted, context: ProgramContext) -> Fault | None
 
 
 def _indices_of(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
-    """The indices of gathers and scatters that a collective is for."""
+    """The indices of the gathers and scatters that read a collective's result or compute its operand.
+
+    A gather has the operands (array, indices), a scatter (arrays, indices, updates).
+    """
     for user, _ in emitted.uses(program, elementwise=True):
         if user.instruction.opcode in ("gather", "scatter"):
             yield user.operand(len(user.instruction.operands) // 2)
@@ -204,9 +205,10 @@ def _indices_of(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
 
 
 def _counts(program: Program, indices: TracedValue, groups: Sequence[Sequence[int]]) -> bool:
-    """Whether a column of indices is 0, 1, 2, ... whatever the data, along a dimension split within groups.
+    """Whether a column of the indices is always 0, 1, 2, ... and indexes a dimension split within groups.
 
-    The partitioner subtracts from each row of indices the offsets of the device's shard.
+    The partitioner subtracts the offsets of the device's shard from each row of indices. A dimension is whole
+    within a group if all its devices have the same offset.
     """
     left, seen = [indices], 0
     counted: set[int] = set()
@@ -232,7 +234,7 @@ def _differ(values: Sequence[int], groups: Sequence[Sequence[int]]) -> bool:
 
 
 def _is_count(program: Program, part: TracedValue) -> bool:
-    """Whether a value depends on nothing but an iota, or a constant of all numbers from 0."""
+    """Whether a value depends on an iota, or on a constant 0, 1, 2, ..., and on no input of the program."""
     found = False
     for value in ancestors(program, part):
         instruction = value.instruction
@@ -246,7 +248,10 @@ def _is_count(program: Program, part: TracedValue) -> bool:
 
 
 def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | None:
-    """The input whose rows a collective over the batch's axes sends: all of them, or those of a gather."""
+    """The input whose rows a collective sends: all of them, or those that a gather looks up.
+
+    None if the input is not of the batch, and is not sent over the batch's axes either.
+    """
     program = context.program
     left, seen = [emitted.operand()], 0
     while left and seen < _FEW:
@@ -295,7 +300,7 @@ def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def _parts_before(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
-    """The values that a collective's operand is put together from, also by other moves between devices."""
+    """The values that a collective's operand is assembled from, also by earlier collectives."""
     left, seen = [emitted.operand()], 0
     while left and seen < _FEW:
         *_, origin = history(program, left.pop(), MOVES)
@@ -308,7 +313,7 @@ def _parts_before(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
 
 _MOVED = ("permute", "all_to_all", "all_gather")
 _JOINED = ("concatenate", "pad", "select", "dynamic-update-slice")
-_PIECES = ("slice", "split", "dynamic_slice", "reshape")
+_PIECES = ("slice", "split", "dynamic_slice", "reshape")  # JAX's primitives
 
 
 def repeated_gather(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -404,7 +409,7 @@ def _needs_whole(use: tuple[TracedValue, int]) -> str | None:
 
 
 def written_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An array gathered whole so that a part of it is written, at an offset that the program computes."""
+    """An array gathered whole to write a part of it, at an offset that the program computes."""
     if emitted.op != "all_gather" or emitted.is_written or emitted.value.place.loops:
         return None
     for user, at in emitted.uses(context.program):
@@ -415,7 +420,7 @@ def written_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
                 f"{context.over(emitted)} only to write {part:,} B of it (dynamic_update_slice)",
                 "keep the dimension of the written rows whole and shard another one (heads, or the batch), "
-                "or write in jax.shard_map, where each device writes the rows that are its own",
+                "or write in jax.shard_map, in which each device writes its own rows",
             )
     return None
 
@@ -474,7 +479,7 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
-# Operations that scale an operand, with its number, if the other operand is a constant.
+# (opcode, number of an operand) of operations that scale this operand, if the other one is a constant.
 _SCALINGS = (("multiply", 0), ("multiply", 1), ("divide", 0))
 
 
@@ -483,33 +488,32 @@ def summed_apart(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if emitted.collective.op != "all_reduce" or emitted.collective.gathers:
         return None
     uses = list(_after_scaling(context.program, emitted.uses(context.program)))
-    count = min((_sums_added(*use, emitted, context) for use in uses), default=0)
-    if not count:
+    if not uses or not all(_is_added_to_sums(*use, emitted, context) for use in uses):
         return None
     return (
         "summed_repeatedly",
         f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, and the result is only added to "
         "results of other such sums",
-        "add up the devices' own parts, and sum the total once: look up or multiply in one jax.shard_map "
-        "with a psum at its end",
+        "add the partial results on each device, and all-reduce their sum once: look up or multiply in one "
+        "jax.shard_map with a psum at its end",
     )
 
 
-def _sums_added(user: TracedValue, at: int, emitted: Emitted, context: ProgramContext) -> int:
-    """The number of other sums over the same devices that an addition adds operand `at` to, otherwise 0."""
+def _is_added_to_sums(user: TracedValue, at: int, emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether an addition adds operand `at` only to results of other all-reduces over the same devices."""
     if user.instruction.opcode != "add" or at not in (0, 1):
-        return 0
-    left, count = [user.operand(1 - at)], 0
-    while left and count < _FEW:
+        return False
+    left, seen = [user.operand(1 - at)], 0
+    while left and seen < _FEW:
         *_, origin = history(context.program, left.pop(), MOVES)
         other = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
         if other is not None and other.collective.op == "all_reduce" and _same_devices(other, emitted):
-            count += 1
+            seen += 1
         elif origin.instruction.opcode == "add":
             left += sources(context.program, origin)
         else:
-            return 0
-    return count
+            return False
+    return True
 
 
 def _after_scaling(
@@ -517,7 +521,7 @@ def _after_scaling(
 ) -> Iterator[tuple[TracedValue, int]]:
     """The uses; in place of a product with a constant, or a quotient by one, the uses of its result.
 
-    A constant divided by a sum is no scaling of it: such quotients cannot be added up before the sum.
+    A constant divided by a sum does not scale it: such quotients cannot be added before the sum.
     """
     for user, at in uses:
         if (user.instruction.opcode, at) in _SCALINGS:
@@ -752,11 +756,11 @@ def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
     ):
         return None
     change = (
-        "shard another dimension there, such as the batch, or keep the pieces apart, as a class token next "
-        "to its sequence"
+        "shard another dimension there, such as the batch, or keep the pieces as separate arrays, such as a "
+        "class token and its sequence"
         if name == "concatenate"
-        else "shard another dimension there (the batch, or the heads and not the elements of a head), or cut "
-        "it into [shards, rest] so that each device has a part of every piece"
+        else "shard another dimension there (the batch, or the heads and not the elements of a head), or "
+        "reshape it to [shards, rest] so that each device has a part of every piece"
     )
     return (
         "activation_resharded",
@@ -767,16 +771,16 @@ def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def _is_moved_before(emitted: Emitted, program: Program) -> bool:
-    """Whether it moves parts that another collective has just moved, such as to sort them."""
+    """Whether another collective has moved parts of its operand before."""
     return any(op_of(value.instruction) in _MOVED for value in _parts_before(emitted, program))
 
 
-# Halos come from the device before and the one after.
+# The distances of an exchange of halos: from the device before and from the one after.
 _BOTH_WAYS = 2
 
 
 def _distances(emitted: Emitted, context: ProgramContext) -> set[int]:
-    """How far the permutes of an operation, such as the slices of one array, send its parts."""
+    """The distances, in device numbers, over which an operation's permutes send parts of this tensor."""
     name = emitted.collective.op_name
     return {
         b - a
@@ -904,7 +908,7 @@ def _is_shift(emitted: Emitted) -> bool:
 
 
 def _pairs(emitted: Emitted) -> list[tuple[int, int]]:
-    """The senders of a permute with their receivers."""
+    """(sender, receiver) of each pair of a permute."""
     text = emitted.value.instruction.attributes.get("source_target_pairs", "")
     return [(int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text)]
 
@@ -1050,7 +1054,8 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
         context.program, emitted.collective.groups, emitted.value.instruction.shapes[-1], uses
     )
     name = primitive_of(emitted.collective.op_name)
-    if not uses or len(sliced) < len(uses) or name == "shard_map":  # which takes it whole: `repeated_calls`
+    # `repeated_calls` reports an array that a shard_map takes whole.
+    if not uses or len(sliced) < len(uses) or name == "shard_map":
         return None
     is_constrained = name in _CONSTRAINTS and emitted.collective.parameter in context.batch_names
     if is_constrained or is_computed(context.program, emitted.operand()):

@@ -66,7 +66,7 @@ def replicated_state(program: Program, prices: Prices) -> list[Remark]:
 
 
 def _moments(program: Program) -> list[Instruction]:
-    """Arrays that only the update reads, or that have an optimizer's name."""
+    """Arrays with an optimizer's name, or that only the update reads and no earlier product depends on."""
     multiplied = _multiplied(program)
     return [
         each
@@ -77,19 +77,18 @@ def _moments(program: Program) -> list[Instruction]:
 
 
 def _multiplied(program: Program) -> set[int]:
-    """The inputs on which products before the update depend, by identity: weights and the batch."""
-    of_model = (one.value for one in products(program) if _phase(one) != "update")
-    left = deque(of_model)
+    """Identities of the inputs that products before the update depend on: weights and the batch."""
+    left = deque(one.value for one in products(program) if _phase(one) != "update")
     seen = {value_key(value) for value in left}
-    found = set[int]()
+    inputs = set[int]()
     while left:
         value = left.popleft()
         if value.instruction.opcode == "parameter" and not value.place.frames:
-            found.add(id(value.instruction))
+            inputs.add(id(value.instruction))
         fresh = [source for source in sources(program, value) if value_key(source) not in seen]
         seen |= {value_key(source) for source in fresh}
         left += fresh
-    return found
+    return inputs
 
 
 def _phase(product: Product) -> str:
@@ -104,7 +103,7 @@ def _read_by_update_only(program: Program, parameter: Instruction) -> bool:
                 continue
             if user.instruction.opcode in ("while", "call", "conditional"):
                 return False
-            if user.instruction.opcode in MOVES:  # slices of one array may share a name
+            if user.instruction.opcode in MOVES:  # XLA may give slices of one array the same name
                 left.append(user)
             elif user.instruction.op_name:
                 names.add(user.instruction.op_name)
@@ -165,7 +164,7 @@ class Alike:
 def repeated_products(program: Program, prices: Prices, gathers: Iterable[Emitted] = ()) -> list[Remark]:
     """A warning for each set of axes that repeats a good part of the program's products.
 
-    gathers: of operands that other warnings report, whose products are left out.
+    gathers: the ones that other warnings report; products repeated because of them are left out.
     """
     repeated, total = _repeated(program, prices.mesh)
     by_axes: dict[tuple[str, ...], list[Alike]] = {}
@@ -181,7 +180,7 @@ def repeated_products(program: Program, prices: Prices, gathers: Iterable[Emitte
 
 
 def _follows(program: Program, repeated: Alike, gathers: Sequence[Emitted]) -> bool:
-    """Whether a product is repeated because it depends on one of these gathers over its axes."""
+    """Whether a product depends on a gather, among these, over all axes that repeat it."""
     keys = {id(one.value.instruction) for one in gathers if set(repeated.axes) <= set(one.axes)}
     return bool(keys) and any(
         id(one.instruction) in keys for one in ancestors(program, repeated.product.value)
@@ -207,9 +206,9 @@ def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
 
 
 def _is_spread(program: Program, operand: TracedValue) -> bool:
-    """Whether an operand repeats fewer numbers, such as the gradient of a mean.
+    """Whether an operand is a broadcast of a smaller array, such as the gradient of a mean.
 
-    Its product repeats work on one device too, which no sharding saves.
+    Its product repeats work on one device too, which no sharding saves. The broadcast may be scaled.
     """
     *_, origin = history(program, operand, MOVES)
     while origin.instruction.opcode in ("multiply", "divide"):
@@ -246,9 +245,9 @@ def repeated_calls(program: Program, prices: Prices, sent: Iterable[Emitted]) ->
 
 
 def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
-    """A warning of collectives, called by name, whose devices all send the same values.
+    """A warning of the user's collectives (psum, all_gather) whose devices all send the same values.
 
-    XLA's partitioner sends no such values.
+    XLA's partitioner emits no such collective.
     """
     differing: dict[str, _Differing] = {}
     equal: list[Emitted] = []
@@ -289,7 +288,7 @@ def _cut_by_device(program: Program) -> Iterator[TracedValue]:
     """Arrays that are sliced at offsets that differ between devices: each keeps its own part."""
     for place in places(program):
         for instruction in place.computation.instructions.values():
-            # One number is an entry of the partitioner's own table of offsets.
+            # A slice of one number reads the partitioner's own table of offsets.
             if instruction.opcode != "dynamic-slice" or instruction.shapes[0].num_elements == 1:
                 continue
             piece = TracedValue(instruction, place)
