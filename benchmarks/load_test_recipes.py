@@ -3,8 +3,8 @@
     git clone https://github.com/SemiAnalysisAI/InferenceX
     python benchmarks/load_test_recipes.py InferenceX > src/meshwright/validate/load_test_recipes.csv
 
-Reads the searches of all commits, three a month, since searches are replaced. A search names the workers and
-degrees of both pools, and a recipe whose name has the decode workers' batch and draft tokens
+Reads the searches of up to three commits a month, since later commits replace searches. A search names the
+workers and degrees of both pools, and a recipe whose name has the decode workers' batch and draft tokens
 (`ctx1_gen3_dep8_batch384_mtp3`). No measured figure is read. Needs PyYAML.
 """
 
@@ -25,7 +25,7 @@ _MODELS = {
 _TYPES = {"fp4": "nvfp4", "fp8": "fp8", "bf16": "bf16", "int4": "int4"}
 _ENGINES = {"dynamo-trt": "trtllm", "dynamo-sglang": "sglang", "dynamo-vllm": "vllm"}
 _CHIPS = {"gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}
-_GPUS_OF_NODE = 4  # GB200, whose oldest searches of SGLang name nodes
+_GPUS_OF_NODE = 4  # of GB200: its oldest searches of SGLang name the number of nodes, not the degrees
 # Draft tokens of searches that do not name their number: SGLang's --speculative-num-steps in these recipes.
 _DRAFTS = 2
 _HEAD = (

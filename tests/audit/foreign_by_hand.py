@@ -111,7 +111,7 @@ def _one_number_per_row(*spec: str) -> Callable[[], Any]:
     return run
 
 
-def _of_the_first() -> Any:
+def _broadcast_weights() -> Any:
     """Weights that the first device sends to all before each step."""
     m = mesh("data")
 
@@ -370,7 +370,7 @@ BY_HAND = {
         "computed_repeatedly", _one_number_per_row(), _one_number_per_row("data")
     ),
     "a batch whole in a shard_map that cuts it": Case("computed_repeatedly", _own_rows(), _own_rows("data")),
-    "weights of the first device": Case(None, _of_the_first),
+    "weights of the first device": Case(None, _broadcast_weights),
     "a ring of upcast keys": Case("widened", _wide_ring(wide=True), _wide_ring(wide=False)),
     "a loss of logits gathered by hand": Case(
         "gathered_for_one_operation", _loss_by_hand(gathered=True), _loss_by_hand(gathered=False)

@@ -113,7 +113,7 @@ def test_rows_that_a_sum_fetches_from_other_devices_are_looked_up() -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "kinds"), [(64, ["table_summed"]), (65536, [])])
-def test_a_tables_gradient_is_summed_whole_for_a_few_rows_only(num_rows: int, kinds: list[str]) -> None:
+def test_a_whole_table_summed_for_a_few_rows_is_reported(num_rows: int, kinds: list[str]) -> None:
     """With more rows than the table has, the sum of the table sends less than the rows would."""
     lines = f"""\
   %table = f32[4096,256]{{1,0}} parameter(0), metadata={{op_name="table"}}

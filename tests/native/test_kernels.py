@@ -236,7 +236,7 @@ def test_attention_of_a_query_does_not_depend_on_those_beside_it(size: int) -> N
 
 
 @pytest.mark.parametrize("num_queries", [1, 33])
-def test_narrow_caches_are_attended_to_as_the_numbers_they_stand_for(num_queries: int) -> None:
+def test_attention_reads_narrow_caches_as_their_numbers(num_queries: int) -> None:
     needs_native()
     random = np.random.default_rng(1)
     q = jnp.asarray(random.normal(size=(2, num_queries, 4, 72)), jnp.float32)

@@ -55,7 +55,7 @@ def page_of(positions: int, window: Window | None) -> int:
 
 
 def whole_page(config: ModelConfig, page_size: int) -> int:
-    """The least multiple of `page_size` that whole entries of compressed keys fill.
+    """The smallest multiple of `page_size` that a whole number of compressed keys fills.
 
     >>> from meshwright.models.presets import PRESETS
     >>> whole_page(PRESETS["deepseek-v4-flash"], 64), whole_page(PRESETS["llama-3-8b"], 64)

@@ -323,7 +323,7 @@ class InferenceOps(_ProductsOfStored):
     ) -> tuple[Array, Any]:
         """Attention of the step's tokens over a window and entries, which are written first.
 
-        entries: of every token [N, 1, H]; only those at the last position of an entry are written.
+        entries: one for each token, [N, 1, H]; only those that end at their token are written.
         """
         (q, k), (pages, number, _), every = projected, cache, self._positions_of_entry(kind)
         values, [window] = entries.values, kind.windows
@@ -347,7 +347,7 @@ class InferenceOps(_ProductsOfStored):
         return every
 
     def _of_prompts(self, values: Array, every: int) -> tuple[Array, Places]:
-        """The entries of whole prompts, [R, S, H] of [R, Q, H] for every token, and their first positions."""
+        """The entries [R, S, H] of whole prompts, of one per token [R, Q, H], and their first positions."""
         values = values[:, every - 1 :: every]
         spec = PartitionSpec(_split_of(values)[0], None)
         first = every * lax.broadcasted_iota(jnp.int32, values.shape[:2], 1, out_sharding=spec)

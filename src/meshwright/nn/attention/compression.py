@@ -59,9 +59,10 @@ def summed(values: Array, gates: Array, bias: Array, windows: Windows) -> Array:
 
 
 def weighed(values: tuple[Array, Array], gates: tuple[Array, Array], bias: Array, has_before: Array) -> Array:
-    """entries[S, H] of the values and gates [S, w, c, H] of their own positions, and of the positions before.
+    """entries[S, H] of pairs of values and of gates [S, w, c, H].
 
-    has_before: bool[S], whether the positions before are of the same segment.
+    The second of a pair is of the w positions before an entry's own. has_before: bool[S], whether these are
+    of the same segment.
     """
     (v, v_before), (g, g_before) = values, gates
     g = g.astype(jnp.float32) + bias.astype(jnp.float32)[None]

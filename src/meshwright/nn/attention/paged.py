@@ -141,7 +141,8 @@ class PagedCache:
     def written(self, number: int, new: Mapping[str, Array], every: int = 1) -> "PagedCache":
         """The cache with the tokens' new[N, ...] in the pools of cache `number`.
 
-        every: positions of an entry, which is written at its last position.
+        every: positions of an entry of compressed keys, which is written at its last position. Its page is
+        one of the whole context.
         """
         pools = {name: list(layers) for name, layers in self.pools.items()}
         tables = self.tables[:, self.groups[number] if every == 1 else 0]
@@ -191,10 +192,9 @@ class PagedCache:
     def choose(self, number: int, q: Array, weights: Array | None, indexer: Indexer, every: int = 1) -> Array:
         """i32[N, k]: the positions that an indexer chooses for each token, none later than its own.
 
-        every: positions of a compressed key; the numbers of keys are returned.
-
         q[N, x, y], weights[N, x]: the queries and weights of the indexer's heads. If it chooses blocks,
         i32[N, K, k] by q[N, K, y] without weights: the numbers of blocks for each KV head.
+        every: positions of a compressed key; if several, the numbers of keys are returned, not positions.
         """
         pool = self.pools[INDEX][number]
         of_pool = partition_spec(self.layout.activation(INDEX, _letters(INDEX, 3)))
@@ -247,9 +247,9 @@ class PagedCache:
         sinks: Array | None,
         chosen: Array | None = None,
     ) -> Array:
-        """out f32[N, heads, H] of q[N, heads, H] over the positions in `window` and entries before.
+        """out f32[N, heads, H] of q[N, heads, H] over the keys in `window` and compressed entries.
 
-        chosen: i32[N, k], the numbers of the entries that are read; None: all whose positions are not later.
+        chosen: i32[N, k], the numbers of the entries that are read; None: all that end by the token.
         """
         pools = self.pools["k"][number], self.pools[ENTRIES][number]
         heads = partition_spec(self.layout.activation("q", "BTNH"))
@@ -472,7 +472,7 @@ def abstract_pools(
     page_size: int,
     num_whole: int = 0,
 ) -> dict[str, list[Any]]:
-    """The types of all layers' pools. num_pages: of each cache; num_whole: of its compressed keys.
+    """The types of all layers' pools. num_pages: of each cache; num_whole: pages for its compressed keys.
 
     None in place of the index or entries of a layer that has none of its own. A page has an entry for each
     `config.compressed` of its positions.
@@ -501,11 +501,11 @@ def abstract_pools(
         scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
         return Quantised(array_type(array, mesh, sizes, dtype), array_type(scales, mesh, sizes, jnp.float32))
 
-    def of_layer(name: str, order: str, count: int, one: ModelConfig, arrays: Mapping[str, str]) -> Any:
+    def of_layer(name: str, order: str, count: int, variant: ModelConfig, arrays: Mapping[str, str]) -> Any:
         if name in (INDEX, ENTRIES) and name not in arrays:
             return None
-        if one.compressed and name in (INDEX, ENTRIES):
-            return pool(layout.activation(name, order), num_whole, page_size // one.compressed)
+        if variant.compressed and name in (INDEX, ENTRIES):
+            return pool(layout.activation(name, order), num_whole, page_size // variant.compressed)
         return pool(layout.activation(name, order), count, page_size)
 
     return {

@@ -197,8 +197,9 @@ def attend_to_entries(
     """f32[N, heads, H] of q[N, heads, H] over the keys in a window and entries, which are values too.
 
     chosen i32[N, k]: numbers of the entries; None: all that end at or before a query's position. tables: the
-    pages of each query, i32[N, P], for keys and for entries. read: return the keys at positions, and the
-    entries at numbers, by a table. sinks[heads]: another logit. num_entries: of the longest sequence.
+    pages of each query, i32[N, P], for keys and for entries. read: functions of a table that return the keys
+    at positions, and the entries with numbers. sinks[heads]: another logit. num_entries: of the longest
+    sequence.
     """
 
     def of_query(query: tuple[Any, ...]) -> Array:
@@ -218,7 +219,7 @@ def attend_to_entries(
         total = jnp.sum(raised, axis=-1, keepdims=True)
         total = jnp.maximum(total, 1e-30) if sinks is None else total + jnp.exp(sinks[:, None] - peak)
         shares = (raised / total).astype(q.dtype)
-        # Later positions may be of a sequence that failed, and hold any number.
+        # Later positions may still hold the numbers, even NaN, of a sequence that failed.
         keys = jnp.where(is_seen[:, None], keys, jnp.zeros((), keys.dtype))
         return jnp.einsum("hS,SH->hH", shares, keys, preferred_element_type=jnp.float32)
 

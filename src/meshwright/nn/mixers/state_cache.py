@@ -68,9 +68,9 @@ class StateCache:
     def compressed(
         self, number: int, name: str, values: Array, gates: Array, bias: Array
     ) -> tuple[Array, "StateCache"]:
-        """The entry that ends at each token, [N, H], of its values and gates [N, c, H], and the cache.
+        """The entry that ends at each token, [N, H], of the values and gates [N, c, H], and the cache.
 
-        It has no meaning at tokens that do not end the positions of an entry.
+        Its numbers are meaningless at tokens that are not the last of an entry.
         """
         inputs = jnp.concatenate([plain(values), plain(gates)], axis=-1)
         out, cache = self._updated(number, f"{name}_inputs", _compressed, inputs, constants=(bias,))
@@ -188,16 +188,16 @@ def _convolved(state: Array, places: StatePlaces, x: Array, taps: Array) -> tupl
 
 
 def _compressed(state: Array, places: StatePlaces, x: Array, bias: Array) -> tuple[Array, Array]:
-    """Entries [R, Q, 1, H] at the last of their positions in x[R, Q, c, 2H], and the last inputs.
+    """Entries [R, Q, 1, H], each at its last token, of the values and gates in x[R, Q, c, 2H], and the state.
 
-    bias[w, c, H]: see nn/attention/compression.py. Rows of several tokens are one after another, since a row
-    may be shorter than the inputs before the next one.
+    The state is the last inputs of each sequence. bias[w, c, H]: see nn/attention/compression.py. Rows of
+    several tokens run in a loop: the state after a short row also keeps inputs of the rows before.
     """
     rate, num_kept, length = bias.shape[0], state.shape[1], x.shape[1]
     count = -(-length // rate)
 
     def of_row(before: Array, positions: Array, x: Array) -> tuple[Array, Array]:
-        """The row's entries, and all inputs, of which the last are kept."""
+        """The row's entries, and its inputs after those in the state."""
         inputs = jnp.concatenate([before, x.astype(before.dtype)])
         last = (rate - 1 - positions[0]) % rate + rate * jnp.arange(count, dtype=jnp.int32)
         first = positions[0] + last + 1 - rate
