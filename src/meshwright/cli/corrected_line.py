@@ -13,14 +13,13 @@ from typing import Any
 
 from typer.main import get_command as to_command
 
-from meshwright.cli.launch import MW_COMMANDS
 from meshwright.cli.line_checks import run_fault
 from meshwright.cli.line_commands import candidates, command_at, every_command, of_typed
 from meshwright.cli.line_forms import completed, converted, launched, merged, of_its_command, on_all_chips
 from meshwright.cli.line_intents import without_fillers
 from meshwright.cli.line_notes import left_out
 from meshwright.cli.line_options import joined_words, placed, replaced
-from meshwright.cli.line_pieces import Command, Piece, pieces_of
+from meshwright.cli.line_pieces import LAUNCHED, Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import is_no_value, is_unknown_name, with_a_right_value
 from meshwright.cli.other_files import step_of
@@ -143,7 +142,7 @@ def _launching(words: Sequence[str]) -> str:
     if words[0] != "launch":
         return ""
     at = words.index("--") + 1
-    if words[at : at + 1] and words[at] in MW_COMMANDS and (command := command_at(tuple(words[:2]))):
+    if words[at : at + 1] and words[at] in LAUNCHED and (command := command_at(tuple(words[:2]))):
         words = [*words[:at], "mw", *words[at:]]
         return shlex.join(["mw", *words]) if command.parses(words[2:]) else ""
     if not words[1].startswith("-") or words[1] == "--":

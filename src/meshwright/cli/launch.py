@@ -9,6 +9,7 @@ from typer.main import get_command
 
 from meshwright.cli.command_options import OptionsOf, command, values_of
 from meshwright.cli.console import note
+from meshwright.cli.line_pieces import LAUNCHED
 from meshwright.errors import MeshwrightError
 from meshwright.files import write_whole
 from meshwright.launch.cluster_job import cluster_job
@@ -21,9 +22,6 @@ from meshwright.options import REQUIRED, option
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 # The command with its options follows `--`.
 _COMMAND = {"ignore_unknown_options": False, "allow_interspersed_args": False}
-
-# Commands of mw that processes may run. `-- train plan.toml` lacks the `mw`.
-MW_COMMANDS = ("train", "serve", "bench", "audit", "generate")
 Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="mw train plan.toml ...")]
 _JOIN = "How long the processes may take to find each other."
 _OUTPUT: Path | None = option(None, flag="-o", help="The file to write.", unset="stdout")
@@ -79,7 +77,7 @@ def _check(command: list[str], launcher: str) -> None:
         raise MeshwrightError(
             f"{command[0]} is no command; write mw launch {launcher} -- mw train {' '.join(command)}"
         )
-    if command and command[0] in MW_COMMANDS and shutil.which(command[0]) is None:
+    if command and command[0] in LAUNCHED and shutil.which(command[0]) is None:
         raise MeshwrightError(
             f"{command[0]} is a command of mw; write mw launch {launcher} -- mw {' '.join(command)}"
         )

@@ -20,6 +20,8 @@ _USES: dict[str, Use] = {
 }
 # Commands whose --hardware is one machine with a number of chips, as for all of mw plot.
 _OF_ONE_MACHINE = ("plan", "train"), ("plan", "rl")
+# Commands of mw that several processes may run: `mw launch local -- train plan.toml` lacks the `mw`.
+LAUNCHED = "train", "serve", "bench", "audit", "generate"
 LISTS = "--given", "--layout", "--set", "--dims", "--mesh"  # options whose values are words joined by commas
 
 

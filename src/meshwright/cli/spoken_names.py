@@ -12,6 +12,7 @@ from meshwright.cli.line_pieces import LISTS
 from meshwright.cli.value_kinds import is_machine
 from meshwright.hardware.catalog import everyday
 from meshwright.layout.short import WORDS, word_here
+from meshwright.platforms import PLATFORMS
 
 _VENDORS = {"nvidia", "google", "amd", "intel", "apple", "aws", "amazon", "tpu", "gpu", "geforce", "cloud"}
 # First words after which `gpu`, `local` and the like are not replaced by a machine: `audit plan.toml tpu`.
@@ -164,6 +165,7 @@ def _with_amounts(words: Sequence[str]) -> list[str]:
 # Options of other programs that choose devices. For JAX, variables of the environment choose them.
 _VISIBLE = re.compile(r"^--?(num-?)?(gpu|cuda|device)s?(-ids?)?$")
 _WITH_DEVICES = ("train", "serve", "generate")
+_JAX_PLATFORMS = {*PLATFORMS, "cuda"}
 
 
 def environment(option: str, value: str) -> str:
@@ -175,7 +177,7 @@ def environment(option: str, value: str) -> str:
     name, plain = option.lower().replace("_", "-"), value.lower().removeprefix("cuda:").removeprefix("gpu:")
     if not _VISIBLE.fullmatch(name):
         return ""
-    if plain in ("cpu", "tpu", "cuda"):
+    if plain in _JAX_PLATFORMS:
         return f"JAX_PLATFORMS={plain}"
     is_count = ("num" in name or name.endswith("s")) and not name.endswith("ids") and plain.isdecimal()
     devices = ",".join(map(str, range(int(plain)))) if is_count and 0 < int(plain) <= _MOST_DEVICES else plain

@@ -97,4 +97,4 @@ def tokens_of_step(num_drafts: int) -> float:
     >>> [round(tokens_of_step(number), 2) for number in range(4)]
     [1.0, 1.82, 2.31, 2.61]
     """
-    return 1 + sum(_FIRST_RIGHT * _LATER_RIGHT**place for place in range(num_drafts))
+    return 1.0 + sum(_FIRST_RIGHT * _LATER_RIGHT**place for place in range(num_drafts))
