@@ -496,7 +496,8 @@ constexpr int64_t kRows = 6;
 constexpr int64_t kBlock = 256;  // words whose panel stays in the first cache
 constexpr int64_t kGroups = 32;  // of rows, whose words of a block stay in the second cache
 #endif
-// Steps and groups that weights and scales are fetched before they are read: memory answers in some 150 ns.
+// Weights are prefetched this many steps, and scales this many groups, before they are read: memory takes about 150 ns
+// to answer.
 constexpr int64_t kAhead = 64, kGroupsAhead = 16;
 constexpr int64_t kLine = 64;  // bytes of a cache's line
 
@@ -583,7 +584,7 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
       }
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
-        // The processor's own fetches follow one stream of a loop, that of the weights.
+        // The processor's own prefetcher follows only one stream of this loop, the weights.
         const auto* const later = scales.at + kGroupsAhead * kPanel + v * kLanes;
         if constexpr (!kIsMade) _mm_prefetch(reinterpret_cast<const char*>(later), _MM_HINT_T0);
         const Floats scale = Wide(scales.at + v * kLanes, lanes[v]);
@@ -885,8 +886,8 @@ struct Pool {
   const T* At(int64_t row) const { return values + row * width; }
 };
 
-// Keys are fetched before they are read, and values: these pieces are short, and a processor's own fetches begin anew at
-// each of them.
+// Keys are prefetched this many tiles, and values this many positions, before they are read. A page of a head is short, and
+// the processor's own prefetcher starts anew at each page.
 constexpr int64_t kTilesAhead = 2, kValuesAhead = 32;
 
 template <typename T>
@@ -904,8 +905,8 @@ struct Sizes {
   int64_t num_rows, length, num_heads, num_kv_heads, page, pages_of_row;
 };
 
-// The pages of a row from the first to the last that its queries see, and where their numbers lie. least, last: the
-// positions that they see.
+// The pages of a row from the first to the last that its queries see, and where their numbers lie. least, last: the first
+// and the last position that they see.
 struct Pages {
   const int32_t* table;
   int64_t head, num_heads, size, padded;
@@ -928,8 +929,8 @@ struct Line {
 
 constexpr int64_t kLines = 4, kBlockLines = 16;
 
-// tile f32[L, kLanes]: L lines by kLanes keys or fewer, from `row` of the pool on. As many numbers are fetched from
-// `later` on meanwhile: pages are short, and the processor's own fetches begin anew at each.
+// tile f32[L, kLanes]: L lines by kLanes keys or fewer, from `row` of the pool on. Meanwhile the same number of rows is
+// prefetched from `later` on.
 template <int L, typename T>
 void Products(const Line* lines, const Pool<T>& keys, int64_t row, int64_t count, const T* later, float* tile) {
   constexpr int kKeys = kLanes / L;
@@ -1017,7 +1018,8 @@ Floats Capped(Floats scores, float softcap) {
 }
 
 // out of L lines += the values from position `begin` to `end` by their weights, in their order. kStride: from a
-// line's weight to its next; if it is not 1, the weights of all lines at a position are side by side.
+// line's weight to its next; if it is not 1, the weights of all lines at a position are side by side. next: the address to
+// prefetch from after the last value.
 template <int L, int kStride, typename T>
 void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, const T* next, int64_t begin, int64_t end) {
   constexpr int kWide = kLanes == 16 ? 4 : 8 / L;  // vectors of a line whose sums are in registers
@@ -1035,7 +1037,6 @@ void AddValues(const Line* lines, const Pool<T>& values, const Pages& pages, con
       const int64_t n = s / pages.size, inside = s - n * pages.size, until = std::min(end, (n + 1) * pages.size);
       const T* at = values.values + (pages.Row(n) + inside) * values.width + o;
       const int64_t weight = pages.Place(n) + inside;
-      // After the last value, those that read the next head begin with its keys.
       const int64_t left = until - s;
       const T* later = at + kValuesAhead * values.width;
       for (int64_t i = 0; i < left; ++i, at += values.width, later += values.width) {
@@ -1074,11 +1075,11 @@ void ForLines(int64_t count, Work work) {
   for (; from < count; ++from) work(std::integral_constant<int, 1>(), from);
 }
 
-// The scores of lines over all pages, in their `weights`. The first values are fetched meanwhile.
+// The scores of lines over all pages, in their `weights`. Meanwhile the first values are prefetched.
 template <typename T>
 void ScoresOf(const Line* lines, int64_t num_lines, const Pool<T>& keys, const Pool<T>& values, const Pages& pages,
               const Scores& how) {
-  // What is read `kTilesAhead` tiles after the keys of this position: keys, or values after the last ones.
+  // The address that is read `kTilesAhead` tiles after the keys at a position: of a key or, after the last key, of a value.
   const auto later = [&](int64_t position) {
     const int64_t ahead = position + kTilesAhead * kLanes;
     if (ahead <= pages.last) return keys.At(pages.RowOf(ahead));
@@ -1214,7 +1215,7 @@ void AttendTogether(Line* lines, int64_t num_lines, Pages pages, const Pool<T>& 
   }
   pages.first_page = pages.least / pages.size, pages.end_page = pages.last / pages.size + 1;
   const int64_t count = pages.Place(pages.end_page);
-  const T* const next = keys.At(pages.RowOf(pages.least) + pages.size);  // of the head after this one
+  const T* const next = keys.At(pages.RowOf(pages.least) + pages.size);  // the keys of the next head
   thread_local std::vector<float> room;
   room.resize(kLanes * count + 16);
   auto* const aligned = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room.data()) + 63) / 64 * 64);
