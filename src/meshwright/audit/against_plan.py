@@ -232,7 +232,6 @@ _NARROW_BYTES = 2
 def _row_dict(row: TensorRow, prices: Prices, line: StepTimeline | None) -> dict:
     """Both sides of a row, with all and exposed seconds a step; None if unavailable."""
     planned, emitted = _planned_summary(row.planned), _emitted_summary(row.emitted)
-    seconds = [prices.seconds(e) for e in row.emitted]
     if planned:
         planned["seconds"] = sum(p.step_seconds for p in row.planned)
         planned["exposed_seconds"] = sum(p.exposed_seconds for p in row.planned)
@@ -240,7 +239,7 @@ def _row_dict(row: TensorRow, prices: Prices, line: StepTimeline | None) -> dict
     if emitted:
         emitted["exposed_seconds"] = line and sum(line.exposed[id(e)] for e in row.emitted)
         emitted["sent"] = sum(map(prices.sent, row.emitted))
-        emitted["seconds"] = None if None in seconds else sum(s for s in seconds if s is not None)
+        emitted["seconds"] = prices.total_seconds(row.emitted)
     return {
         "tensor": row.tensor,
         "direction": row.direction,

@@ -175,7 +175,7 @@ def audit_program(
         "bytes": {"planned": None, "compiled": sum(one.bytes_per_step for one in counted)},
         "flops": {"planned": None, "compiled": dot_flops(program)},
         "memory": {"planned": None, "compiled": None, "peak": largest and largest.to_dict()},
-        "seconds": _total(reading.prices.seconds(one) for one in counted),
+        "seconds": reading.prices.total_seconds(counted),
         "notes": notes,
         "versions": None,
     })  # fmt: skip
@@ -252,11 +252,6 @@ def _to_dict(emitted: Emitted, prices: Prices, *, named: bool) -> dict:
         "seconds": prices.seconds(emitted),
         "note": emitted.note if named else "",
     }
-
-
-def _total(seconds: Iterable[float | None]) -> float | None:
-    known = list(seconds)
-    return None if None in known else sum(one for one in known if one is not None)
 
 
 def audit(

@@ -315,10 +315,8 @@ def extra_seconds(row: TensorRow, prices: Prices) -> float | None:
 
     None if the groups of an emitted collective follow no mesh axes.
     """
-    known = [prices.seconds(e) for e in row.emitted]
-    if None in known:
-        return None
-    return sum(s for s in known if s is not None) - sum(p.step_seconds for p in row.planned)
+    seconds = prices.total_seconds(row.emitted)
+    return None if seconds is None else seconds - sum(p.step_seconds for p in row.planned)
 
 
 def _spare_axes(rows: Iterable[TensorRow]) -> set[str]:

@@ -69,6 +69,11 @@ class Prices:
         price = collective_seconds(e.collective.op, together, axes, placement)
         return price.seconds * e.runs * (tensor_bytes / together if together else 1.0)
 
+    def total_seconds(self, emitted: Iterable[Emitted]) -> float | None:
+        """Seconds per step of several collectives; None if one has none."""
+        seconds = [self.seconds(e) for e in emitted]
+        return None if None in seconds else sum(s for s in seconds if s is not None)
+
     def _over(self, e: Emitted) -> tuple[Axes, Placement | None]:
         """A collective's axes and their placement; on the mesh `parts` if it runs over a part of an axis."""
         if not e.is_part or self.parts is None:

@@ -20,10 +20,15 @@ from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import TracedValue, entered_as, places
 from meshwright.audit.remarks import Remark
-from meshwright.audit.remarks.patterns import FAULT_RULES, UNCONSTRAINED, Fault, ProgramContext, widened_send
+from meshwright.audit.remarks.patterns import (
+    FAULT_RULES,
+    UNCONSTRAINED,
+    Fault,
+    ProgramContext,
+    is_integer,
+    widened_send,
+)
 from meshwright.notation.mesh import Mesh
-
-_INTEGERS = re.compile(r"[su](8|16|32|64)$")
 
 
 class ProgramBatch(NamedTuple):
@@ -51,7 +56,7 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     arrays = [
         each for each in program.main.parameters if isinstance(each.shape, ArrayShape) and each.shapes[0].dims
     ]
-    tokens = [one for one in arrays if _INTEGERS.match(one.shapes[0].dtype)]
+    tokens = [one for one in arrays if is_integer(one)]
     weights = [one for one in arrays if one not in tokens and len(one.shapes[0].dims) > 1]
     returned = {shape.dims for shape in program.main.result.shapes}
     if is_differentiated(program):

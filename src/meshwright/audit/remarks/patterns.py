@@ -142,13 +142,13 @@ def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     ):
         return None
     rows = _rows_read_by(emitted, context)
-    if rows is None or (emitted.op == "all_gather" and _is_integer(rows)):  # perhaps the indices
+    if rows is None or (emitted.op == "all_gather" and is_integer(rows)):  # perhaps the indices
         return None
     name = rows.op_name or rows.name
     whole = rows.shapes[0].num_elements * c.groups.size
     if emitted.elements * emitted.runs * 2 < whole:
         return None
-    if name not in context.batch_names and not _is_integer(rows):
+    if name not in context.batch_names and not is_integer(rows):
         return (
             "table_gathered",
             f"rows of `{name}` ({c.gathered_bytes:,} B) are fetched over {context.over(emitted)} by index "
@@ -235,16 +235,16 @@ def _differ(values: Sequence[int], groups: Sequence[Sequence[int]]) -> bool:
 
 def _is_count(program: Program, part: TracedValue) -> bool:
     """Whether a value depends on an iota, or on a constant 0, 1, 2, ..., and on no input of the program."""
-    found = False
+    has_count = False
     for value in ancestors(program, part):
         instruction = value.instruction
         if instruction.opcode == "parameter" and not value.place.frames:
             return False
         numbers = re.findall(r"-?\d+", instruction.literal) if instruction.opcode == "constant" else []
-        found |= instruction.opcode == "iota" or (
+        has_count |= instruction.opcode == "iota" or (
             len(numbers) > 1 and [int(number) for number in numbers] == list(range(len(numbers)))
         )
-    return found
+    return has_count
 
 
 def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | None:
@@ -259,7 +259,7 @@ def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | No
         instruction = origin.instruction
         if instruction.opcode == "parameter" and not origin.place.frames:
             name = instruction.op_name or instruction.name
-            is_of_batch = _is_integer(instruction) or name in context.batch_names
+            is_of_batch = is_integer(instruction) or name in context.batch_names
             return instruction if is_of_batch or set(emitted.axes) & context.batch_axes else None
         if instruction.opcode == "gather":
             left = [origin.operand(0)]
@@ -269,8 +269,9 @@ def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | No
     return None
 
 
-def _is_integer(parameter: Instruction) -> bool:
-    return bool(re.match(r"[su]\d", parameter.shapes[0].dtype))
+def is_integer(parameter: Instruction) -> bool:
+    """Whether an input holds integers, as tokens and labels are, and not weights of 4 bits."""
+    return re.fullmatch(r"[su](8|16|32|64)", parameter.shapes[0].dtype) is not None
 
 
 def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -293,7 +294,7 @@ def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return (
         "weight_resharded",
         f"slices of the one-dimensional array `{name}` are moved over {context.over(emitted)} "
-        f"({emitted.op}): some of the devices hold a slice, such as one weight",
+        f"({emitted.op}): each slice, such as one weight, is stored on a part of the devices",
         "store each weight as an array of its own, sharded along one of its dimensions: a tree of arrays, "
         "not one array of all (ravel_pytree)",
     )
@@ -577,7 +578,7 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     dims = emitted.value.instruction.attributes.get("dimensions", "")
     *_, stored = history(context.program, emitted.operand(), MOVES)
-    is_batch = emitted.collective.parameter in context.batch_names or _is_integer(stored.instruction)
+    is_batch = emitted.collective.parameter in context.batch_names or is_integer(stored.instruction)
     if is_batch or emitted.value.place.loops:
         return None
     if dims != "{0}":

@@ -263,7 +263,6 @@ def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> l
 
 def _of_equal(equal: Sequence[Emitted], prices: Prices) -> Remark:
     largest = max(equal, key=prices.sent)
-    seconds = [prices.seconds(one) for one in equal]
     others = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
     size = largest.collective.groups.size
     primitive = largest.collective.primitive
@@ -275,7 +274,7 @@ def _of_equal(equal: Sequence[Emitted], prices: Prices) -> Remark:
         largest.where,
         f"leave it out: a mean of equal values changes nothing, and a sum multiplies them by {size}",
         sum(prices.sent(one) for one in equal),
-        None if None in seconds else sum(one for one in seconds if one is not None),
+        prices.total_seconds(equal),
         instruction=largest.collective.name,
     )
 
@@ -300,7 +299,6 @@ def _cut_by_device(program: Program) -> Iterator[TracedValue]:
 def _of_call(gathers: Sequence[Emitted], prices: Prices) -> Remark:
     largest = max(gathers, key=prices.sent)
     over = prices.over(largest.axes, largest.collective.groups.size)
-    seconds = [prices.seconds(one) for one in gathers]
     num_bytes = largest.collective.gathered_bytes
     others = f" and {len(gathers) - 1} more" if len(gathers) > 1 else ""
     names = ", ".join(f'"{axis}"' for axis in largest.axes) if prices.named else ""
@@ -314,7 +312,7 @@ def _of_call(gathers: Sequence[Emitted], prices: Prices) -> Remark:
         f"split the array in in_specs, and the result in out_specs, of the shard_map{spec}; call a "
         "kernel in such a shard_map, since XLA cannot divide it",
         sum(prices.sent(one) for one in gathers),
-        None if None in seconds else sum(one for one in seconds if one is not None),
+        prices.total_seconds(gathers),
         instruction=largest.collective.name,
     )
 
