@@ -347,8 +347,8 @@ def _of_serving_plan(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _as_page(piece: Piece) -> Piece:
-    """The file of a report as HTML; other pieces unchanged."""
-    is_file = piece.option in ("-o", "--output") and Path(piece.value).name
+    """The file of a report as HTML; other pieces, and paths without a name such as `.`, unchanged."""
+    is_file = piece.option in ("-o", "--output") and Path(piece.value).name != ""
     return replace(piece, value=str(Path(piece.value).with_suffix(".html"))) if is_file else piece
 
 

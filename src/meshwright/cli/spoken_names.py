@@ -110,7 +110,10 @@ def _with_sizes(words: Sequence[str]) -> list[str]:
 
 
 def _with_memory(words: Sequence[str]) -> list[str]:
-    """The words of mw fit with a chip of that memory in place of `--vram 48GB`, if they name no machine."""
+    """The words of mw fit with --hardware and the chip of the nearest memory in place of `--vram 48GB`.
+
+    Words that name a machine are returned unchanged.
+    """
     if words[0] != "fit" or any(word == "--hardware" or is_machine(word) for word in words[1:]):
         return list(words)
     made: list[str] = []
@@ -165,7 +168,8 @@ def _with_amounts(words: Sequence[str]) -> list[str]:
 # Options of other programs that choose devices. For JAX, variables of the environment choose them.
 _VISIBLE = re.compile(r"^--?(num-?)?(gpu|cuda|device)s?(-ids?)?$")
 _WITH_DEVICES = ("train", "serve", "generate")
-_JAX_PLATFORMS = {*PLATFORMS, "cuda"}
+# Values of JAX_PLATFORMS. It takes cuda; gpu would also ask for rocm, and fail without it (jax 0.10.2).
+_JAX_PLATFORMS = {platform.compiler.lowering for platform in PLATFORMS.values()}
 
 
 def environment(option: str, value: str) -> str:
@@ -173,6 +177,8 @@ def environment(option: str, value: str) -> str:
 
     >>> environment("--gpus", "2"), environment("--gpu", "cuda:1"), environment("--device", "cpu")
     ('CUDA_VISIBLE_DEVICES=0,1', 'CUDA_VISIBLE_DEVICES=1', 'JAX_PLATFORMS=cpu')
+    >>> environment("--device", "cuda"), environment("--device", "gpu")
+    ('JAX_PLATFORMS=cuda', '')
     """
     name, plain = option.lower().replace("_", "-"), value.lower().removeprefix("cuda:").removeprefix("gpu:")
     if not _VISIBLE.fullmatch(name):
