@@ -228,6 +228,31 @@ def test_a_thinker_config_that_is_no_table_is_refused() -> None:
         from_hf({"model_type": "llama", "thinker_config": 5}, "omni")
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"compress_ratios": [0, 4, 100]}, "compress_ratios has 100; fits: 0, 4, 128"),
+        ({"layer_types": ["sliding_attention", "other", "other"]}, "layer_types has 'other'"),
+        ({"layer_types": ["sliding_attention"]}, "1 kinds of attention for 3 layers"),
+        ({"mlp_layer_types": ["moe"]}, "mlp_layer_types has 1 kinds; fits: 3"),
+    ],
+)
+def test_deepseek_v4_has_known_kinds_for_every_layer(changed: dict[str, Any], said: str) -> None:
+    written = {"model_type": "deepseek_v4", "num_hidden_layers": 3, "compress_ratios": [0, 4, 128]}
+    written |= {"vocab_size": 512, "hidden_size": 64, "num_attention_heads": 4, "moe_intermediate_size": 32}
+    written |= {
+        "max_position_embeddings": 512,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "q_lora_rank": 16,
+    }
+    assert len(from_hf(written, "v4").layers) == 3
+    if "layer_types" in changed:
+        del written["compress_ratios"]
+    with pytest.raises(ModelError, match=said):
+        from_hf(written | changed, "v4")
+
+
 @pytest.mark.slow
 def test_longcat_flash_is_counted_without_weights_of_experts_that_compute_nothing() -> None:
     """Transformers makes gate_up_proj, but not down_proj, also for experts that return their input."""

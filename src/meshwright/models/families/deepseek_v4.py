@@ -2,6 +2,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from meshwright.errors import ModelError
 from meshwright.models.config import Indexer
 from meshwright.models.families.by_layer import ByLayer, by_layer
 from meshwright.models.families.family import (
@@ -21,6 +22,7 @@ from meshwright.models.families.tensors import experts, feed_forward, norms
 from meshwright.models.streams import HyperConnections
 
 _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+_PLAIN = "sliding_attention"
 _RATES = {_SPARSE: 4, _HEAVY: 128}
 # Defaults of transformers' DeepseekV4Config: the share of a head's elements that positions turn, and the
 # rotary bases of layers without and with compressed keys.
@@ -31,7 +33,7 @@ _COMPRESSOR, _INDEXER = f"{_ATTENTION}.compressor", f"{_ATTENTION}.indexer"
 _MATRICES = ("w1", "w3", "w2")
 
 
-def _compressions(given: Mapping[str, Any], num_layers: int) -> list[tuple[int, bool]]:
+def _compressions(given: Mapping[str, Any], num_layers: int, name: str) -> list[tuple[int, bool]]:
     """For each layer the positions of an entry, 0 for none, and whether an indexer chooses entries."""
     rates = _RATES | {
         kind: rate
@@ -43,11 +45,23 @@ def _compressions(given: Mapping[str, Any], num_layers: int) -> list[tuple[int, 
         if rate
     }
     if ratios := given.get("compress_ratios"):
-        kinds = [{rate: kind for kind, rate in _RATES.items()}.get(ratio) for ratio in ratios]
+        of_rates = {0: _PLAIN} | {rate: kind for kind, rate in _RATES.items()}
+        if unknown := [ratio for ratio in ratios if ratio not in of_rates]:
+            raise ModelError(
+                f"{name}: compress_ratios has {unknown[0]!r}; fits: {', '.join(map(str, of_rates))}"
+            )
+        kinds = [of_rates[ratio] for ratio in ratios]
     else:
         kinds = given.get("layer_types") or [
             _SPARSE if n > 1 and n % 2 else _HEAVY for n in range(num_layers)
         ]
+    known = _PLAIN, *rates
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise ModelError(f"{name}: layer_types has {unknown[0]!r}; fits: {', '.join(known)}")
+    if len(kinds) < num_layers:
+        raise ModelError(
+            f"{name}: {len(kinds)} kinds of attention for {num_layers} layers; fits: {num_layers}"
+        )
     return [(rates.get(kind, 0), kind == _SPARSE) for kind in kinds][:num_layers]
 
 
@@ -83,6 +97,9 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     kinds = given.get("mlp_layer_types") or [
         "hash_moe" if n < num_hashed else "moe" for n in range(num_layers)
     ]
+    if len(kinds) < num_layers:
+        raise ModelError(f"{name}: mlp_layer_types has {len(kinds)} kinds; fits: {num_layers}")
+    kinds = kinds[:num_layers]
     indexer = Indexer(
         given.get("index_n_heads", 64),
         given.get("index_head_dim", 128),
@@ -92,7 +109,7 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     )
     plain, of_entries = _positions(given, fields, name)
     layers = []
-    for (rate, is_sparse), kind in zip(_compressions(given, num_layers), kinds, strict=False):
+    for (rate, is_sparse), kind in zip(_compressions(given, num_layers, name), kinds, strict=True):
         is_hashed = kind == "hash_moe"
         positions = of_entries if rate else plain
         layers.append(
