@@ -239,9 +239,10 @@ def test_a_thinker_config_that_is_no_table_is_refused() -> None:
 )
 def test_deepseek_v4_has_known_kinds_for_every_layer(changed: dict[str, Any], said: str) -> None:
     written = {"model_type": "deepseek_v4", "num_hidden_layers": 3, "compress_ratios": [0, 4, 128]}
-    written |= {"vocab_size": 512, "hidden_size": 64, "num_attention_heads": 4, "moe_intermediate_size": 32}
+    written |= {"vocab_size": 512, "hidden_size": 64, "num_attention_heads": 8, "head_dim": 64}
     written |= {
         "max_position_embeddings": 512,
+        "moe_intermediate_size": 32,
         "n_routed_experts": 8,
         "num_experts_per_tok": 2,
         "q_lora_rank": 16,
