@@ -11,6 +11,7 @@ workers and degrees of both pools, and a recipe whose name has the decode worker
 import argparse
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,16 @@ _HEAD = (
 
 
 def _git(checkout: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", checkout, *words], capture_output=True, text=True).stdout
+    """The command's output; empty if it fails, as for a file that a commit has not."""
+    command = ["git", "-C", checkout, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def _commits(checkout: Path) -> list[str]:
     """Commits that changed the searches, at most three a month."""
     lines = _git(checkout, "log", "--format=%h %ad", "--date=short", "--", *_SEARCHES).splitlines()
+    if not lines:
+        sys.exit(f"{checkout} is no checkout with {', '.join(_SEARCHES)}")
     thirds = {(date[:7], min(int(date[8:]) // 11, 2)): commit for commit, date in map(str.split, lines)}
     return list(thirds.values())
 

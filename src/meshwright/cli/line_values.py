@@ -11,6 +11,7 @@ from meshwright.cli.line_pieces import Command, Piece, check_value
 from meshwright.cli.other_notation import sizes_here
 from meshwright.cli.other_values import dtype_here
 from meshwright.cli.other_words import ALIKE
+from meshwright.cli.spoken_names import preset_alike
 from meshwright.errors import MeshwrightError
 
 # Arguments with the values of an option, by the command and the argument.
@@ -193,8 +194,8 @@ def _preset_of(path: str) -> str:
     name = Path(path)
     if name.suffix not in (".toml", ".json", ".yaml", ".yml") or name.exists():
         return ""
-    plain = re.sub(r"[^a-z0-9]", "", name.stem.lower())
-    return next((preset for preset in PRESETS if re.sub(r"[^a-z0-9]", "", preset) == plain), "")
+    found = preset_alike(name.stem)
+    return found if found in PRESETS else ""
 
 
 def _sizes(chip: str, counts: list[str]) -> str:

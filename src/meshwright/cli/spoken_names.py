@@ -65,13 +65,13 @@ def _with_models(words: Sequence[str]) -> list[str]:
                 at += count
                 break
         else:
-            made.append(_preset(words[at]) if ":" in words[at] else words[at])
+            made.append(preset_alike(words[at]) if ":" in words[at] else words[at])
             at += 1
     return made
 
 
-def _preset(name: str) -> str:
-    """The preset that Ollama's name means, such as llama3.1:8b; any other word is returned unchanged."""
+def preset_alike(name: str) -> str:
+    """The preset with the same letters and digits, as for llama3.1:8b; other words are returned unchanged."""
     from meshwright.models.presets import PRESETS
 
     plain = re.sub(r"[^a-z0-9]", "", name.lower())

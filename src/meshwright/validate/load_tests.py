@@ -431,7 +431,7 @@ def _layout(
 ) -> tuple[Layout, ModelConfig]:
     """The layout of a worker, and the model with redundant experts if the experts do not divide."""
     tensor, data, expert = degrees.tensor, degrees.data, degrees.expert
-    if config.num_heads % tensor or (config.mla is not None and tensor > 1 and config.num_heads % tensor):
+    if config.num_heads % tensor:
         # Engines do not split heads unevenly: these ranks have sequences of their own (attention
         # data parallelism) and share the experts.
         tensor, data, expert = 1, degrees.chips, degrees.chips
