@@ -295,7 +295,13 @@ def test_lines_of_people_who_do_not_know_the_commands(
 
 
 @pytest.mark.parametrize(
-    "typed", ["plan train --model --hardware", "collective psum --hardware", "it's.py \\"]
+    "typed",
+    [
+        "plan train --model --hardware",
+        "collective psum --hardware",
+        "it's.py \\",
+        "shard 0 --mesh X=4,Y=2 --search -inf",  # whose examples are lines that go on after a backslash
+    ],
 )
 def test_lines_without_values_are_answered(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(typed.split()) == 2

@@ -101,7 +101,7 @@ class Command:
 
     def example_of(self, option: str) -> str:
         """The value of an option in the examples of the command's help; for "" the first argument."""
-        for line in (self.command.help or "").splitlines():
+        for line in (self.command.help or "").replace("\\\n", " ").splitlines():
             if line.strip().startswith("mw "):
                 words = shlex.split(line.strip())[1 + len(self.path) :]
                 for piece in pieces_of(words, self):
