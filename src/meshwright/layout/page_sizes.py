@@ -61,8 +61,7 @@ def whole_page(config: ModelConfig, page_size: int) -> int:
     >>> whole_page(PRESETS["deepseek-v4-flash"], 64), whole_page(PRESETS["llama-3-8b"], 64)
     (128, 64)
     """
-    layers = (config.at(number) for number in range(len(config.variants) + 1))
-    return lcm(page_size, *(layer.compressed for layer in layers if layer.compressed))
+    return lcm(page_size, *(layer.compressed for layer in config.each_variant if layer.compressed))
 
 
 def first_page(position: int, page: int, window: Window | None) -> int:

@@ -71,10 +71,9 @@ def _indexer_lacks(config: ModelConfig, layout: Layout, phase: str) -> str | Non
 
 def _streams_lack(config: ModelConfig, layout: Layout, phase: str) -> str | None:
     """Why nn/ does not yet run a model with residual streams, compressed keys or a table of experts."""
-    variants = [config.at(number) for number in range(len(config.variants) + 1)]
     parts = {
         "streams of the residual": config.streams is not None,
-        "compressed keys": any(variant.compressed for variant in variants),
+        "compressed keys": any(variant.compressed for variant in config.each_variant),
         "experts by a table of tokens": config.is_hashed,
     }
     if (part := next((part for part, has in parts.items() if has), None)) is None:

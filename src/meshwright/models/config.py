@@ -642,10 +642,11 @@ class ModelConfig:
 
     def at(self, variant: int) -> "ModelConfig":
         """The model with the sizes of one of its variants; itself for 0."""
-        return self._of_variants[variant]
+        return self.each_variant[variant]
 
     @cached_property
-    def _of_variants(self) -> tuple["ModelConfig", ...]:
+    def each_variant(self) -> tuple["ModelConfig", ...]:
+        """`at` of 0 and of each of the variants."""
         changed = (replace(self, variants=(), **dict(one.values)) for one in self.variants)
         return (self, *changed)
 
@@ -677,14 +678,12 @@ class ModelConfig:
     @cached_property
     def reads_some_keys(self) -> bool:
         """Whether some layers read chosen or compressed keys."""
-        layers = (self.at(number) for number in range(len(self.variants) + 1))
-        return any(layer.indexer is not None or layer.compressed for layer in layers)
+        return any(layer.indexer is not None or layer.compressed for layer in self.each_variant)
 
     @cached_property
     def is_hashed(self) -> bool:
         """Whether a table of token ids chooses the experts of some layers."""
-        experts = (self.at(number).moe for number in range(len(self.variants) + 1))
-        return any(moe.hashed for moe in experts if moe)
+        return any(layer.moe.hashed for layer in self.each_variant if layer.moe)
 
     @cached_property
     def base(self) -> "ModelConfig":
@@ -928,7 +927,7 @@ def _model_layers(config: ModelConfig) -> tuple[Layer, ...]:
     rows: Counter[Stack] = Counter()
     layers: list[Layer] = []
     caches = states = 0
-    chooser, shares_choice = -1, any(config.at(n).shares_choice for n in range(len(config.variants) + 1))
+    chooser, shares_choice = -1, any(layer.shares_choice for layer in config.each_variant)
     cache_of: dict[Window | None, int] = {}
     for number, window in enumerate(config.windows):
         mixer = config._mixer(number)

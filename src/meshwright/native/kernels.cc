@@ -519,6 +519,12 @@ struct Ahead {
   int64_t bytes;
 };
 
+// Fetch the line with this number into the first cache.
+template <typename T>
+void Fetch(const T* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
+
 // Add `steps` steps of the products of R rows of x and a panel to the rows' sums, at `places` in y f32[..., width].
 // is_first: the sums begin at 0. is_last: results are written, not sums. kIsMade: the panel has words, not steps.
 template <typename Kind, int R, bool kIsMade>
@@ -539,7 +545,7 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
   const auto add = [&](Floats(*to)[R][kVectors], int64_t k) {
     constexpr int64_t kFetched = kIsMade ? kLine : kPanel * sizeof(int32_t);
 #pragma GCC unroll 2
-    for (int64_t b = 0; b < kFetched; b += kLine) _mm_prefetch(ahead.at + b, _MM_HINT_T0);
+    for (int64_t b = 0; b < kFetched; b += kLine) Fetch(ahead.at + b);
     ahead.at += ahead.bytes;
 #pragma GCC unroll 8
     for (int i = 0; i < kWords; ++i) {
@@ -586,7 +592,7 @@ void Tile(const int32_t* x, const int32_t* w, int64_t steps, const typename Kind
       for (int v = 0; v < kVectors; ++v) {
         // The processor's own prefetcher follows only one stream of this loop, the weights.
         const auto* const later = scales.at + kGroupsAhead * kPanel + v * kLanes;
-        if constexpr (!kIsMade) _mm_prefetch(reinterpret_cast<const char*>(later), _MM_HINT_T0);
+        if constexpr (!kIsMade) Fetch(later);
         const Floats scale = Wide(scales.at + v * kLanes, lanes[v]);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
@@ -889,11 +895,6 @@ struct Pool {
 // Keys are prefetched this many tiles, and values this many positions, before they are read. A page of a head is short, and
 // the processor's own prefetcher starts anew at each page.
 constexpr int64_t kTilesAhead = 2, kValuesAhead = 32;
-
-template <typename T>
-void Fetch(const T* at) {
-  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
-}
 
 struct Scores {
   float scale, softcap;  // no cap where 0

@@ -81,7 +81,7 @@ class TensorAxis(Axis):
 
 def tensor_degrees(config: ModelConfig, num_chips: int) -> list[int]:
     """Degrees of `tensor` that divide the chips, heads and feed-forward; the vocabulary may be padded."""
-    of_stacks = [dimensions(config.at(number)) for number in range(len(config.variants) + 1)]
+    of_stacks = [dimensions(layer) for layer in config.each_variant]
     sizes = of_stacks[0]
     letters = [letter for letter in WIDE_LETTERS if letter != "V" and sizes.get(letter)]
     of_mixers = (like for letter, like in LIKE_LETTERS.items() if letter in WIDE_LETTERS)
