@@ -121,7 +121,7 @@ def test_long_bodies_are_limited_in_all_and_for_each_client():
 
             async def hold(client: str, count: int, size: int = size) -> None:
                 for _ in range(count):
-                    await stack.enter_async_context(bodies.whole(request(client, b"x" * size)))
+                    await stack.enter_async_context(bodies.parts(request(client, b"x" * size)))
 
             await hold("a", 16)
             with pytest.raises(RequestError, match=r"^the server holds too many long bodies"):
@@ -133,10 +133,10 @@ def test_long_bodies_are_limited_in_all_and_for_each_client():
             with pytest.raises(RequestError) as refused:
                 await hold("c", 1)
             assert (refused.value.status, refused.value.code) == (429, "queue_full")
-        async with bodies.whole(request("c", b"x" * size)) as body:
-            assert len(body) == size
+        async with bodies.parts(request("c", b"x" * size)) as body:
+            assert len(b"".join(body)) == size
         with pytest.raises(RequestError, match=r"^the body has more than 100000 bytes$"):
-            async with bodies.whole(request("c", b"x" * (size + 1))):
+            async with bodies.parts(request("c", b"x" * (size + 1))):
                 pass
 
     asyncio.run(main())

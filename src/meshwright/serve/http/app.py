@@ -160,8 +160,8 @@ class _Api:
 
     async def _read(self, request: Request, method: str) -> Any:
         """The result of the Reader's method of this name for a request's body."""
-        async with self.bodies.whole(request) as body:
-            calling = self.calls.call(client_of(request.scope), method, body)
+        async with self.bodies.parts(request) as body:
+            calling = self.calls.call(client_of(request.scope), method, body=body)
             return await unless_disconnected(request, calling)
 
     async def completions(self, request: Request) -> Response:

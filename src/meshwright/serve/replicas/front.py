@@ -54,8 +54,8 @@ class _Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        async with self.bodies.whole(request) as body:
-            await self._answer(request, body, send)
+        async with self.bodies.parts(request) as body:
+            await self._answer(request, b"".join(body), send)
 
     async def _answer(self, request: Request, body: bytes, send: Send) -> None:
         scope = request.scope

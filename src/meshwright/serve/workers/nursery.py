@@ -147,8 +147,14 @@ def _work(connection: socket.socket, subject: object, last_bytes: int) -> None:
     limit_by(begin)
     connection.sendall(frame(BEGUN, threading.get_native_id() if sys.platform == "linux" else os.getpid()))
     while (received := _receive(connection)) is not None:
-        kind, (method, seconds, arguments) = received
+        body = None
+        kind, (method, seconds, arguments, num_bytes) = received
         assert kind == CALL
+        if num_bytes is not None:
+            body = _exactly(connection, num_bytes)
+            if body is None:
+                return
+            arguments = (*arguments, bytes(body))
         _end_after(seconds)
         try:
             result = getattr(subject, method)(*arguments)
@@ -167,7 +173,7 @@ def _work(connection: socket.socket, subject: object, last_bytes: int) -> None:
             connection.sendall(answer)
         except OSError:  # the server has ended
             return
-        del received, arguments, answer
+        del received, arguments, body, answer
 
 
 if __name__ == "__main__":

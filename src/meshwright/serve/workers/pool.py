@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from meshwright.errors import CheckpointError, DeviceError, RequestError
@@ -34,8 +35,13 @@ class Subject(Protocol):
 class Calls(Protocol):
     """A way of calling methods of a subject from an asyncio loop."""
 
-    async def call(self, client: str, method: str, *arguments: object) -> Any:
-        """The result of `method`. client: its name; a client cannot occupy all workers."""
+    async def call(
+        self, client: str, method: str, *arguments: object, body: Sequence[bytes] | None = None
+    ) -> Any:
+        """The result of `method`. client: its name; a client cannot occupy all workers.
+
+        body: bytes in parts, which the method takes as one more argument, joined.
+        """
         ...
 
 
@@ -45,8 +51,11 @@ class InThreads:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
 
-    async def call(self, client: str, method: str, *arguments: object) -> Any:
-        return await asyncio.to_thread(getattr(self._subject, method), *arguments)
+    async def call(
+        self, client: str, method: str, *arguments: object, body: Sequence[bytes] | None = None
+    ) -> Any:
+        whole = () if body is None else (b"".join(body),)
+        return await asyncio.to_thread(getattr(self._subject, method), *arguments, *whole)
 
 
 class TooComplexError(RequestError):
@@ -65,13 +74,14 @@ class _Worker:
         self._thread_id: int | None = None
         self.has_ended = self._gives_way = False
 
-    async def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, method: str, arguments: tuple[Any, ...], body: Sequence[bytes] | None) -> Any:
         """The result; raises RequestError for the subject's refusals, TooComplexError if the worker ends."""
         stage, seconds, began = "reading the request", _SECONDS, time.monotonic()
         long = asyncio.get_running_loop().call_later(_LONG_SECONDS, self._give_way)
         try:
-            message = frame(CALL, (method, seconds, arguments))
-            await asyncio.get_running_loop().sock_sendall(self._connection, message)
+            num_bytes = None if body is None else sum(map(len, body))
+            for part in (frame(CALL, (method, seconds, arguments, num_bytes)), *(body or ())):
+                await asyncio.get_running_loop().sock_sendall(self._connection, part)
             while True:
                 kind, size = HEADER.unpack(await self._received(HEADER.size))
                 value = pickle.loads(await self._received(size))
@@ -173,18 +183,22 @@ class WorkerPool:
             self._process.kill()
             self._process.wait()
 
-    async def call(self, client: str, method: str, *arguments: object) -> Any:
+    async def call(
+        self, client: str, method: str, *arguments: object, body: Sequence[bytes] | None = None
+    ) -> Any:
         await self._turns.wait(client)
         # A client that leaves does not end the call, and could otherwise occupy one worker after another.
-        calling = asyncio.ensure_future(self._call(client, method, arguments))
+        calling = asyncio.ensure_future(self._call(client, method, arguments, body))
         calling.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(calling)
 
-    async def _call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def _call(
+        self, client: str, method: str, arguments: tuple[Any, ...], body: Sequence[bytes] | None
+    ) -> Any:
         try:
             worker = self._idle.pop() if self._idle else self._forked()
             try:
-                return await worker.call(method, arguments)
+                return await worker.call(method, arguments, body)
             finally:
                 # Another is forked at once: the next request need not wait for it.
                 self._idle.append(self._replaced(worker) if worker.has_ended else worker)
