@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from meshwright.errors import RequestError
 from meshwright.models.families.tool_formats import ToolFormat
+from meshwright.serve.engine.limits import check_length
 from meshwright.serve.http import embeddings
 from meshwright.serve.http.embeddings import EmbeddingsRequest
 from meshwright.serve.http.logprobs import TokenNames
@@ -91,6 +92,8 @@ class Reader:
                 param="n",
             )
         prompts = self._prompts(asked, texts, "prompt", asked.limit or 0)
+        # As the engine does, which first prepares up to hundreds of answers to the prompt.
+        check_length(max(map(len, prompts)), self.context, self.context - (asked.limit != 0))
         _check_scores(asked, prompts)
         self._check_lists(asked)
         grammar = self._grammar(asked)
