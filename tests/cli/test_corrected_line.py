@@ -134,7 +134,29 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         # words of a sentence
         ("plan train llama-3-8b on h100:8 --batch-tokens 1M --seq-len 8k", "plan train $P"),
         ("can i run llama-3-8b on a 4090", "fit llama-3-8b --hardware 4090"),
-        ("does llama-3-8b fit on 2x4090?", "fit llama-3-8b --hardware 2x4090"),
+        ("does llama-3-8b fit on 2x4090?", "fit llama-3-8b --hardware rtx4090:2"),
+        ("compare cloud prices for h100", "hardware h100"),
+        ("can two 4090s run llama 70b", "fit llama-3.3-70b --hardware 4090:2"),
+        (
+            "cost llama-3-8b 2T tokens on 64 h100 at $2/hour batch size 512 context 4k",
+            "plan train --model llama-3-8b --hardware h100:64 --tokens 2T --price 2 --batch-tokens 2097152 "
+            "--seq-len 4k",
+        ),
+        (
+            "serve llama-3-70b on h100:8 to 900 users with 2k prompts and 300 token answers under 500ms",
+            "plan serve --model llama-3-70b --hardware h100:8 --rate 900/min --prompt-tokens 2k "
+            "--output-tokens 300 --ttft 500ms",
+        ),
+        ("which is cheaper h100:8 or a100-80gb:16 for serving llama-3-8b, 5M requests a month, 1k in 100 out",
+         "plan serve --model llama-3-8b --hardware h100:8,a100-80gb:16 --rate 5M/month --prompt-tokens 1k "
+         "--output-tokens 100"),
+        ("model info meta-llama/Llama-3.1-8B", "model meta-llama/Llama-3.1-8B"),
+        # the length of a run
+        ("train my.txt --minutes 30", "train my.txt --time 30min"),
+        ("train my.txt --max_train_hours 2", "train my.txt --time 2h"),
+        ("train my.txt --walltime 01:30:00", "train my.txt --time 90min"),
+        ("train my.txt --num_train_epochs 3", "train my.txt --epochs 3"),
+        ("plan serve $S --concurrent-users 40", "plan serve $S --rate 40/min"),
         ("compare plan.toml vs b.toml --jsn", "compare plan.toml b.toml --json"),
         # a verb and the kind of its object
         ("explain plan.toml", "compare plan.toml"),
@@ -331,7 +353,6 @@ def test_no_line_has_another_number_or_chip(
     [
         "plan train $P --top 1,2,4",  # several numbers
         "serve --checkpoint a --slots all",  # no number
-        "fit llama-3-8b --hardware 4060ti",  # a chip that the catalog lacks, not the 4090
         "plan train --model llama-3-8b --hardware v5e:300 --batch-tokens 1M --seq-len 8k",
         "shard 'A[I_X, J] . B[J, K_X] -> C[I_X, K_X]' --mesh X=4 --dims I=8,J=8,K=8",
         "finetune",
@@ -342,7 +363,6 @@ def test_no_line_has_another_number_or_chip(
         "plan train $P --given tensor=4 --given tensor=8",  # two values, of which one would be dropped
         "plan train $P --remat none --remat full",
         "model gemma --heads",  # one of several models
-        "compare cloud prices for h100",  # no plans
         "train --config none.toml",  # without its only value the line is no answer
     ],
 )
@@ -371,6 +391,11 @@ def test_no_line_is_guessed(typed: str, capsys: pytest.CaptureFixture[str]) -> N
         ),
         ("plan train $P --html", "mw plan train $P -o plan.toml && mw report plan.toml -o report.html"),
         ("plan train $P --report a.html", "mw plan train $P -o plan.toml && mw report plan.toml -o a.html"),
+        (
+            "train my.txt --model gpt2 --epochs 3",
+            "mw plan train --model gpt2 --hardware cpu:8 --seq-len 1024 --batch-tokens 16384 -o plan.toml && "
+            "mw train plan.toml --data my.txt --epochs 3",
+        ),
     ],
 )
 def test_work_of_two_commands_is_two_lines(
@@ -385,13 +410,44 @@ def test_work_of_two_commands_is_two_lines(
     [
         ("memory llama-3-70b --batch-size 1 --hardware h100:8", "--batch-size: it shows LoRA, QLoRA and"),
         ("roofline v5e --dtype bf16", "--dtype bf16 has no counterpart in mw hardware"),
-        ("train my.txt --model gpt2 --epochs 3", "--epochs 3 is --steps, the batches to train on"),
+        ("is 24GB enough for llama-3-8b", "24GB: a10 has that memory"),
+        ("fit a 13b on a 3090", "llama-2-13b is a model of that size"),
+        (
+            "cost llama-3-8b 2T tokens $500,000",
+            "$500,000: with --tokens the plan prints the price of the run",
+        ),
+        ("how many gpus to serve llama-3-8b to 900 users", "900 users: at a request a minute of each"),
         ("plan serve --model llama-3-8b --users 1000 --hardware h100", "are --rate 1000/min"),
         ("logs ckpt", "tail -f ckpt/metrics.jsonl"),
     ],
 )
 def test_what_a_line_leaves_out_is_named(typed: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert reason in _answer(typed, capsys)
+
+
+@pytest.mark.parametrize(
+    ("typed", "template", "line"),
+    [
+        (
+            "fit gpt2 --gpu 'NVIDIA GeForce RTX 4070 Ti'",
+            "rtx4090 > rtx-4070-ti",
+            "fit gpt2 --hardware rtx-4070-ti.toml:1",
+        ),
+        ("fit gpt2 on 2x rtx 3080", "rtx3090 > rtx-3080", "fit gpt2 --hardware rtx-3080.toml:2"),
+        (
+            "plan train --model gpt2 --hardware a6000:4 --gbs 8 --seq 1024",
+            "a10 > a6000",
+            "plan train --model gpt2 --hardware a6000.toml:4 --batch-tokens 8192 --seq-len 1024",
+        ),
+    ],
+)
+def test_a_chip_that_the_catalog_lacks_gets_a_file(
+    typed: str, template: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = _answer(typed, capsys)
+    assert answer.endswith(
+        f"type mw hardware --template {template}.toml, edit its figures, then type mw {line}"
+    )
 
 
 def test_a_number_of_hosts_is_the_plans(

@@ -28,7 +28,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan serve $S --tpot-p99 20ms", "is --tpot-p95 20ms, the planned percentile"),
         ("plan serve $S --temperature 0.7", "sampling does not change a plan"),
         ("train my.txt --gpu 0", "CUDA_VISIBLE_DEVICES=0"),
-        ("train my.txt --hours 1", "it goes on with --resume"),
+        ("train my.txt --hours 1", "type mw train my.txt --time 1h"),
         ("train", "mw train my.txt"),
         ("demo --quick", "--quick is --fast here"),
         ("ui --listen 0.0.0.0", "type ssh -L"),

@@ -15,7 +15,14 @@ from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan, save_plan
 from meshwright.train.job import RunOptions, prepare_job
-from meshwright.train.settings import Settings, load_settings, save_settings
+from meshwright.train.settings import (
+    Settings,
+    changed_settings,
+    load_settings,
+    new_settings,
+    num_steps,
+    save_settings,
+)
 
 MODEL = load_model("tiny")
 
@@ -126,6 +133,18 @@ def test_a_tokenizer_is_checked_first(tmp_path: Path):
         prepare_job(
             plan(), None, RunOptions(run=tmp_path / "run"), {"data": "stdlib", "tokenizer": str(tmp_path)}
         )
+
+
+def test_epochs_set_the_steps_of_a_run(run: Path):
+    assert num_steps(Settings(data="a.txt", epochs=2.5), steps_of_epoch=4) == 10
+    stored = Settings(data="a.txt", steps=10, epochs=2.5)
+    assert changed_settings(run, stored, {"epochs": 2.5}) == (stored, [])  # the same command again
+    longer, _ = changed_settings(run, stored, {"epochs": 5})
+    assert num_steps(longer, steps_of_epoch=4) == 20
+    shorter, _ = changed_settings(run, longer, {"steps": 12})
+    assert (shorter.steps, shorter.epochs) == (12, None)
+    with pytest.raises(MeshwrightError, match="both set the length"):
+        new_settings({"data": "a.txt", "steps": 10, "epochs": 2})
 
 
 def test_settings_that_cannot_be_read_are_named(run: Path):

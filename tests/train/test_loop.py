@@ -91,6 +91,12 @@ def test_the_compiling_step_has_no_time(tmp_path, corpus):
     assert (line["step_seconds"], line["tokens_per_second"], line["mfu"]) == (None, None, None)
 
 
+def test_a_run_ends_with_a_checkpoint_after_its_time(tmp_path, corpus):
+    line = run_to(tmp_path, corpus, 40, run_seconds=1e-6)
+    assert line["step"] < 40
+    assert run_to(tmp_path, corpus, line["step"] + 1, resume=True)["step"] == line["step"] + 1
+
+
 def test_resumed_run_equals_uninterrupted_on_another_mesh_too(tmp_path, corpus):
     whole = run_to(tmp_path / "whole", corpus, 12, log_every=3)
     first, second = BigramStep(), BigramStep()

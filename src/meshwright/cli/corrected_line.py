@@ -27,7 +27,10 @@ from meshwright.cli.other_notation import array_of_bytes, expression_here, sizes
 from meshwright.cli.other_subjects import HOSTS, words_of
 from meshwright.cli.other_values import plain_words
 from meshwright.cli.pasted_words import unpasted
+from meshwright.cli.sentences import MEANS_PLANS, notes_of_sentence
+from meshwright.cli.sentences import line_of as sentence_line
 from meshwright.cli.spoken_names import in_one_word, matching_files, with_environment
+from meshwright.cli.unlisted_chips import with_its_file, with_nearest
 from meshwright.cli.value_kinds import is_machine
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load as load_hardware
@@ -54,20 +57,31 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     words = unpasted(typed)
     if "--" in words:  # the words after it are another command's
         return _launching(words)
+    words, machine = with_nearest(words)
     # A line that differs only by blanks around words is not offered.
     as_typed = ["mw", *(word if word.lstrip().startswith("-") else word.strip() for word in typed)]
+    spoken = sentence_line(words, commands)
     words = in_one_word(matching_files(words))
-    tried = dict.fromkeys(map(tuple, (without_fillers(words), words)))
-    lines = (_line_of(each, commands) for each in tried if each)
+    tried = [without_fillers(words), words]
+    is_command = bool(words) and words[0] in commands and words[0] not in MEANS_PLANS
+    tried = [*tried, spoken] if is_command else [spoken, *tried]
+    lines = (_line_of(each, commands) for each in dict.fromkeys(map(tuple, tried)) if each)
     line = next((line for line in lines if line and shlex.split(line) != as_typed), "")
-    return with_environment(line, words) if line else ""
+    line = with_environment(line, words) if line else ""
+    return with_its_file(line, machine) if line and machine else line
 
 
 def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     """The options of a wrong line that the offered `line` leaves out, each with the reason."""
+    line = line.rpartition(", then type ")[2]
     typed = (of_typed(shlex.split(words)) for words in re.findall(r"mw ([^&]+)", line))
     commands = [command for command, _ in filter(None, typed)]
-    return left_out(_rewritten(args), line, commands) if commands else {}
+    if not commands:
+        return {}
+    words = unpasted(plain_words(args))
+    if not any(word.startswith("-") for word in words):
+        return dict(notes_of_sentence(words, commands[-1].path))
+    return left_out(_rewritten(args), line, commands)
 
 
 def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
@@ -82,7 +96,7 @@ def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
 
 def _rewritten(args: Sequence[str]) -> list[str]:
     """The words of a line after the same replacements as in `corrected_line`."""
-    return in_one_word(matching_files(unpasted(plain_words(args))))
+    return in_one_word(matching_files(with_nearest(unpasted(plain_words(args)))[0]))
 
 
 def _line_of(words: Sequence[str], commands: Collection[str]) -> str:

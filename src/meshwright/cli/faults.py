@@ -88,7 +88,7 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
         if not shown:
             break
         parts.remove(shown[-1])
-    return f"{'; '.join([*parts, *unsaid])}; type {line}"
+    return "; ".join([*filter(None, parts), *unsaid, f"type {line}"])
 
 
 def _usage_answer(error: typer.TyperException, args: Sequence[str], commands: Sequence[str]) -> str:
@@ -341,9 +341,10 @@ def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
         if option := next((name for name, known in KINDS.items() if name in options and known(word)), ""):
             return f"{word!r} belongs to no option; write {option} {word}"
     word = words[0]
-    if joined := _joined(word, context, args):
-        return f"write {context.command_path} {joined}"
     before = list(args[: args.index(word)]) if word in args else []
+    joined = "" if before and before[-1] in _VERBS else _joined(word, context, args)
+    if joined:
+        return f"write {context.command_path} {joined}"
     if word == "=" and len(before) >= 2:
         return f"write {before[-2]} {before[-1]}={''.join(words[1:2])} without spaces"
     if before and before[-1] in _VERBS:

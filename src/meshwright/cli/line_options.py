@@ -10,7 +10,7 @@ from pathlib import Path
 from meshwright.cli.line_forms import deferred_option, lacking
 from meshwright.cli.line_pieces import LISTS, Command, Piece, pieces_of
 from meshwright.cli.line_values import layout_here, with_a_right_value
-from meshwright.cli.other_subjects import meaning, subject
+from meshwright.cli.other_subjects import is_of_users, meaning, subject
 from meshwright.cli.other_values import KINDS_OF_CHIPS, in_unit_of, strategy, with_value
 from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
 from meshwright.cli.value_kinds import KINDS, OF_PLANS, RESHARD_WORDS
@@ -50,11 +50,7 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     if words := strategy(given, options, value):
         # `all` becomes the number of chips when the machine is known.
         return pieces_of(shlex.split(re.sub(r"\b(data|fsdp)=8$", r"\1=all", words)), command)
-    if (
-        _asks_for_price(piece, options)
-        or answer_here(given, path)
-        or _OF_EPOCHS & set(re.split(r"\W|_", given.lower()))
-    ):
+    if _has_no_place(piece, path, options):
         return []
     if words := option_here(given, options, value) or with_value(meaning(given, options), value):
         return _in_other_words(piece, words, command)
@@ -63,11 +59,19 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     if ours := next((name for name in OF_PLANS if value and name in options and KINDS[name](value)), ""):
         return [Piece(ours, value)]
     if subject(given, path) or subject(given, ""):
-        return []
+        # The answer explains that a user asks once a minute.
+        is_load = is_of_users(given) and value.isdecimal() and "--rate" in options
+        return [Piece("--rate", f"{value}/min")] if is_load else []
     is_input = given.lstrip("-").replace("_", "-") in _INPUTS
     if command.arguments and is_input and value and Path(value).exists():
         return [Piece("", value)]
     return _by_likeness(given, value, command)
+
+
+def _has_no_place(piece: Piece, path: str, options: Collection[str]) -> bool:
+    """Whether an option asks for shown figures, or for a property that the command's results lack."""
+    is_of_epochs = "--epochs" not in options and _OF_EPOCHS & set(re.split(r"\W|_", piece.option.lower()))
+    return bool(_asks_for_price(piece, options) or answer_here(piece.option, path) or is_of_epochs)
 
 
 def _asks_for_price(piece: Piece, options: Collection[str]) -> bool:
@@ -149,7 +153,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
         given
         and offered
         and not given & offered
-        and not plain.startswith(("--headroom", "--prefix-hit", "--smallest"))
+        and not plain.startswith(("--headroom", "--prefix-hit", "--smallest", "--time"))
     ):
         return []  # the example's number is not the one that was typed
     if PLACEHOLDER.search(plain.replace(value, "") if value else plain) or " and " in plain:

@@ -109,7 +109,8 @@ _MEANINGS: dict[str, str] = {
     "--checkpoint": "weights ckpt checkpoint c model; path dir load",
     "--data": "data dataset corpus text d; path file files dir train training",
     "--learning-rate": "lr; learning peak rate",
-    "--steps, the batches to train on,": "epochs iters iterations steps",
+    "--epochs 3": "epochs epoch passes; train",
+    "--steps, the batches to train on,": "iters iterations steps; train",
     "--run": "logdir folder out output; dir path",
     "--from": "pretrained base init; model load weights",
     "--temperature": "temp t",
@@ -424,6 +425,11 @@ def meaning(given: str, options: Collection[str]) -> str:
         if ours.split()[0].rstrip(",") in options and subject & keys and subject <= keys | others:
             return ours
     return ""
+
+
+def is_of_users(given: str) -> bool:
+    """Whether an option's name is of a number of users."""
+    return bool(set(words_of(given)) & _USERS)
 
 
 def subject(given: str, command: str, value: str = "") -> str:

@@ -15,6 +15,7 @@ MACHINE = "--hardware h100:8"
 # The words for an option of requests, whose value may be a number a day.
 LOAD = "--rate 20, or 1.7M/day for a number a day,"
 _LEAST_MILLISECONDS = 5  # latencies without a unit are milliseconds from this number on, below it seconds
+_UNITS_OF_TIME = {"h": "h", "m": "min", "s": "s"}
 _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")
 _PAIRS = re.compile(r"([A-Za-z]+)\s*[=:<]+\s*([0-9][\w.]*)")  # ttft=1s,tpot=50ms
 # Options whose values are names of strategies: --strategy ddp, --fsdp full_shard.
@@ -55,6 +56,8 @@ def with_value(words: str, value: str) -> str:
         return words
     if words.startswith("--hardware"):
         return _machine(words, value)
+    if words.startswith("--epochs ") and re.fullmatch(r"\d+(\.\d+)?", value):
+        return f"--epochs {value}"
     if words.endswith("schedule=interleaved,interleave=2") and value.isdecimal():
         return words.replace("interleave=2", f"interleave={value}")
     if special := _special(words, value):
@@ -77,6 +80,26 @@ def with_value(words: str, value: str) -> str:
     if not number or (not is_whole and not re.match(r"--(price|rate)", words)):
         return words
     return re.sub(r"(?<=[= ])\d+(?:\.\d+)?(?=$| --|,)", number[1], words, count=1)
+
+
+def time_here(option: str, value: str) -> str:
+    """A time with a unit, which may be in the name of another program's option; other values unchanged.
+
+    >>> time_here("--max-hours", "2"), time_here("--minutes", "30"), time_here("--walltime", "01:30:00")
+    ('2h', '30min', '90min')
+    >>> time_here("--duration", "5m"), time_here("--time-limit", "2 hours"), time_here("--days", "1.5")
+    ('5min', '2h', '36h')
+    """
+    if clock := re.fullmatch(r"(\d+):(\d\d)(?::\d\d)?", value):
+        return f"{60 * int(clock[1]) + int(clock[2])}min"
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", value.lower())
+    if match is None:
+        return value
+    named = next((unit for unit in ("day", "hour", "min", "sec") if unit in option), "")
+    unit = (match[2] or named)[:1]
+    if unit == "d":
+        return f"{24 * float(match[1]):g}h"
+    return f"{match[1]}{_UNITS_OF_TIME.get(unit, '')}" if match[2] != "ms" else value
 
 
 def in_unit_of(option: str, value: str) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from meshwright.cli.other_values import MACHINE, dtype_here, with_value
+from meshwright.cli.other_values import MACHINE, dtype_here, time_here, with_value
 
 # difflib's least ratio of similarity for a typing error, and for a name that no table explains.
 TYPO, ALIKE = 0.85, 0.7
@@ -147,8 +147,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--model": ("--model-name-or-path", "--model-name", "--model-id", "--arch", "--config", "--preset"),
     "--data": ("--dataset", "--train-data", "--data-path", "--train-file", "--corpus", "--dataset-path"),
     "--learning-rate": ("--lr", "--peak-lr", "--max-lr"),
+    "--epochs 3": ("--num-epochs", "--num-train-epochs", "--epoch", "--max-epochs", "--n-epochs", "--passes"),
     "--steps, the batches to train on,": (
-        "--epochs", "--num-epochs", "--num-train-epochs", "--max-steps", "--train-iters", "--iterations",
+        "--max-steps", "--train-iters", "--iterations",
         "--iters",
     ),
     "--optimizer": ("--optim", "--opt"),
@@ -365,9 +366,6 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "the model and its layout are in a PLAN.toml, which mw plan train -o PLAN.toml writes": (
             "--config", "--config-file", "--yaml", "--cfg", "--strategy",
         ),
-        "a run ends after --steps batches; it goes on with --resume": (
-            "--hours", "--minutes", "--time", "--max-time",
-        ),
     },
     "mw generate": {
         'the prompt is an argument; write mw generate "$(cat prompt.txt)"': (
@@ -549,6 +547,8 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
         return words
     if "hour" in plain and value.isdecimal() and "--days" in options:
         value = f"{value}h"
+    if "--time" in options and plain != "--time" and _is_of_time(plain):
+        return f"--time {time_here(plain, value)}" if value else "--time 2h"
     if plain == "--n" and "--max-tokens" in options and value.isdecimal() and int(value) > _MOST_SAMPLES:
         return "--max-tokens"
     if plain == "--out" and value[:1].isdigit() and "--output-tokens" in options:
@@ -573,6 +573,16 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     if letter == "-c" and not value.isdigit():
         letters = letters[::-1]
     return letters[0] if letters else plain if plain in options and plain != given else ""
+
+
+# Words of an option for the length of a run: the first are needed, the others may stand with them.
+_TIMES = {"hours", "hour", "minutes", "minute", "mins", "time", "walltime", "duration", "seconds", "days"}
+_WITH_TIMES = {"max", "train", "training", "run", "wall", "limit", "total", "num", "for"}
+
+
+def _is_of_time(plain: str) -> bool:
+    words = set(plain.strip("-").split("-"))
+    return bool(words & _TIMES) and words <= _TIMES | _WITH_TIMES
 
 
 def _phase(plain: str, value: str, options: Collection[str]) -> str:

@@ -94,7 +94,9 @@ def train(
         print("\n".join(result.sentences(*_collectives(rows))))
     if text is not None and prints and result.finished and not as_json:
         continue_text(job.run, text, int(result.line["step"]), result.line["step_seconds"])
-    if not result.finished:
+    if not result.finished and result.out_of_time:
+        note(f"mw: --time is over at step {result.line['step']}; go on with --resume")
+    elif not result.finished:
         note(f"mw: stopped at step {result.line['step']}; go on with --resume")
         raise typer.Exit(_INTERRUPTED)
 

@@ -33,6 +33,7 @@ from meshwright.train.of_text import (
     steps_in,
     whole_sentences,
 )
+from meshwright.train.settings import check_one_length
 from meshwright.units import format_bytes, format_count, format_seconds
 
 _MAX_TOKENS, _TEMPERATURE, _NUM_SAMPLES, _NUM_OPENINGS = 100, 0.4, 8, 3
@@ -62,17 +63,22 @@ def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[
     given["data"] = str(text)
     plan = plans[0]
     if not options.resume:
-        seconds = _step_seconds(plans, is_needed=len(plans) > 1 or given.get("steps") is None)
-        number = largest_trainable(seconds)
+        check_one_length(given)
+        has_length = given.get("steps") is not None or given.get("epochs") is not None
+        seconds = _step_seconds(plans, is_needed=len(plans) > 1 or not has_length)
+        time = options.time or TRAIN_SECONDS
+        number = largest_trainable(seconds, time)
         plan = plans[number]
-        most = most_steps(text, plan.workload.num_tokens)
-        given.setdefault("steps", steps_in(TRAIN_SECONDS, seconds[number], most))
+        if not has_length:
+            given["steps"] = steps_in(time, seconds[number], most_steps(text, plan.workload.num_tokens))
+            options = replace(options, time=None)  # the steps fit it
+        length = f"{given['epochs']:g} epochs in" if given.get("epochs") else f"{given['steps']}"
         given.setdefault("learning_rate", LEARNING_RATE)
         given.setdefault("weight_decay", WEIGHT_DECAY)
         note(
             f"mw: a model of {format_count(count_params(plan.model).total)} parameters with a vocabulary of "
-            f"{plan.model.vocab_size:,} on {plan.hardware}, {given['steps']} steps of "
-            f"{format_seconds(seconds[number])}; --steps changes them, a PLAN.toml the model"
+            f"{plan.model.vocab_size:,} on {plan.hardware}, {length} steps of "
+            f"{format_seconds(seconds[number])}; --steps or --time changes them, a PLAN.toml the model"
         )
     return plan, options if options.run else replace(options, run=Path("runs") / plan.model.name)
 

@@ -17,6 +17,7 @@ from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.description import Description, read_chip, share_cores
 from meshwright.hardware.network import NETWORKS
 from meshwright.hardware.topology import Hardware
+from meshwright.hardware.unlisted import Unlisted, unlisted
 from meshwright.platforms import PLATFORMS
 from meshwright.programs.program import DEFAULT as XLA
 from meshwright.units import divisors, format_bytes
@@ -212,7 +213,10 @@ def _description(name: str) -> Description:
     if not re.fullmatch(r"[\w-]+", name) or not file.is_file():
         known = _aliases()
         if name.lower() not in known:
-            raise HardwareError(f"hardware {name!r} is unknown; {_like(name.lower(), known)}")
+            other = unlisted_machine(name)
+            raise HardwareError(
+                f"hardware {name!r} is unknown; {other.hint if other else _like(name.lower(), known)}"
+            )
         return _description(known[name.lower()])
     return _with_step(read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}"))
 
@@ -282,6 +286,11 @@ def _like(name: str, known: Iterable[str]) -> str:
         if word in words:
             return f"did you mean {' or '.join(chips)}?"
     return nearest(name, list(known))
+
+
+def unlisted_machine(text: str) -> Unlisted | None:
+    """The machine that a text names, if the catalog lacks its chip and has a similar one."""
+    return unlisted(text, _aliases())
 
 
 @cache

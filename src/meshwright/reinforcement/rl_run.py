@@ -25,6 +25,7 @@ from meshwright.reinforcement.settings import RlSettings, save_rl_settings
 from meshwright.reinforcement.together import Together
 from meshwright.train.job import TrainingJob
 from meshwright.train.run import TrainingResult, given_tokenizer, learned, optimizer_config
+from meshwright.train.settings import num_steps
 from meshwright.train.step import CompiledStep
 
 GENERATE_PLAN = "plan.generate.toml"
@@ -47,9 +48,9 @@ def carry_out_rl(job: TrainingJob, settings: RlSettings, report: Progress) -> Tr
         tokenizer=given_tokenizer(job.settings),
     )
     epoch = max(1, len(prompts.prompts) // settings.prompts)
-    num_steps = job.settings.steps or epoch
-    schedule_steps = job.settings.schedule_steps or num_steps
-    trained = replace(job.settings, steps=num_steps, schedule_steps=schedule_steps)
+    last_step = num_steps(job.settings, epoch)
+    schedule_steps = job.settings.schedule_steps or last_step
+    trained = replace(job.settings, steps=last_step, schedule_steps=schedule_steps)
     high = settings.clip if settings.clip_high is None else settings.clip_high
     learner = CompiledStep(
         plan.model,
@@ -67,7 +68,7 @@ def carry_out_rl(job: TrainingJob, settings: RlSettings, report: Progress) -> Tr
     generator = _generator(plan, server, settings, learner)
     tokenizer = replace(prompts.tokenizer, eos_ids=prompts.tokenizer.eos_ids or {prompts.end_of_text_id})
     try:
-        step = RlStep(learner, generator, tokenizer, reward, settings, seed=trained.seed, num_steps=num_steps)
+        step = RlStep(learner, generator, tokenizer, reward, settings, seed=trained.seed, num_steps=last_step)
 
         def describe() -> None:
             save_rl_settings(settings, job.run)

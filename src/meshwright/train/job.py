@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from meshwright.train.settings import (
     new_settings,
 )
 from meshwright.train.tensorboard_log import check_board
-from meshwright.units import parse_count
+from meshwright.units import parse_count, parse_seconds
 
 
 def check_run(run: Path) -> None:
@@ -57,6 +58,14 @@ class RunOptions:
     resume: bool = option(
         False, help="Continue from the last checkpoint with the run's settings.", after="steps"
     )
+    time: float | None = option(
+        None,
+        parser=parse_seconds,
+        above=0,
+        help="End with a checkpoint after this time: 30min, 2h. A text alone gets the steps that fit.",
+        unset="no limit",
+        after="epochs",
+    )
     profile: str | None = option(
         None,
         metavar="FIRST:LAST",
@@ -77,7 +86,7 @@ class TrainingJob:
     """A run that can begin or continue. figures: the text of the plan's plan.json, if it exists.
 
     resume: continue from the last checkpoint, which exists. profile: the first and last step to trace. notes:
-    a sentence about each option that differs from the run so far.
+    a sentence about each option that differs from the run so far. seconds: time after which the run ends.
     """
 
     plan: Plan
@@ -87,6 +96,7 @@ class TrainingJob:
     resume: bool
     notes: list[str] = field(default_factory=list)
     profile: tuple[int, int] | None = None
+    seconds: float = inf
 
 
 def prepare_job(
@@ -150,7 +160,7 @@ def prepare_job(
         notes.append(sentence)
     if not chosen.planned:
         figures = None  # they are not of the changed plan
-    return TrainingJob(chosen, figures, folder, settings, bool(saved), notes, profile)
+    return TrainingJob(chosen, figures, folder, settings, bool(saved), notes, profile, options.time or inf)
 
 
 def _traced_steps(text: str) -> tuple[int, int]:

@@ -147,7 +147,8 @@ class Start:
 class Rhythm:
     """Intervals of the loop, in steps; 0 is for the end only.
 
-    save_seconds: time between checkpoints, in addition to checkpoint_every. keep: the number of last
+    save_seconds: time between checkpoints, in addition to checkpoint_every. run_seconds: time after which the
+    run ends with a checkpoint. keep: the number of last
     checkpoints to keep; the one with the lowest validation loss is kept too. on_spike: whether the batch of a
     loss that is not finite, or a spike, is skipped, or the run ends. finds_spikes: whether a loss far above
     its trend is a spike. profile: the first and the last step to trace into run/profile.
@@ -157,6 +158,7 @@ class Rhythm:
     eval_every: int = 0
     checkpoint_every: int = 0
     save_seconds: float = math.inf
+    run_seconds: float = math.inf
     keep: int = 2
     on_spike: Literal["skip", "stop"] = "skip"
     finds_spikes: bool = True
@@ -225,7 +227,7 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         saver = stack.enter_context(closing(checkpoint.Saver(run / CHECKPOINTS, rhythm.keep)))
-        agreement = Agreement(stop, rhythm.save_seconds)
+        agreement = Agreement(stop, rhythm.save_seconds, rhythm.run_seconds)
         loop = _Loop(run, step, corpus, num_steps, rhythm, saver, agreement, planned_step_seconds, on_step)
         loop.inputs = inputs if inputs is not None else []
         stack.callback(loop.profiler.close)

@@ -85,15 +85,17 @@ def plans_for_text(source: Path, spec: str) -> list[Plan]:
     return [Plan(model, machine.spec, work, layout) for model in small_models(source)]
 
 
-def largest_trainable(step_seconds: Sequence[float]) -> int:
+def largest_trainable(step_seconds: Sequence[float], seconds: float = TRAIN_SECONDS) -> int:
     """The index of the largest plan with time for enough steps; 0, the smallest, if none has.
 
-    step_seconds: of each plan, smallest model first.
+    step_seconds: of each plan, smallest model first. seconds: time to train.
 
     >>> largest_trainable([0.08, 0.3]), largest_trainable([0.001, 0.01, 0.3])
     (0, 1)
+    >>> largest_trainable([0.1, 0.3], 3600)
+    1
     """
-    quick = [n for n, each in enumerate(step_seconds) if n and TRAIN_SECONDS / each >= _STEPS_OF_LARGER]
+    quick = [n for n, each in enumerate(step_seconds) if n and seconds / each >= _STEPS_OF_LARGER]
     return max(quick, default=0)
 
 

@@ -9,6 +9,7 @@ run/data/            the packed corpus
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from meshwright.train.job import TrainingJob
 from meshwright.train.metrics_log import Line
 from meshwright.train.optimizers import OptimizerConfig
 from meshwright.train.reasons import Waits, machine_load, why_not_as_planned
-from meshwright.train.settings import Settings, evaluation_sets, save_settings
+from meshwright.train.settings import Settings, evaluation_sets, num_steps, save_settings
 from meshwright.train.stage_step import training_step
 from meshwright.train.tensorboard_log import Board
 from meshwright.units import format_count, format_seconds
@@ -53,13 +54,17 @@ class RunData(loop.Source, Protocol):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The last line of the metrics, with causes of waiting. unigram_entropy: of the corpus, in nats."""
+    """The last line of the metrics, with causes of waiting.
+
+    unigram_entropy: of the corpus, in nats. out_of_time: the run has lasted as long as --time allows.
+    """
 
     line: Line
     unigram_entropy: float | None
     run: Path
     finished: bool
     waits: Waits
+    out_of_time: bool = False
 
     def sentences(
         self, collectives: float | None = None, planned_collectives: float | None = None
@@ -152,8 +157,8 @@ def learned(
     settings: with the number of steps. unigram_entropy: of the corpus. finds_spikes: see `loop.Rhythm`.
     on_begin: called when the folder is written.
     """
-    plan, num_steps, schedule_steps = job.plan, settings.steps, settings.schedule_steps
-    assert num_steps is not None and schedule_steps is not None, "the length is known"
+    plan, last_step, schedule_steps = job.plan, settings.steps, settings.schedule_steps
+    assert last_step is not None and schedule_steps is not None, "the length is known"
     start = loop.begin(job.run, step, corpus, seed=settings.seed, resume=job.resume)
     if jax.process_index() == 0:
         _describe(job, settings, corpus)
@@ -163,21 +168,23 @@ def learned(
     board = Board(job.run, start.step) if settings.tensorboard and jax.process_index() == 0 else None
 
     def on_step(line: Line) -> None:
-        report(_status(line, num_steps), line["step"] / num_steps)
+        report(_status(line, last_step), line["step"] / last_step)
         if board is not None and (line["step"] % log_every == 0 or "validation_loss" in line):
             board.write(line)
 
+    begun = time.monotonic()
     line = loop.train(
         job.run,
         step,
         corpus,
         start,
-        num_steps=num_steps,
+        num_steps=last_step,
         rhythm=loop.Rhythm(
             log_every=log_every,
             eval_every=max(schedule_steps // _NUM_VALIDATIONS, 1),
             checkpoint_every=settings.checkpoint_every,
             save_seconds=60 * settings.checkpoint_minutes,
+            run_seconds=job.seconds,
             keep=settings.keep,
             on_spike=settings.on_spike if finds_spikes else "stop",
             finds_spikes=finds_spikes,
@@ -193,7 +200,14 @@ def learned(
         report("compiling the step once more, to name the traced operations", None)
         profiling.save_hlo(step.program_texts(), job.run / profiling.FOLDER)
     waits = Waits(median(inputs or [0.0]), step.num_compiled, load=machine_load())
-    return TrainingResult(line, unigram_entropy, job.run, line["step"] >= num_steps, waits)
+    return TrainingResult(
+        line,
+        unigram_entropy,
+        job.run,
+        line["step"] >= last_step,
+        waits,
+        time.monotonic() - begun >= job.seconds,
+    )
 
 
 def _corpus(job: TrainingJob, report: Progress) -> Corpus:
@@ -233,9 +247,9 @@ def given_tokenizer(settings: Settings) -> Path | None:
 
 
 def _with_length(job: TrainingJob, corpus: Corpus) -> Settings:
-    """The settings with the number of steps, by default of one epoch."""
+    """The settings with the number of steps."""
     epoch = max(1, corpus.num_train_tokens // job.plan.workload.num_tokens)
-    steps = job.settings.steps or epoch
+    steps = num_steps(job.settings, epoch)
     return replace(job.settings, steps=steps, schedule_steps=job.settings.schedule_steps or steps)
 
 

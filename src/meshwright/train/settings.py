@@ -26,9 +26,10 @@ OnSpike = Literal["skip", "stop"]
 class Settings:
     """The settings of a run. A resumed run may change any that is not in `_FIXED`.
 
-    steps: None until the corpus is packed. schedule_steps: None for the `steps` at the start of the run, so
-    that a later increase of `steps` does not change the learning rate of earlier steps. checkpoint_every: 0
-    for checkpoints only by time, after the best validation, and at the end.
+    steps: None until the corpus is packed. epochs: None for one, or if `steps` is given. schedule_steps: None
+    for the `steps` at the start of the run, so that a later increase of `steps` does not change the learning
+    rate of earlier steps. checkpoint_every: 0 for checkpoints only by time, after the best validation, and at
+    the end.
     """
 
     data: str | tuple[str, ...] = option(
@@ -47,6 +48,9 @@ class Settings:
     bad_data: BadData = option("stop", help="What to do with a damaged file or line.")
     steps: int | None = option(
         None, parser=parse_count, least=1, help="Train up to this step.", unset="one epoch"
+    )
+    epochs: float | None = option(
+        None, above=0, help="Read the data this number of times, in place of --steps.", unset="1"
     )
     learning_rate: float = option(1e-3, above=0, help="Peak learning rate after the warm-up.", unset="1e-3")
     schedule_steps: int | None = option(
@@ -91,7 +95,19 @@ def new_settings(given: Mapping[str, Any]) -> Settings:
         raise DataError(
             "no data: give --data, a folder, a .txt, .py, .jsonl or .parquet file, stories or stdlib"
         )
+    check_one_length(given)
     return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def check_one_length(given: Mapping[str, Any]) -> None:
+    """Raise MeshwrightError if both --steps and --epochs are given."""
+    if given.get("steps") is not None and given.get("epochs") is not None:
+        raise MeshwrightError("--steps and --epochs both set the length of the run; leave one out")
+
+
+def num_steps(settings: Settings, steps_of_epoch: int) -> int:
+    """The steps of a run: as given, or of its epochs, by default one."""
+    return settings.steps or max(1, round((settings.epochs or 1) * steps_of_epoch))
 
 
 def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> tuple[Settings, list[str]]:
@@ -99,6 +115,7 @@ def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> t
 
     Raises MeshwrightError for a setting that is fixed when a run begins.
     """
+    check_one_length(given)
     changed = {
         name: value
         for name, value in given.items()
@@ -115,7 +132,9 @@ def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> t
         f"{flag_of(name)}: {getattr(stored, name)} until now, {value} from here on"
         for name, value in changed.items()
     ]
-    return replace(stored, **changed), sentences
+    # A new number of steps replaces the epochs, and the other way round.
+    length = {"epochs": None} if "steps" in changed else {"steps": None} if "epochs" in changed else {}
+    return replace(stored, **(length | changed)), sentences
 
 
 def _written(value: object) -> object:

@@ -1,5 +1,6 @@
 """Decisions to stop and to save, the same on all processes."""
 
+import math
 import signal
 import threading
 import time
@@ -18,13 +19,15 @@ class Agreement:
     """The common decision of all processes after a step: to stop, and to save a checkpoint.
 
     stop: set when this process receives a signal to stop. save_seconds: time between checkpoints, by the
-    clock of process 0. A single process decides after every step. Several processes exchange their wishes
-    after certain steps; each exchange determines the next such step from the step time of process 0.
+    clock of process 0. run_seconds: time after which to stop, by the first clock that reaches it. A single
+    process decides after every step. Several processes exchange their wishes after certain steps; each
+    exchange determines the next such step from the step time of process 0.
     """
 
-    def __init__(self, stop: threading.Event, save_seconds: float) -> None:
+    def __init__(self, stop: threading.Event, save_seconds: float, run_seconds: float = math.inf) -> None:
         self._stop, self._save_seconds = stop, save_seconds
         self._saved = self._agreed = time.monotonic()
+        self._end = self._saved + run_seconds
         self._agreed_step, self._next = 0, 0
 
     def anew(self) -> "Agreement":
@@ -34,7 +37,7 @@ class Agreement:
     def after(self, step: int) -> tuple[bool, bool]:
         """(stop, save) after `step`."""
         now = time.monotonic()
-        stop, save = self._stop.is_set(), now - self._saved >= self._save_seconds
+        stop, save = self._stop.is_set() or now >= self._end, now - self._saved >= self._save_seconds
         if jax.process_count() > 1:
             if step < self._next:
                 return False, False

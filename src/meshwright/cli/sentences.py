@@ -1,0 +1,256 @@
+"""The command line for a sentence without options, from the model, machines and amounts that it names."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.cli.amounts import Amount, Role, amounts_of, each_word
+from meshwright.cli.spoken_names import preset_alike
+from meshwright.cli.value_kinds import is_machine, is_model
+from meshwright.hardware.catalog import everyday, usual
+
+_LONGEST_NAME, _FEWEST_WORDS = 5, 3  # words of a name, and of a sentence
+_LEAST_DIGITS = 4  # of a card's name without letters: 4090
+# Words of a sentence, each with the command that it asks for. The amounts of `_ROLES_OF` ask for one too.
+_ASKS_FOR = {
+    ("plan", "serve"): "serve serving inference host hosting deploy deployment chatbot api endpoint service "
+    "latency throughput",
+    ("plan", "train"): "train training pretrain pretraining cost costs layout price cheaper cheapest faster "
+    "fastest long scratch mfu budget expensive",
+    ("fit",): "fit fits run memory vram oom enough big lora qlora finetune fine-tune finetuning tune which "
+    "best gpu card laptop",
+    ("model",): "params parameters flops count info show describe size",
+}
+_ROLES_OF: dict[tuple[str, ...], tuple[Role, ...]] = {
+    ("plan", "serve"): ("rate", "users", "prompt", "answer", "latency"),
+    ("plan", "train"): ("tokens", "days", "batch", "budget", "price"),
+}
+# The options for amounts, by command. A value replaces {}.
+_OPTIONS: dict[tuple[str, ...], dict[Role, str]] = {
+    ("plan", "train"): {
+        "tokens": "--tokens {}", "days": "--smallest --days {}", "price": "--price {}",
+        "context": "--seq-len {}", "dtype": "--weights-dtype {}",
+    },
+    ("plan", "serve"): {
+        "rate": "--rate {}", "users": "--rate {}/min", "latency": "--ttft {}", "price": "--price {}",
+        "hourly": "--max-price-per-hour {}", "prompt": "--prompt-tokens {}", "answer": "--output-tokens {}",
+        "dtype": "--weights-dtype {}",
+    },
+    ("fit",): {"context": "--seq-len {}"},
+    ("model",): {"context": "--seq-len {}"},
+}  # fmt: skip
+# Reasons why a command's line has no place for an amount; the one of None is of the other commands.
+_REASONS: dict[Role, dict[tuple[str, ...] | None, str]] = {
+    "budget": {
+        ("plan", "train"): "with --tokens the plan prints the price of the run, to compare with it",
+        None: "mw plan train --tokens 1T prints the price of a run",
+    },
+    "hourly": {("plan", "train"): "the plan prints the price of an hour, to compare with it"},
+    "epochs": {None: "a plan counts tokens, --tokens; mw train has --epochs"},
+    "dtype": {None: "every type is shown"},
+}
+_NUMBERS = {"two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16"}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)-?b(?:illion)?(?:-(?:params?|parameters?|model))?", re.I)
+_BETWEEN = "|"  # in place of a name, so that the words around it are not joined
+_SPEED = {"tokens", "second"}
+_QUESTIONS = {"how", "which", "what", "can", "is", "cost"}
+_HARDWARE: tuple[str, ...] = ("hardware",)
+# Commands that take files and folders. With a model and amounts in a sentence they mean a plan.
+MEANS_PLANS = "compare", "serve", "train"
+_QUESTION_OF_NUMBER = {"how", "many"}
+_COUNTED = re.compile(r"(\d+)x?", re.I)
+_CHIPS = re.compile(r"(gpu|chip|tpu|card|accelerator|node|host)s?", re.I)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """The model, machines and amounts that a sentence names, and its other words.
+
+    is_of_size: the sentence gives a model's size and no name, and `model` is a preset of that size.
+    has_several_models: it names others too.
+    """
+
+    model: str
+    machines: tuple[str, ...]
+    amounts: tuple[Amount, ...]
+    others: tuple[str, ...]
+    is_of_size: bool = False
+    has_several_models: bool = False
+
+
+def read(words: Sequence[str]) -> Sentence:
+    """The things that the words of a sentence name.
+
+    >>> read("fit a 13b on my 3090".split())
+    Sentence(model='llama-2-13b', machines=('3090',), amounts=(), others=('fit', 'a', '13b', 'on', 'my'), \
+is_of_size=True, has_several_models=False)
+    """
+    spoken = [_NUMBERS.get(word.lower(), word) for word in each_word(" ".join(words))]
+    machines: list[str] = []
+    model, of_size, left, at, has_several = "", "", list[str](), 0, False
+    while at < len(spoken):
+        name, kind, count = _named(spoken[at:])
+        if kind == "machine":
+            machines.append(name)
+        elif kind == "model":
+            has_several = has_several or model not in ("", name)
+            model = model or name
+        elif (size := _SIZE.fullmatch(spoken[at])) and not of_size:
+            of_size = of_this_size(size[1], left[-1] if left else "")
+        left += [_BETWEEN] if kind else spoken[at : at + 1]
+        at += count
+    amounts, text = amounts_of(" ".join(left))
+    others = [word for word in text.split() if word != _BETWEEN]
+    machines = [*dict.fromkeys(_counted(machines, others))]
+    memory = next((amount.value for amount in amounts if amount.role == "memory"), "")
+    if memory and not machines:
+        machines = list(everyday(f"{memory}GB")[:1])
+    return Sentence(
+        model or of_size,
+        tuple(machines),
+        tuple(amounts),
+        tuple(others),
+        bool(of_size and not model),
+        has_several,
+    )
+
+
+def _named(words: Sequence[str]) -> tuple[str, str, int]:
+    """The name that the words begin with, its kind, and its number of words; ("", "", 1) if there is none.
+
+    Kinds are "machine" and "model".
+    """
+    from meshwright.models.presets import PRESETS
+
+    for count in range(min(_LONGEST_NAME, len(words)), 0, -1):
+        part = [re.sub(r"(?<=\d)s$", "", word) for word in words[:count]]
+        spec = usual(" ".join(part))
+        if count == 2 and part[0].isdigit() and is_machine(part[1]):  # 2 4090
+            return f"{part[1]}:{part[0]}", "machine", count
+        is_changed = spec != " ".join(part)
+        is_bare_number = count == 1 and spec.isdigit() and len(spec) < _LEAST_DIGITS
+        if (count == 1 or is_changed or not part[0].isalpha()) and is_machine(spec) and not is_bare_number:
+            return usual(spec), "machine", count
+        name = preset_alike("-".join(part).lower())
+        if name in PRESETS or (
+            count == 1 and any(letter.isdigit() for letter in name) and is_model(words[0])
+        ):
+            return name if name in PRESETS else words[0], "model", count
+    return "", "", 1
+
+
+def _counted(machines: Sequence[str], others: list[str]) -> Iterator[str]:
+    """The machines with the number of chips that `others` names, from which it is removed: `8 gpus`."""
+    at = next((n for n, word in enumerate(others[1:], 1) if _CHIPS.fullmatch(word)), 0)
+    number = _COUNTED.fullmatch(others[at - 1]) if at else None
+    if number is not None:
+        del others[at - 1 : at + 1]
+    for machine in machines or (["h100"] if number else []):
+        yield f"{machine}:{number[1]}" if number and ":" not in machine else machine
+
+
+def of_this_size(billions: str, family: str = "") -> str:
+    """A preset with that number of billions of parameters; "" if none is known.
+
+    family: the beginning of its name. Without one, LLaMA is preferred. The latest version is taken.
+
+    >>> of_this_size("13"), of_this_size("72", "qwen"), of_this_size("999")
+    ('llama-2-13b', 'qwen2.5-72b', '')
+    """
+    from meshwright.models.presets import PRESETS
+
+    def version(name: str) -> float:
+        match = re.search(r"[a-z]-?(\d+(?:\.\d+)?)(?=-)", name)
+        return float(match[1]) if match else 0.0
+
+    alike = [name for name in PRESETS if re.fullmatch(rf"[a-z-]*[\d.]*-{re.escape(billions)}b", name)]
+    for begin in filter(None, (family.lower(), "llama")):
+        if named := [name for name in alike if re.match(rf"{re.escape(begin)}(?![a-z])", name)]:
+            return max(named, key=version)
+    return max(alike, key=version, default="")
+
+
+def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
+    """The words of the line that a sentence asks for, the command first; [] if it names too little.
+
+    >>> line_of("how many h100 to train llama-3-70b on 2T tokens in 30 days".split(), ["plan"])
+    ['plan', 'train', '--model', 'llama-3-70b', '--hardware', 'h100', '--tokens', '2T', '--smallest', \
+'--days', '30']
+    >>> line_of("can I run a 13b on my 3090?".split(), ["fit"])
+    ['fit', 'llama-2-13b', '--hardware', '3090']
+    """
+    if len(words) < _FEWEST_WORDS or any(word.startswith("-") for word in words):
+        return []
+    sentence = read(words)
+    is_question = bool(_QUESTIONS & {word.lower() for word in words})
+    names_much = bool(sentence.machines or sentence.amounts or is_question or words[0] in commands)
+    if sentence.has_several_models or not names_much:
+        return []
+    path = _command(words, sentence, commands)
+    if path == _HARDWARE:
+        return ["hardware", sentence.machines[0]]
+    if not path or not (sentence.model or len(sentence.machines) > 1):
+        return []
+    options = _OPTIONS[path]
+    model = [sentence.model] if path in (("fit",), ("model",)) else ["--model", sentence.model]
+    line = [*path, *(model if sentence.model else [])]
+    if sentence.machines and path != ("model",):
+        line += ["--hardware", ",".join(sentence.machines)]
+    for amount in sentence.amounts:
+        if amount.role in options:
+            line += options[amount.role].format(amount.value).split()
+        elif amount.role == "batch" and path == ("plan", "train"):
+            number, _, unit = amount.value.partition(" ")
+            line += ["--batch-tokens" if unit else "--global-batch-size", number]
+    if path == ("plan", "train") and _is_of_number(words) and "--smallest" not in line:
+        line.append("--smallest")
+    return line
+
+
+def _is_of_number(words: Sequence[str]) -> bool:
+    return {word.lower() for word in words} >= _QUESTION_OF_NUMBER
+
+
+def _command(words: Sequence[str], sentence: Sentence, commands: Collection[str]) -> tuple[str, ...]:
+    """The command that a sentence begins with or asks for; () if none is known."""
+    named = tuple(word.lower() for word in words[:2])
+    if named in _OPTIONS or named[:1] in _OPTIONS:
+        return named if named in _OPTIONS else named[:1]
+    if named[0] in commands and named[0] not in (*MEANS_PLANS, "plan"):
+        return ()
+    spoken = {word.lower() for word in each_word(" ".join(words))}
+    roles = {amount.role for amount in sentence.amounts}
+    asked = {path: len(spoken & set(theirs.split())) for path, theirs in _ASKS_FOR.items()}
+    for path, theirs in _ROLES_OF.items():
+        asked[path] += 2 * len(roles & set(theirs))
+    if _is_of_number(words):
+        asked[("plan", "train")] += 1
+    if spoken & set(_ASKS_FOR[("plan", "serve")].split()) or spoken >= _SPEED:
+        asked[("plan", "serve")] += 3  # the cost of serving is no training
+    if len(sentence.machines) > 1:
+        asked[("fit",)] = 0  # one machine
+    if not sentence.model and len(sentence.machines) == 1 and words[0] != "fit":
+        return _HARDWARE
+    best = max(asked, key=lambda path: asked[path])
+    return best if asked[best] else ("plan", "train") if len(sentence.machines) > 1 else ()
+
+
+def notes_of_sentence(words: Sequence[str], path: tuple[str, ...]) -> Mapping[str, str]:
+    """The amounts of a sentence that a command's line assumes or has no place for, each with the reason."""
+    sentence = read(words)
+    notes = {}
+    for amount in sentence.amounts:
+        if amount.role == "users" and path == ("plan", "serve"):
+            notes[amount.words] = f"{amount.words}: at a request a minute of each, which --rate changes"
+        elif amount.role == "memory" and sentence.machines and path != ("model",):
+            notes[amount.words] = f"{amount.words}: {sentence.machines[0]} has that memory"
+        elif amount.role not in (*_OPTIONS.get(path, {}), "batch"):
+            notes[amount.words] = f"{amount.words}: {_reason(amount.role, path)}"
+    if sentence.is_of_size:
+        notes[sentence.model] = f"{sentence.model} is a model of that size; mw model lists others"
+    return notes
+
+
+def _reason(role: Role, path: tuple[str, ...]) -> str:
+    reasons = _REASONS.get(role, {})
+    return reasons.get(path) or reasons.get(None) or f"mw {' '.join(path)} has no option for it"
