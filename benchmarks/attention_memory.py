@@ -29,7 +29,7 @@ from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from meshwright.layout import Layout  # noqa: E402
 from meshwright.layout.moves.attention import token_sharding  # noqa: E402
-from meshwright.models.transformer import Places  # noqa: E402
+from meshwright.models.at_layer import Places  # noqa: E402
 from meshwright.nn.attention.blockwise import blockwise  # noqa: E402
 from meshwright.nn.attention.by_formula import ScoreForm, attend, visible  # noqa: E402
 from meshwright.nn.start.device_mesh import device_mesh, named_sharding  # noqa: E402

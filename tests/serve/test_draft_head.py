@@ -13,9 +13,9 @@ from tests.nn.test_layouts import DELTA
 from tests.serve.answers import CONTEXT, PROMPTS, generate, greedy, layout
 
 from meshwright.models import transformer
+from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import load_model
-from meshwright.models.transformer import Places
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import build, flatten, init_params
 from meshwright.nn.products.quantised import as_read

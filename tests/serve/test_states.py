@@ -32,10 +32,10 @@ from meshwright.layout import Layout
 from meshwright.layout.layout_checks import num_replicas
 from meshwright.layout.moves.attention import token_sharding
 from meshwright.models import transformer
+from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import state_arrays
 from meshwright.models.model_files import read_model
-from meshwright.models.transformer import Places
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import init_params

@@ -12,10 +12,11 @@ from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import lacks_flash
 from meshwright.layout.runnable import has_static_rows
 from meshwright.models import transformer
+from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.models.parameters import parameters
-from meshwright.models.transformer import Ahead, Places
+from meshwright.models.transformer import Ahead
 from meshwright.notation.mesh import Degrees
 from meshwright.units import whole
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from meshwright.cost.arrays import larger, largest, smaller
 from meshwright.cost.graph import Graph, Node, Transfer, Value, Work
 from meshwright.cost.memory import alive_in_inference
+from meshwright.cost.ops.attention import positions_of_entry
 from meshwright.cost.ops.symbolic import SymbolicOps
 from meshwright.cost.passes import Dtypes, SegmentPass
 from meshwright.cost.pipeline.stages import depth_counts
@@ -43,7 +44,8 @@ from meshwright.layout.page_sizes import KEYS_AT_ONCE, SIDE_BY_SIDE, TOGETHER, p
 from meshwright.layout.runnable import has_static_rows
 from meshwright.layout.workload import InferencePhase
 from meshwright.models import transformer
-from meshwright.models.config import LayerKind, ModelConfig, MoE, Window
+from meshwright.models.at_layer import AtLayer, Places
+from meshwright.models.config import ModelConfig, MoE, Window
 from meshwright.models.count import (
     cache_arrays,
     cache_scales,
@@ -53,7 +55,7 @@ from meshwright.models.count import (
 )
 from meshwright.models.count import caches as caches_of
 from meshwright.models.parameters import dimensions
-from meshwright.models.transformer import Entries, Places
+from meshwright.models.transformer import Entries
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard
@@ -226,14 +228,12 @@ class _CachedOps(SymbolicOps):
         q: Value,
         k: Value,
         v: Value,
-        places: Places,
-        cache: object,
-        kind: LayerKind,
+        at: AtLayer,
         *,
         chosen: Value | None = None,
         entries: Entries[Value] | None = None,
         **how: object,
-    ) -> tuple[Value, object]:
+    ) -> tuple[Value, AtLayer]:
         """Attention of a pass: prefill as in training; a generate step reads each sequence's cache.
 
         A cache of latents[B,S,R] and rotary keys[B,S,A] is read as one KV head: queries go through wk_up and
@@ -247,11 +247,11 @@ class _CachedOps(SymbolicOps):
         """
         if self.is_whole:
             layout = self.layout
-            made = self.config.mla is None and not kind.shares_kv
+            made = self.config.mla is None and not at.kind.shares_kv
             if made and (uses_ring(layout) or attention_layout(layout) is not layout):
                 self._all_to_keep({"k": k, "v": v})
-            return super().attention(name, q, k, v, places, cache, kind, chosen=chosen, entries=entries)
-        window = self._read(kind)
+            return super().attention(name, q, k, v, at, chosen=chosen, entries=entries)
+        window = self._read(at.kind)
         cached = self.cached(1, read_positions(self.sizes["S"], window))
         kept = tuple(value for name, value in cached.items() if not name.startswith("index"))
         out = self._like_queries(q, v)
@@ -274,7 +274,7 @@ class _CachedOps(SymbolicOps):
             copies = [_numbers(value) * dtype_bytes(q.dtype) for value in kept]
             moved = 0 if chosen is None else 2 * sum(copies) + copies[0]
             self._copied_first(scratch, moved)
-        return self._moved(f"from_{name}", made, out), cache
+        return self._moved(f"from_{name}", made, out), at
 
     def latent_attention(
         self,
@@ -283,37 +283,24 @@ class _CachedOps(SymbolicOps):
         latent: Value,
         rope: Value,
         w: Mapping[str, Value],
-        places: Places,
-        cache: object,
-        kind: LayerKind,
+        at: AtLayer,
         *,
         scale: float | None = None,
         chosen: Value | None = None,
-    ) -> tuple[Value, object]:
+    ) -> tuple[Value, AtLayer]:
         if self.is_whole and self.layout.table.position_axes:
             self._all_to_keep({"latent": latent, "rope": rope})
-        return super().latent_attention(
-            name, q, latent, rope, w, places, cache, kind, scale=scale, chosen=chosen
-        )
+        return super().latent_attention(name, q, latent, rope, w, at, scale=scale, chosen=chosen)
 
     def index(
-        self,
-        name: str,
-        q: Value,
-        k: Value,
-        weights: Value | None,
-        places: Places,
-        cache: object,
-        kind: LayerKind,
-        entries: Places | None = None,
-    ) -> tuple[Value, object]:
+        self, name: str, q: Value, k: Value, weights: Value | None, at: AtLayer, entries: Places | None = None
+    ) -> tuple[Value, AtLayer]:
         """The choice, with the gathered keys and their products with each head if no kernel reads pages."""
         if entries is not None and not self.is_whole:
             entries = None  # a step that reads the cache finds their keys in it
-        made = super().index(name, q, k, weights, places, cache, kind, entries)
+        made = super().index(name, q, k, weights, at, entries)
         if self._lanes:
-            every = (kind.window.compressed if kind.window else 0) or 1
-            keys, indexer = self._index_keys(k, every), self.config.indexer
+            keys, indexer = self._index_keys(k, positions_of_entry(at.kind)), self.config.indexer
             assert indexer is not None, "only an indexer has an index"
             of_scores = dtype_bytes("f32") * self._heads_scored(q, indexer) / self.sizes["y"]
             of_key = dtype_bytes(q.dtype) + of_scores

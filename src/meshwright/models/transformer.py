@@ -27,8 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, cast
 
+from meshwright.models.at_layer import AtLayer, Cache, Kind, Places
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.mixers.mixer import Cache, Kind, StateOps, V
+from meshwright.models.mixers.mixer import StateOps, V
 from meshwright.models.parameters import (
     ADAPTER_A,
     ADAPTER_B,
@@ -46,19 +47,6 @@ from meshwright.models.streams import StreamOps
 
 # The scope of the sums of cotangents of layers that share keys and values.
 SHARED_KV = "shared_kv"
-
-
-class Places(NamedTuple):
-    """The position of each token of [B, T], and the segment (document) that it is part of.
-
-    A query sees the keys of its own segment up to its own position. segments: None if each row is one
-    segment. Positions must be given whole over T: every operation takes its own share of them. tokens: the
-    ids of the tokens, if a table lists their experts.
-    """
-
-    positions: Any
-    segments: Any = None
-    tokens: Any = None
 
 
 def input_of(*names: str) -> str:
@@ -156,7 +144,7 @@ class Ops(Protocol[V]):
     dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
       has the first letters of y.
     activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
-    layers: runs `block(ops, w, x, places, cache, kind, shared)` for each of `layers`, in order. A reader that
+    layers: runs `block(ops, w, x, at, shared)` for each of `layers`, in order. A reader that
       runs several kinds of layers at once passes its own `kind`, which has `stack` like a LayerKind. shared:
       the keys and values, or chosen keys, that the last layer with its own returned; None before the first.
     take: x[B, n, D] at indices[B, n] into T.
@@ -188,11 +176,9 @@ class Ops(Protocol[V]):
     def kept(self, name: str, x: V) -> V: ...
     def einsums(self, x: V, weights: Mapping[str, V], **specs: str) -> tuple[V, ...]: ...
     def bias(self, name: str, y: V, b: V) -> V: ...
-    def rope(
-        self, name: str, x: V, places: Places, kind: Kind, *, leading: bool = False, back: bool = False
-    ) -> V: ...
+    def rope(self, name: str, x: V, at: AtLayer, *, leading: bool = False, back: bool = False) -> V: ...
     def turned_norm(self, name: str, x: V, kind: Kind) -> V: ...
-    def temperature(self, name: str, q: V, places: Places, kind: Kind) -> V: ...
+    def temperature(self, name: str, q: V, at: AtLayer) -> V: ...
     def for_layers(self, name: str, x: V) -> V: ...
     def attention(
         self,
@@ -200,16 +186,14 @@ class Ops(Protocol[V]):
         q: V,
         k: V,
         v: V,
-        places: Places,
-        cache: Cache,
-        kind: Kind,
+        at: AtLayer,
         *,
         softcap: float | None = None,
         scale: float | None = None,
         sinks: V | None = None,
         chosen: V | None = None,
         entries: "Entries[V] | None" = None,
-    ) -> tuple[V, Cache]: ...
+    ) -> tuple[V, AtLayer]: ...
     def activation(
         self, name: str, gate: V, up: V | None, kind: str, slopes: tuple[V, V] | None = None
     ) -> V: ...
@@ -253,16 +237,8 @@ class LatentOps(Ops[V], Protocol[V]):
     """
 
     def index(
-        self,
-        name: str,
-        q: V,
-        k: V,
-        weights: V | None,
-        places: Places,
-        cache: Cache,
-        kind: Kind,
-        entries: Places | None = None,
-    ) -> tuple[V, Cache]: ...
+        self, name: str, q: V, k: V, weights: V | None, at: AtLayer, entries: Places | None = None
+    ) -> tuple[V, AtLayer]: ...
 
     def join_rope(self, name: str, k: V, rope: V) -> V: ...
     def latent_attention(
@@ -272,13 +248,11 @@ class LatentOps(Ops[V], Protocol[V]):
         latent: V,
         rope: V,
         w: Mapping[str, V],
-        places: Places,
-        cache: Cache,
-        kind: Kind,
+        at: AtLayer,
         *,
         scale: float | None = None,
         chosen: V | None = None,
-    ) -> tuple[V, Cache]: ...
+    ) -> tuple[V, AtLayer]: ...
 
 
 class CompressionOps(Ops[V], Protocol[V]):
@@ -290,8 +264,8 @@ class CompressionOps(Ops[V], Protocol[V]):
     """
 
     def compressed(
-        self, name: str, values: V, gates: V, bias: V, places: Places, cache: Cache, kind: Kind
-    ) -> tuple[Entries[V], Cache]: ...
+        self, name: str, values: V, gates: V, bias: V, at: AtLayer
+    ) -> tuple[Entries[V], AtLayer]: ...
     def grouped(self, name: str, a: V) -> V: ...
 
 
@@ -322,22 +296,15 @@ class ExpertOps(Ops[V], Protocol[V]):
 
 
 def _block(
-    config: ModelConfig,
-    ops: Ops[V],
-    w: Mapping[str, V],
-    x: V,
-    places: Places,
-    cache: Cache,
-    kind: Kind,
-    shared: Sequence[V] | None = None,
-) -> tuple[V, Cache, tuple[V, ...] | None]:
+    config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, at: AtLayer, shared: Sequence[V] | None = None
+) -> tuple[V, AtLayer, tuple[V, ...] | None]:
     """One layer: x[B, T, D] -> x[B, T, D], the layer's cache, and its keys and values for other layers.
 
     shared: keys and values of an earlier layer, for a layer without its own. A block has only a mixer or only
     a feed-forward, as its weights say.
     """
     made = None
-    config = config.at(getattr(kind, "variant", 0))
+    config = config.at(getattr(at.kind, "variant", 0))
     norm = partial(_apply_norm, config, ops, w)
     source = x
     h, gates = _part_input(config, ops, w, "attention", x)
@@ -345,13 +312,12 @@ def _block(
         h = ops.kept("attention_norm", norm("attention_norm", h)) if config.pre_norms else h
         mixed = []
         if "wo" in w:
-            y, cache, made = _attend(config, ops, w, h, places, cache, kind, shared)
+            y, at, made = _attend(config, ops, w, h, at, shared)
             mixed.append(y)
         if "state_out" in w:
             assert config.state_mixer is not None, "a model whose layers have states has a mixer for them"
-            y, cache = config.state_mixer.mix(
-                cast("StateOps[V]", ops), w, h, places, cache, kind, norm_eps=config.norm_eps
-            )
+            state_ops = cast("StateOps[V]", ops)
+            y, at = config.state_mixer.mix(state_ops, w, h, at, norm_eps=config.norm_eps)
             mixed.append(y)
         y = mixed[0] if len(mixed) == 1 else ops.residual("mixed", *mixed)
         if config.post_norms:
@@ -359,18 +325,18 @@ def _block(
         x = _added(config, ops, "attention", x, h, int("wo" not in w), y, gates)
     _planned(config, ops, w, x)
     if "w_out" not in w and "router" not in w:
-        return x, cache, made
+        return x, at.cache, made
 
     if not config.shared_norm:
         h, gates = _part_input(config, ops, w, "mlp", source if config.parallel else x)
         h = ops.kept("mlp_norm", norm("mlp_norm", h)) if config.pre_norms else h
     if "router" in w:
-        y = _mixture(config, cast("ExpertOps[V]", ops), w, h, places)
+        y = _mixture(config, cast("ExpertOps[V]", ops), w, h, at.places)
     else:
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     if config.post_norms or ("router" in w and config.moe and config.moe.post_norm):
         y = norm("mlp_post_norm", y)
-    return _added(config, ops, "mlp", x, h, 2, y, gates), cache, made
+    return _added(config, ops, "mlp", x, h, 2, y, gates), at.cache, made
 
 
 def _part_input(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], part: str, x: V) -> tuple[V, V | None]:
@@ -408,23 +374,14 @@ def _planned(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V) -> None
 
 
 def _attend(
-    config: ModelConfig,
-    ops: Ops[V],
-    w: Mapping[str, V],
-    h: V,
-    places: Places,
-    cache: Cache,
-    kind: Kind,
-    shared: Sequence[V] | None,
-) -> tuple[V, Cache, tuple[V, ...] | None]:
+    config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, at: AtLayer, shared: Sequence[V] | None
+) -> tuple[V, AtLayer, tuple[V, ...] | None]:
     """y[B, T, D] of the normed h[B, T, D], the cache, and keys, values or a choice for other layers."""
     made = None
     if config.mla:
-        a, cache, made = _latent_attention(
-            config, cast("LatentOps[V]", ops), w, h, places, cache, kind, shared
-        )
+        a, at, made = _latent_attention(config, cast("LatentOps[V]", ops), w, h, at, shared)
     else:
-        a, cache, made = _attention(config, ops, w, h, places, cache, kind, shared)
+        a, at, made = _attention(config, ops, w, h, at, shared)
     o = value_letter(config)
     if "wo_down" in w:
         a = cast("CompressionOps[V]", ops).grouped("heads", a)
@@ -432,7 +389,7 @@ def _attend(
         (y,) = ops.einsums(a, w, wo="BTgj,gjD->BTD")
     else:
         (y,) = _products(config, ops, w, a, wo=f"BTN{o},N{o}D->BTD")
-    return _biased(ops, w, "wo", y), cache, made
+    return _biased(ops, w, "wo", y), at, made
 
 
 def _entered(config: ModelConfig, ops: Ops[V], name: str, x: V, normed: V, part: int) -> V:
@@ -496,15 +453,8 @@ def adapter_specs(spec: str) -> tuple[str, str]:
 
 
 def _attention(
-    config: ModelConfig,
-    ops: Ops[V],
-    w: Mapping[str, V],
-    h: V,
-    places: Places,
-    cache: Cache,
-    kind: Kind,
-    shared: Sequence[V] | None,
-) -> tuple[V, Cache, tuple[V, ...] | None]:
+    config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, at: AtLayer, shared: Sequence[V] | None
+) -> tuple[V, AtLayer, tuple[V, ...] | None]:
     """a[B, T, N, H] of the normed h[B, T, D], the cache, and k, v[B, S, K, H] for other layers."""
     o = value_letter(config)
     specs = {"wq": "BTD,DNH->BTNH", "wk": "BTD,DKH->BTKH", "wv": f"BTD,DK{o}->BTK{o}"}
@@ -516,9 +466,9 @@ def _attention(
         products = (*ops.einsums(down, w, wq_up="BTQ,QNH->BTNH"), *products)
     entries = None
     if config.compressed:
-        entries, cache = _compressed_keys(config, cast("CompressionOps[V]", ops), w, h, places, cache, kind)
+        entries, at = _compressed_keys(config, cast("CompressionOps[V]", ops), w, h, at)
     first_positions, latent_ops = entries.places if entries else None, cast("LatentOps[V]", ops)
-    chosen, cache = _chosen_keys(config, latent_ops, w, h, down, places, cache, kind, first_positions)
+    chosen, at = _chosen_keys(config, latent_ops, w, h, down, at, first_positions)
     q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
     kv = [*kv, *kv] if config.values_are_keys or config.values_are_cached_keys else kv
     num_letters = 2 if config.qk_norm_over == "width" else 1
@@ -529,13 +479,13 @@ def _attention(
             ops.clip(f"{name}_clip", y, config.clip_qkv) for name, y in zip(specs, (q, *kv), strict=False)
         )
     if config.positions == "rope":
-        q = ops.rope("rope_q", q, places, kind)
-        kv = [ops.rope("rope_k", kv[0], places, kind), kv[1]] if kv else []
+        q = ops.rope("rope_q", q, at)
+        kv = [ops.rope("rope_k", kv[0], at), kv[1]] if kv else []
         if config.turned_norm:
-            q = ops.turned_norm("turned_norm_q", q, kind)
-            kv = [ops.turned_norm("turned_norm_k", kv[0], kind), kv[1]] if kv else []
+            q = ops.turned_norm("turned_norm_q", q, at.kind)
+            kv = [ops.turned_norm("turned_norm_k", kv[0], at.kind), kv[1]] if kv else []
         if config.temperature_floor:
-            q = ops.temperature("temperature", q, places, kind)
+            q = ops.temperature("temperature", q, at)
     if config.qk_norm and config.qk_norm_last:
         q, kv = _normed(config, ops, w, q, kv, num_letters)
     if config.layers_per_cache > 1:
@@ -543,16 +493,14 @@ def _attention(
     k, v = kv or cast("Sequence[V]", shared)
     v = k if config.values_are_cached_keys else v
     scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
-    a, cache = ops.attention(
-        "attention", q, k, v, places, cache, kind, chosen=chosen, entries=entries, **scores
-    )
+    a, at = ops.attention("attention", q, k, v, at, chosen=chosen, entries=entries, **scores)
     if config.values_are_cached_keys and config.positions == "rope":
-        a = ops.rope("rope_a", a, places, kind, back=True)
+        a = ops.rope("rope_a", a, at, back=True)
     a = _gated(config, ops, w, h, a, "H")
     if config.inner_norms:
         a = _apply_norm(config, ops, w, "attention_inner_norm", a, num_letters=2)
     shares = config.layers_per_cache > 1 or config.num_kv_shared
-    return a, cache, tuple(kv) if kv and shares else None
+    return a, at, tuple(kv) if kv and shares else None
 
 
 def _compressed_keys(
@@ -560,21 +508,20 @@ def _compressed_keys(
     ops: CompressionOps[V],
     w: Mapping[str, V],
     h: V,
-    places: Places,
-    cache: Cache,
-    kind: Kind,
+    at: AtLayer,
     name: str = "compressor",
     letter: str = "H",
-) -> tuple[Entries[V], Cache]:
+) -> tuple[Entries[V], AtLayer]:
     """The entries [B, S, H] of h[B, T, D], normed and with rotary positions, and the cache.
 
     Source: DeepSeek-AI, "DeepSeek-V4", 2026, sections 2.3.1 and 2.3.2.
     """
     weights = f"{name}_kv", f"{name}_gate"
     values, gates = ops.einsums(h, w, **dict.fromkeys(weights, f"BTD,Dc{letter}->BTc{letter}"))
-    entries, cache = ops.compressed(name, values, gates, w[f"{name}_positions"], places, cache, kind)
+    entries, at = ops.compressed(name, values, gates, w[f"{name}_positions"], at)
     normed = _apply_norm(config, ops, w, f"{name}_norm", entries.values)
-    return entries._replace(values=ops.rope(f"rope_{name}", normed, entries.places, kind)), cache
+    turned = ops.rope(f"rope_{name}", normed, at._replace(places=entries.places))
+    return entries._replace(values=turned), at
 
 
 def _gated(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, a: V, o: str) -> V:
@@ -594,15 +541,8 @@ def _normed(
 
 
 def _latent_attention(
-    config: ModelConfig,
-    ops: LatentOps[V],
-    w: Mapping[str, V],
-    h: V,
-    places: Places,
-    cache: Cache,
-    kind: Kind,
-    shared: Sequence[V] | None,
-) -> tuple[V, Cache, tuple[V, ...] | None]:
+    config: ModelConfig, ops: LatentOps[V], w: Mapping[str, V], h: V, at: AtLayer, shared: Sequence[V] | None
+) -> tuple[V, AtLayer, tuple[V, ...] | None]:
     """a[B, T, N, O] of the normed h[B, T, D] through latents, and the cache (DeepSeek-V2, 2024).
 
     Also returns the keys that the layer's indexer chose if later layers read them, otherwise None.
@@ -621,19 +561,17 @@ def _latent_attention(
     else:
         q, latent, rope = ops.einsums(h, w, wq="BTD,DNH->BTNH", wkv_down="BTD,DR->BTR", wk_rope="BTD,DA->BTA")
     latent = ops.kept("kv_latent_norm", _apply_norm(config, ops, w, "kv_latent_norm", latent, eps=eps))
-    q, rope = ops.rope("rope_q", q, places, kind), ops.rope("rope_k", rope, places, kind)
+    q, rope = ops.rope("rope_q", q, at), ops.rope("rope_k", rope, at)
     if config.temperature_floor:
-        q = ops.temperature("temperature", q, places, kind)
+        q = ops.temperature("temperature", q, at)
     if config.shares_choice:
         (chosen,) = cast("Sequence[V]", shared)
     else:
-        chosen, cache = _chosen_keys(config, ops, w, h, down, places, cache, kind)
-    a, cache = ops.latent_attention(
-        "attention", q, latent, rope, w, places, cache, kind, scale=config.score_scale, chosen=chosen
-    )
+        chosen, at = _chosen_keys(config, ops, w, h, down, at)
+    a, at = ops.latent_attention("attention", q, latent, rope, w, at, scale=config.score_scale, chosen=chosen)
     indexer = config.own_indexer
     handed_on = (chosen,) if chosen is not None and indexer and indexer.handed_on else None
-    return _gated(config, ops, w, h, a, "O"), cache, handed_on
+    return _gated(config, ops, w, h, a, "O"), at, handed_on
 
 
 def _chosen_keys(
@@ -642,11 +580,9 @@ def _chosen_keys(
     w: Mapping[str, V],
     h: V,
     down: V | None,
-    places: Places,
-    cache: Cache,
-    kind: Kind,
+    at: AtLayer,
     entries: Places | None = None,
-) -> tuple[V | None, Cache]:
+) -> tuple[V | None, AtLayer]:
     """The keys that an indexer chooses for each query, None without an indexer, and the cache.
 
     entries: the first positions of compressed keys, if it chooses among them. The indexer reads the normed
@@ -655,10 +591,10 @@ def _chosen_keys(
     """
     indexer = config.own_indexer
     if indexer is None:
-        return None, cache
+        return None, at
     norm = "layer" if indexer.normed == "layer" else "rms"
 
-    def choose(w: Mapping[str, V], h: V, down: V | None) -> tuple[V, Cache]:
+    def choose(w: Mapping[str, V], h: V, down: V | None) -> tuple[V, AtLayer]:
         source, heads = "D" if down is None else "Q", indexer.head_letter
         spec = f"BT{source},{source}{heads}y->BT{heads}y"
         (q,) = ops.einsums(h if down is None else down, w, index_q=spec)
@@ -666,18 +602,18 @@ def _chosen_keys(
             q = ops.norm("index_q_norm", q, w["index_q_norm"], kind=norm, eps=indexer.norm_eps)
         if entries is not None:
             compression_ops = cast("CompressionOps[V]", ops)
-            (k, _), after = _compressed_keys(config, compression_ops, w, h, places, cache, kind, "index", "y")
-            q = ops.rope("rope_index_q", q, places, kind, leading=True)
+            (k, _), after = _compressed_keys(config, compression_ops, w, h, at, "index", "y")
+            q = ops.rope("rope_index_q", q, at, leading=True)
             (heads,) = ops.einsums(h, w, index_weights="BTD,Dx->BTx")
-            return ops.index("index", q, k, heads, places, after, kind, entries)
+            return ops.index("index", q, k, heads, after, entries)
         specs = {"index_k": "BTD,Dy->BTy", "index_weights": "BTD,Dx->BTx"}
         k, *weights = ops.einsums(h, w, **{name: spec for name, spec in specs.items() if name in w})
         scale, bias = w["index_norm"], w.get("index_norm_bias")
         k = ops.norm("index_norm", k, scale, bias, kind=norm, eps=indexer.norm_eps)
         if config.mla or indexer.block:
-            q = ops.rope("rope_index_q", q, places, kind, leading=True)
-            k = ops.rope("rope_index_k", k, places, kind, leading=True)
-        return ops.index("index", q, k, weights[0] if weights else None, places, cache, kind)
+            q = ops.rope("rope_index_q", q, at, leading=True)
+            k = ops.rope("rope_index_k", k, at, leading=True)
+        return ops.index("index", q, k, weights[0] if weights else None, at)
 
     of_index = {name: weight for name, weight in w.items() if name.startswith("index_")}
     return ops.undifferentiated(choose, of_index, h, down)

@@ -25,10 +25,11 @@ from meshwright.layout import Layout
 from meshwright.layout.contractions import contraction_of, input_groups
 from meshwright.layout.moves.attention import attention_layout, gathered_index, gathered_keys, uses_ring
 from meshwright.layout.moves.states import gathered_states
+from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.mixers import BLOCK_GATES
 from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
-from meshwright.models.transformer import Entries, Places
+from meshwright.models.transformer import Entries
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.by_formula import ScoreForm, alibi_slopes
@@ -262,26 +263,25 @@ class InferenceOps(_ProductsOfStored):
         q: Array,
         k: Array,
         v: Array,
-        places: Places,
-        cache: CacheOfLayer | None,
-        kind: KindInLoop,
+        at: AtLayer,
         *,
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Array | None = None,
         chosen: Array | None = None,
         entries: Entries[Array] | None = None,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, AtLayer]:
         """Attention over pages: writes keys and values of the step's tokens, then reads each sequence's own.
 
         A layer that shares keys and values writes none: another layer has written them.
         """
+        _, cache, kind = at
         if cache is None:
             how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
-            return super().attention(name, q, k, v, places, None, kind, entries=entries, **how)
+            return super().attention(name, q, k, v, at, entries=entries, **how)
         if entries is not None:
             scores = ScoreForm(softcap, q.shape[-1] ** -0.5 if scale is None else scale)
-            return self._over_entries(name, (q, k), entries, cache, kind, scores, sinks, chosen)
+            return self._over_entries(name, (q, k), entries, at, scores, sinks, chosen)
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         pages, number, _ = cache
         if self.layout.table.position_axes:
@@ -292,8 +292,8 @@ class InferenceOps(_ProductsOfStored):
                     pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
             if not uses_ring(self.layout) and attention_layout(self.layout) is self.layout:
                 k, v = whole["k"], whole["v"]
-            out, _ = super().attention(name, q, k, v, places, None, kind, **how)
-            return out, cache._replace(cache=pages)
+            out, _ = super().attention(name, q, k, v, at.uncached, **how)
+            return out, _with_pages(at, pages)
         if not kind.shares_kv:
             with jax.named_scope(name):
                 new = {"k": k[:, 0]} if self.config.values_are_cached_keys else {"k": k[:, 0], "v": v[:, 0]}
@@ -301,45 +301,44 @@ class InferenceOps(_ProductsOfStored):
         if pages.is_fresh:
             q, k, v = (pages.by_row(x[:, 0]) for x in (q, k, v))
             how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
-            out, _ = super().attention(name, q, k, v, _from_the_start(q), None, kind, **how)
-            return _by_token(out), cache._replace(cache=pages)
+            out, _ = super().attention(name, q, k, v, _from_the_start(q, kind), **how)
+            return _by_token(out), _with_pages(at, pages)
         with jax.named_scope(name):
             indexer = self.config.at(kind.variant).indexer
             block = indexer.block if indexer else None
             how = ScoreForm(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes, block)
             out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks, chosen)
-            return out.astype(self.dtype)[:, None], cache._replace(cache=pages)
+            return out.astype(self.dtype)[:, None], _with_pages(at, pages)
 
     def _over_entries(
         self,
         name: str,
         projected: tuple[Array, Array],
         entries: Entries[Array],
-        cache: CacheOfLayer,
-        kind: KindInLoop,
+        at: AtLayer,
         how: ScoreForm,
         sinks: Array | None,
         chosen: Array | None,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, AtLayer]:
         """Attention of the step's tokens over a window and entries, which are written first.
 
         entries: one for each token, [N, 1, H]; only those that end at their token are written.
         """
-        (q, k), (pages, number, _), every = projected, cache, self._positions_of_entry(kind)
-        values, [window] = entries.values, kind.windows
+        (q, k), (_, (pages, number, _), kind), values = projected, at, entries.values
+        every, [window] = self._positions_of_entry(kind), kind.windows
         assert window is not None, "layers with entries have a window"
         with jax.named_scope(name):
             pages = pages.written(number, {"k": k[:, 0]}).written(number, {ENTRIES: values[:, 0]}, every)
-        cache = cache._replace(cache=pages)
+        at = _with_pages(at, pages)
         if pages.is_fresh:
             q, k, values = (pages.by_row(x[:, 0]) for x in (q, k, values))
             whole = Entries(*self._of_prompts(values, every))
             scores = {"softcap": how.softcap, "scale": how.scale, "sinks": sinks, "chosen": chosen}
-            out, _ = super().attention(name, q, k, k, _from_the_start(q), None, kind, entries=whole, **scores)
-            return _by_token(out), cache
+            out, _ = super().attention(name, q, k, k, _from_the_start(q, kind), entries=whole, **scores)
+            return _by_token(out), at
         with jax.named_scope(name):
             out = pages.attend_with_entries(number, q[:, 0], window, how, sinks, chosen)
-            return out.astype(self.dtype)[:, None], cache
+            return out.astype(self.dtype)[:, None], at
 
     def _positions_of_entry(self, kind: KindInLoop) -> int:
         every = self.config.at(kind.variant).compressed
@@ -354,25 +353,18 @@ class InferenceOps(_ProductsOfStored):
         return values, Places(first)
 
     def compressed(
-        self,
-        name: str,
-        values: Array,
-        gates: Array,
-        bias: Array,
-        places: Places,
-        cache: CacheOfLayer | None,
-        kind: KindInLoop,
-    ) -> tuple[Entries[Array], Any]:
+        self, name: str, values: Array, gates: Array, bias: Array, at: AtLayer
+    ) -> tuple[Entries[Array], AtLayer]:
         """The entries that would end at each of the step's tokens, [N, 1, H], and the cache."""
+        places, cache, kind = at
         if cache is None:
-            return super().compressed(name, values, gates, bias, places, None, kind)
+            return super().compressed(name, values, gates, bias, at)
         states = cache.cache.of_states
         assert not isinstance(states, PromptStates), "prompts are not split by position"
         with jax.named_scope(name):
             entries, states = states.compressed(cache.state, name, values[:, 0], gates[:, 0], bias)
             first = places.positions + 1 - self._positions_of_entry(kind)
-            cache = cache._replace(cache=replace(cache.cache, states=states))
-            return Entries(entries[:, None], Places(first)), cache
+            return Entries(entries[:, None], Places(first)), _with_states(at, states)
 
     def latent_attention(
         self,
@@ -381,33 +373,30 @@ class InferenceOps(_ProductsOfStored):
         latent: Array,
         rope: Array,
         w: Mapping[str, Array],
-        places: Places,
-        cache: CacheOfLayer | None,
-        kind: KindInLoop,
+        at: AtLayer,
         *,
         scale: float | None = None,
         chosen: Array | None = None,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, AtLayer]:
         """Absorbed: queries times wk_up attend to latents, and wv_up maps the sums of latents to values."""
         how = {"scale": scale, "chosen": chosen}
-        if cache is None:
-            return super().latent_attention(name, q, latent, rope, w, places, None, kind, **how)
-        pages, number, _ = cache
+        if at.cache is None:
+            return super().latent_attention(name, q, latent, rope, w, at, **how)
+        _, (pages, number, _), kind = at
         if self.layout.table.position_axes:
             with jax.named_scope(name):
                 kept = {"latent": latent, "rope": rope}
                 whole = {letter: self._gather_positions(letter, x) for letter, x in kept.items()}
                 pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
-            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, **how)
-            return out, cache._replace(cache=pages)
+            out, _ = super().latent_attention(name, q, latent, rope, w, at.uncached, **how)
+            return out, _with_pages(at, pages)
         num_rotary = rope.shape[-1]
         with jax.named_scope(name):
             pages = pages.written(number, {"latent": latent[:, 0], "rope": rope[:, 0]})
         if pages.is_fresh:
             q, latent, rope = (pages.by_row(x[:, 0]) for x in (q, latent, rope))
-            places = _from_the_start(q)
-            out, _ = super().latent_attention(name, q, latent, rope, w, places, None, kind, **how)
-            return _by_token(out), cache._replace(cache=pages)
+            out, _ = super().latent_attention(name, q, latent, rope, w, _from_the_start(q, kind), **how)
+            return _by_token(out), _with_pages(at, pages)
         with jax.named_scope(name):
             up, out_of = (
                 self._absorbed("wk_up", w, "BTR,RNJ->BTNJ"),
@@ -421,42 +410,35 @@ class InferenceOps(_ProductsOfStored):
             sums = pages.attend(number, query, kind.windows[0], scores, None, chosen).astype(self.dtype)
             with jax.named_scope("wv_up"):
                 values = self._with_heads("BNR,NOR->BNO", sums, out_of)
-            return values[:, None], cache._replace(cache=pages)
+            return values[:, None], _with_pages(at, pages)
 
     def index(
-        self,
-        name: str,
-        q: Array,
-        k: Array,
-        weights: Array | None,
-        places: Places,
-        cache: CacheOfLayer | None,
-        kind: KindInLoop,
-        entries: Places | None = None,
-    ) -> tuple[Array, Any]:
+        self, name: str, q: Array, k: Array, weights: Array | None, at: AtLayer, entries: Places | None = None
+    ) -> tuple[Array, AtLayer]:
         """Write the indexer's keys of the step's tokens, and choose the positions that each token reads."""
-        if cache is None:
-            return super().index(name, q, k, weights, places, None, kind, entries)
-        indexer, (pages, number, _) = self.config.at(kind.variant).indexer, cache
+        if at.cache is None:
+            return super().index(name, q, k, weights, at, entries)
+        _, (pages, number, _), kind = at
+        indexer = self.config.at(kind.variant).indexer
         assert indexer is not None, "only an indexer has an index"
         if self.layout.table.position_axes:
             with jax.named_scope(name):
                 with jax.named_scope("index_k"):
                     whole = apply_reshard(gathered_index(self.layout), k)
                 pages = pages.written(number, {INDEX: _in_a_row(whole)})
-            chosen, _ = super().index(name, q, k, weights, places, None, kind)
-            return chosen, cache._replace(cache=pages)
+            chosen, _ = super().index(name, q, k, weights, at.uncached)
+            return chosen, _with_pages(at, pages)
         every = 1 if entries is None else self._positions_of_entry(kind)
         with jax.named_scope(name):
             pages = pages.written(number, {INDEX: k[:, 0]}, every)
-        cache = cache._replace(cache=pages)
+        at = _with_pages(at, pages)
         if pages.is_fresh:
             q, k, weights = jax.tree.map(lambda x: pages.by_row(x[:, 0]), (q, k, weights))
             k, entries = (k, None) if entries is None else self._of_prompts(k, every)
-            return super().index(name, q, k, weights, _from_the_start(q), None, kind, entries)[0], cache
+            return super().index(name, q, k, weights, _from_the_start(q, kind), entries)[0], at
         with jax.named_scope(name):
             weights = None if weights is None else weights[:, 0]
-            return pages.choose(number, q[:, 0], weights, indexer, every), cache
+            return pages.choose(number, q[:, 0], weights, indexer, every), at
 
     def _with_heads(self, spec: str, x: Array, w: Array) -> Array:
         """The einsum of tokens x[B, N, ...] with weights of each head."""
@@ -470,18 +452,17 @@ class InferenceOps(_ProductsOfStored):
             gather = gathered_keys(self.layout, name, "BTKH" if x.ndim == 4 else "BTR")
             return apply_reshard(gather, x, is_named=self.config.layers_per_cache > 1)
 
-    def _convolved(
-        self, x: Array, taps: Array, places: Places, cache: CacheOfLayer | None, memory: str
-    ) -> tuple[Array, Any]:
+    def _convolved(self, x: Array, taps: Array, at: AtLayer, memory: str) -> tuple[Array, AtLayer]:
+        cache = at.cache
         if cache is None:
-            return super()._convolved(x, taps, places, None, memory)
+            return super()._convolved(x, taps, at, memory)
         states = cache.cache.of_states
         if isinstance(states, PromptStates):
-            y, _ = super()._convolved(x, taps, places, None, memory)
+            y, _ = super()._convolved(x, taps, at.uncached, memory)
             states = states.with_last_inputs(cache.state, memory, x, _pieces(self.layout, x))
-            return y, cache._replace(cache=replace(cache.cache, states=states))
+            return y, _with_states(at, states)
         y, states = states.convolved(cache.state, memory, x[:, 0], taps)
-        return y[:, None], cache._replace(cache=replace(cache.cache, states=states))
+        return y[:, None], _with_states(at, states)
 
     def recurrence(
         self,
@@ -491,13 +472,12 @@ class InferenceOps(_ProductsOfStored):
         v: Array,
         decay: Array,
         beta: Array | None,
-        places: Places,
-        cache: CacheOfLayer | None,
-        kind: KindInLoop,
+        at: AtLayer,
         log_rates: Array | None = None,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, AtLayer]:
+        cache = at.cache
         if cache is None:
-            return super().recurrence(name, q, k, v, decay, beta, places, None, kind, log_rates)
+            return super().recurrence(name, q, k, v, decay, beta, at, log_rates)
         with jax.named_scope(name):
             given = self._inputs(q, k, v, decay, beta, log_rates).present
             states = cache.cache.of_states
@@ -506,11 +486,11 @@ class InferenceOps(_ProductsOfStored):
                 to_all = gathered_states(self.layout, name, letters_of_states(v))
                 o, states = states.recurrence(cache.state, "state", inputs, pieces, to_all)
                 o = jnp.reshape(o, v.shape, out_sharding=spec_of(v))
-                return o, cache._replace(cache=replace(cache.cache, states=states))
+                return o, _with_states(at, states)
             inputs = Inputs.of({kind: x if kind == "log_rates" else x[:, 0] for kind, x in given.items()})
             o, states = states.recurrence(cache.state, "state", inputs)
             o = jnp.reshape(o[:, None], v.shape, out_sharding=spec_of(v))
-            return o, cache._replace(cache=replace(cache.cache, states=states))
+            return o, _with_states(at, states)
 
     def _absorbed(self, name: str, w: Mapping[str, Array], spec: str) -> Array:
         """The weight `name` as `spec` reads it, for a product of other operands."""
@@ -531,7 +511,7 @@ class InferenceOps(_ProductsOfStored):
             for layer in layers:
                 w, kind = weights[layer.kind.stack][layer.row], KindInLoop((layer.kind,))
                 given = None if cache is None else CacheOfLayer(cache, layer.cache, layer.state)
-                x, kept, made = block(self, w, x, places, given, kind, shared)
+                x, kept, made = block(self, w, x, AtLayer(places, given, kind), shared)
                 shared = shared if made is None else made
                 if kept is not None:
                     cache = kept.cache
@@ -612,10 +592,18 @@ def _letters_there(plan: Contraction) -> str:
     return "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
 
 
-def _from_the_start(q: Array) -> Places:
+def _from_the_start(q: Array, kind: KindInLoop) -> AtLayer:
     """The places of whole prompts q[R, Q, ...], padding included, which no token before it sees."""
     spec = PartitionSpec(_split_of(q)[0], None)
-    return Places(lax.broadcasted_iota(jnp.int32, q.shape[:2], 1, out_sharding=spec))
+    return AtLayer(Places(lax.broadcasted_iota(jnp.int32, q.shape[:2], 1, out_sharding=spec)), None, kind)
+
+
+def _with_pages(at: AtLayer, pages: PagedCache) -> AtLayer:
+    return at._replace(cache=at.cache._replace(cache=pages))
+
+
+def _with_states(at: AtLayer, states: Any) -> AtLayer:
+    return _with_pages(at, replace(at.cache.cache, states=states))
 
 
 def _in_a_row(x: Array) -> Array:

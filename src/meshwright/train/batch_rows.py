@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
-from meshwright.models.transformer import Ahead, Places
+from meshwright.models.at_layer import Places
+from meshwright.models.transformer import Ahead
 from meshwright.nn.attention.blockwise import zigzag
 from meshwright.nn.loss import NOT_COUNTED
 from meshwright.nn.policy_loss import PolicyRows

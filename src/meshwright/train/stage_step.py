@@ -23,9 +23,9 @@ from meshwright.layout.pipelines import pass_table
 from meshwright.layout.pipelines.pass_table import Place
 from meshwright.layout.rules import STAGES
 from meshwright.layout.workload import Workload
+from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import parameters
-from meshwright.models.transformer import Places
 from meshwright.nn.files.checkpoint import by_name, like
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.gradients import added, summed

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwright.models.transformer import Places
+from meshwright.models.at_layer import Places
 from meshwright.nn.attention.compression import NEVER, summed, windows_of
 
 RATE = 3

@@ -16,7 +16,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from meshwright.cli.main import main
 from meshwright.errors import CheckpointError, ModelError
 from meshwright.layout import Layout
-from meshwright.models.transformer import Places, logits
+from meshwright.models.at_layer import Places
+from meshwright.models.transformer import logits
 from meshwright.nn.files.weights import load_hf, save_hf
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import flatten, init_params

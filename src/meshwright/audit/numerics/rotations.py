@@ -13,8 +13,8 @@ import numpy as np
 from meshwright.audit.numerics import reference
 from meshwright.audit.numerics.checks import TwinCheck
 from meshwright.layout import Layout
+from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import Places
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.stack import KindInLoop
 from meshwright.nn.start.device_mesh import device_mesh
@@ -47,7 +47,7 @@ def rotation_check(config: ModelConfig) -> list[TwinCheck]:
 
 def _turned(ops: JaxOps, x: Any, positions: np.ndarray, kind: KindInLoop) -> np.ndarray:
     places = Places(jnp.asarray(positions[None], jnp.int32))
-    turned = jax.jit(lambda x, places: ops.rope("q_rope", x, places, kind))(x, places)
+    turned = jax.jit(lambda x, places: ops.rope("q_rope", x, AtLayer(places, None, kind)))(x, places)
     return np.asarray(turned.astype(jnp.float32))
 
 

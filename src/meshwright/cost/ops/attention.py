@@ -25,9 +25,10 @@ from meshwright.layout.moves.attention import (
     to_heads,
     uses_ring,
 )
+from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import Indexer, LayerKind, Window
 from meshwright.models.count import read_positions, seen_keys
-from meshwright.models.transformer import Entries, LatentOps, Places, spelt_out
+from meshwright.models.transformer import Entries, LatentOps, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard
 from meshwright.notation.operation import placed_operation
@@ -38,27 +39,23 @@ _MASK = "int8"  # a byte for each truth value
 _BLOCK_KERNELS, _BLOCK_KERNELS_BACKWARD = 5, 9
 
 
+def positions_of_entry(kind: LayerKind) -> int:
+    """Positions of a compressed key; 1 if the layer's keys are not compressed."""
+    return (kind.window.compressed if kind.window else 0) or 1
+
+
 class AttentionOps(ProductOps):
     """Attention of `models/transformer.py`."""
 
     _shared: tuple[Value, ...] = ()  # values of an earlier layer that the current one reads
 
-    def rope(
-        self,
-        name: str,
-        x: Value,
-        places: Places,
-        kind: LayerKind,
-        *,
-        leading: bool = False,
-        back: bool = False,
-    ) -> Value:
-        return self.elementwise(name, (x,), self.value(x.array, x.dtype), ()) if kind.turned else x
+    def rope(self, name: str, x: Value, at: AtLayer, *, leading: bool = False, back: bool = False) -> Value:
+        return self.elementwise(name, (x,), self.value(x.array, x.dtype), ()) if at.kind.turned else x
 
     def turned_norm(self, name: str, x: Value, kind: LayerKind) -> Value:
         return self.elementwise(name, (x,), self.value(x.array, x.dtype), (x,)) if kind.turned else x
 
-    def temperature(self, name: str, q: Value, places: Places, kind: LayerKind) -> Value:
+    def temperature(self, name: str, q: Value, at: AtLayer) -> Value:
         """Fused with its reader."""
         self.fused.add(name)
         return q
@@ -79,16 +76,14 @@ class AttentionOps(ProductOps):
         q: Value,
         k: Value,
         v: Value,
-        places: Places,
-        cache: object,
-        kind: LayerKind,
+        at: AtLayer,
         *,
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Value | None = None,
         chosen: Value | None = None,
         entries: Entries[Value] | None = None,
-    ) -> tuple[Value, object]:
+    ) -> tuple[Value, AtLayer]:
         """softmax(q . k) . v: 2 B T S N (H + O) FLOPs forward; the backward pass repeats the scores.
 
         Flash kernels skip masked blocks and keep scores on chip. Shards of a sequence are dealt so that each
@@ -97,7 +92,7 @@ class AttentionOps(ProductOps):
         forward (written, masked, exponentiated and written, read) and 11 times backward.
         """
         if attention_layout(self.layout) is not self.layout:
-            return self._by_heads(name, (q, k, v), places, kind, sinks), cache
+            return self._by_heads(name, (q, k, v), at, sinks), at
         if sinks is not None:
             scores = ShardedArray("sinks", q.array.dims[:-1], q.array.axes[:-1])
             yielded = placed_operation((scores, sinks.array), scores, wanted=True).reshards[1].yielded
@@ -107,10 +102,10 @@ class AttentionOps(ProductOps):
             passed = [self._rounds(name, x) for name, x in (("k", k), ("v", v))]
             forward, backward = (tuple(t for ways in passed for t in ways[way]) for way in range(2))
             moves = forward, backward
-            return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen, *moves), cache
+            return self._attend(name, (q,), (k, v), out, out, self._read(at.kind), chosen, *moves), at
         k, v = self._all_positions("k", k), self._all_positions("v", v)
         more = () if entries is None else (self._entries_of_heads(entries.values),)
-        return self._attend(name, (q,), (k, v), out, out, self._read(kind), chosen, more=more), cache
+        return self._attend(name, (q,), (k, v), out, out, self._read(at.kind), chosen, more=more), at
 
     def _entries_of_heads(self, entries: Value) -> Value:
         """Entries as keys of all heads; devices with different queries or heads add up their cotangents."""
@@ -130,16 +125,8 @@ class AttentionOps(ProductOps):
         return Window(self.config.indexer.top_k)
 
     def index(
-        self,
-        name: str,
-        q: Value,
-        k: Value,
-        weights: Value | None,
-        places: Places,
-        cache: object,
-        kind: LayerKind,
-        entries: Places | None = None,
-    ) -> tuple[Value, object]:
+        self, name: str, q: Value, k: Value, weights: Value | None, at: AtLayer, entries: Places | None = None
+    ) -> tuple[Value, AtLayer]:
         """Scores of all keys of the index, and the choice of the highest: 2 B T S x y FLOPs.
 
         By blocks the product of each head with each key crosses memory twice. The score, the sum of a query's
@@ -148,7 +135,7 @@ class AttentionOps(ProductOps):
         If blocks of keys are chosen, there is a choice for each KV head, and only the best score of a block
         crosses memory eight times.
         """
-        indexer, every = self.config.indexer, (kind.window.compressed if kind.window else 0) or 1
+        indexer, every = self.config.indexer, positions_of_entry(at.kind)
         assert indexer is not None, "only an indexer has an index"
         held = self._index_keys(k, every) if entries is None else k
         keys = self._keys_scored(held) / every
@@ -163,7 +150,7 @@ class AttentionOps(ProductOps):
             num_chosen = min(indexer.top_k, num_keys) / together
             chosen = Value(array, "i32", whole(of_queries * choices * num_chosen * dtype_bytes("i32")))
             work = (Work(flops, moved, shape=shape),)
-            return self.add(Node(name, "attention", inputs, (chosen,), (), work)), cache
+            return self.add(Node(name, "attention", inputs, (chosen,), (), work)), at
         move, f32 = chosen_keys(self.layout, indexer), dtype_bytes("f32")
         chosen = self.value(move.used, _MASK)
         chosen = replace(chosen, bytes_per_device=whole(chosen.bytes_per_device / together / every))
@@ -176,7 +163,7 @@ class AttentionOps(ProductOps):
         sent = self.transfers("activations", move.forward, "chosen", _MASK, critical=True)
         sent = tuple(replace(one, gathered_bytes=whole(one.gathered_bytes / every)) for one in sent)
         node = Node(name, "attention", inputs, (chosen, scores), (), work, forward_transfers=sent)
-        return self.add(node), cache
+        return self.add(node), at
 
     def _heads_scored(self, q: Value, indexer: Indexer) -> float:
         """Number of the index's heads whose scores a device computes."""
@@ -193,12 +180,7 @@ class AttentionOps(ProductOps):
         return self._keys_multiplied(keys, None)
 
     def _by_heads(
-        self,
-        name: str,
-        projected: tuple[Value, Value, Value],
-        places: Places,
-        kind: LayerKind,
-        sinks: Value | None,
+        self, name: str, projected: tuple[Value, Value, Value], at: AtLayer, sinks: Value | None
     ) -> Value:
         """Attention by a share of the heads: exchanged for positions, and exchanged back."""
         layout = self.layout
@@ -207,7 +189,7 @@ class AttentionOps(ProductOps):
             for letter, x in zip("qkv", projected, strict=True)
         )
         self.layout = attention_layout(layout)
-        out, _ = self.attention(name, q, k, v, places, None, kind, sinks=sinks)
+        out, _ = self.attention(name, q, k, v, at, sinks=sinks)
         self.layout = layout
         return self._exchange_heads("a", out, from_heads(layout, "a", "".join(out.array.dims)))
 
@@ -234,15 +216,13 @@ class AttentionOps(ProductOps):
         latent: Value,
         rope: Value,
         w: Mapping[str, Value],
-        places: Places,
-        cache: object,
-        kind: LayerKind,
+        at: AtLayer,
         *,
         scale: float | None = None,
         chosen: Value | None = None,
-    ) -> tuple[Value, object]:
+    ) -> tuple[Value, AtLayer]:
         k, v = spelt_out(cast("LatentOps[Value]", self), w, latent, rope)
-        return self.attention(name, q, k, v, places, cache, kind, scale=scale, chosen=chosen)
+        return self.attention(name, q, k, v, at, scale=scale, chosen=chosen)
 
     def _attend(
         self,

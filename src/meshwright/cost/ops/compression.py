@@ -5,8 +5,8 @@ from dataclasses import replace
 from meshwright.cost.graph import Node, Value
 from meshwright.cost.ops.attention import AttentionOps
 from meshwright.layout.moves.attention import gathered_series
-from meshwright.models.config import LayerKind
-from meshwright.models.transformer import Entries, Places
+from meshwright.models.at_layer import AtLayer
+from meshwright.models.transformer import Entries
 from meshwright.notation.operation import placed_operation
 
 
@@ -14,15 +14,8 @@ class CompressionOps(AttentionOps):
     """Attention with compressed keys of `models/transformer.py`."""
 
     def compressed(
-        self,
-        name: str,
-        values: Value,
-        gates: Value,
-        bias: Value,
-        places: Places,
-        cache: object,
-        kind: LayerKind,
-    ) -> tuple[Entries[Value], object]:
+        self, name: str, values: Value, gates: Value, bias: Value, at: AtLayer
+    ) -> tuple[Entries[Value], AtLayer]:
         """Gather values and gates over positions, then sum them to entries."""
         letters = "".join(values.array.dims)
         values, gates = (
@@ -43,7 +36,7 @@ class CompressionOps(AttentionOps):
         self.sizes["q"] = self._positions_summed() / self.sizes["w"]
         entries = self.activation_value(name, f"Bq{letters[-1]}")
         made = self.elementwise(name, (values, gates), entries, (values, gates))
-        return Entries(made, places), cache
+        return Entries(made, at.places), at
 
     def _positions_summed(self) -> float:
         """Positions of a sequence that one pass sums to entries."""

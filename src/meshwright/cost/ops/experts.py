@@ -25,7 +25,7 @@ from meshwright.layout.moves.experts import (
     tokens_from_experts,
     tokens_to_experts,
 )
-from meshwright.models.transformer import Places
+from meshwright.models.at_layer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard
 from meshwright.units import whole

@@ -14,11 +14,11 @@ from meshwright.cost.ops.products import ProductOps
 from meshwright.dtypes import dtype_bytes
 from meshwright.layout.moves.attention import attention_layout, shared_by_heads, token_sharding
 from meshwright.layout.moves.states import all_positions, gathered_states
+from meshwright.models.at_layer import AtLayer
 from meshwright.models.config import LayerKind
 from meshwright.models.count import state_arrays, state_variants
 from meshwright.models.mixers.mixer import CHUNK, HEADS, WIDE_FUNCTIONS, AddedFlops, LoopPass, StateMixer
 from meshwright.models.parameters import dimensions
-from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed_operation
 from meshwright.units import whole
@@ -74,13 +74,11 @@ class MixerOps(ProductOps):
         x: Value,
         taps: Value,
         bias: Value | None,
-        places: Places,
-        cache: object,
-        kind: LayerKind,
+        at: AtLayer,
         *,
         memory: str,
         activated: bool = True,
-    ) -> tuple[Value, object]:
+    ) -> tuple[Value, AtLayer]:
         """Each channel's sum of its last inputs, weighed by taps; generation reads the inputs before."""
         for stored in (taps, *([bias] if bias else [])):
             operation = placed_operation((x.array, stored.array), x.array, wanted=True)
@@ -88,7 +86,7 @@ class MixerOps(ProductOps):
         read = (x, *self._halos(name, x, taps))
         out = self.value(x.array, x.dtype)
         last = self._last_inputs(name, x, taps) if self.layout.phase == "prefill" else ()
-        return self.elementwise(name, read, out, read, forward_transfers=last), cache
+        return self.elementwise(name, read, out, read, forward_transfers=last), at
 
     def recurrence(
         self,
@@ -98,11 +96,9 @@ class MixerOps(ProductOps):
         v: Value,
         decay: Value,
         beta: Value | None,
-        places: Places,
-        cache: object,
-        kind: LayerKind,
+        at: AtLayer,
         log_rates: Value | None = None,
-    ) -> tuple[Value, object]:
+    ) -> tuple[Value, AtLayer]:
         """The work of `chunk_flops` or `step_flops`; a state in float32 passes between chunks through memory.
 
         The backward pass computes the states and parts of each chunk again (`backward_flops`).
@@ -113,13 +109,11 @@ class MixerOps(ProductOps):
         scanned = (k, v, decay, *([beta] if beta else []))
         # The columns of R are p. A has s of them with the delta rule, otherwise one, the decay of each row.
         columns = self.sizes["p"] + (1 if beta is None else self.sizes["s"])
-        return self._scanned(name, (q, *scanned), scanned, v, columns), cache
+        return self._scanned(name, (q, *scanned), scanned, v, columns), at
 
-    def linear_unit(
-        self, name: str, v: Value, decay: Value, places: Places, cache: object, kind: LayerKind
-    ) -> tuple[Value, object]:
+    def linear_unit(self, name: str, v: Value, decay: Value, at: AtLayer) -> tuple[Value, AtLayer]:
         scanned = v, decay
-        return self._scanned(name, scanned, scanned, v, self.sizes["p"] + 1), cache
+        return self._scanned(name, scanned, scanned, v, self.sizes["p"] + 1), at
 
     def _scanned(
         self, name: str, inputs: tuple[Value, ...], scanned: tuple[Value, ...], v: Value, columns: int

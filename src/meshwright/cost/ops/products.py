@@ -16,8 +16,8 @@ from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.layout import Layout
 from meshwright.layout.contractions import contraction_of, input_groups
 from meshwright.layout.grouped import Blocks
+from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import Places
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Contraction
 from meshwright.notation.operation import bias_reshard

@@ -22,9 +22,10 @@ from meshwright.layout.moves.attention import (
     token_sharding,
 )
 from meshwright.layout.rules import STAGES
+from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import Layer, LayerKind, Window
 from meshwright.models.parameters import ENTERING, dimensions, parameters
-from meshwright.models.transformer import SHARED_KV, Places
+from meshwright.models.transformer import SHARED_KV
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed_operation
 from meshwright.units import whole
@@ -162,7 +163,8 @@ class SymbolicOps(CompressionOps, ExpertOps, MixerOps, StreamOps):
             if of_model[0].num_kv_shared:
                 shared = shared_by.get(kind.window, shared)
             self._shared = (shared or ()) if kind.shares_kv else ()
-            x, cache, made = block(self, weights[kind.stack], source, places, cache, kind, shared)
+            at = AtLayer(places, cache, kind)
+            x, cache, made = block(self, weights[kind.stack], source, at, shared)
             self.close("layer", count, source, made or (), self._shared)
             shared = shared if made is None else made
             shared_by |= {} if made is None else {kind.window: made}

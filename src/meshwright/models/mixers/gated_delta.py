@@ -14,13 +14,12 @@ from math import ceil
 from typing import ClassVar
 
 from meshwright.errors import ModelError
+from meshwright.models.at_layer import AtLayer
 from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import (
     CHUNK,
     AddedFlops,
-    Cache,
     ChunkProduct,
-    Kind,
     LoopPass,
     Loops,
     PieceFlops,
@@ -170,16 +169,8 @@ class GatedDelta(StateMixer):
         return 7 * self.num_value_heads * self.key_dim * self.value_dim
 
     def mix(
-        self,
-        ops: StateOps[V],
-        w: Mapping[str, V],
-        h: V,
-        places: object,
-        cache: Cache,
-        kind: Kind,
-        *,
-        norm_eps: float,
-    ) -> tuple[V, Cache]:
+        self, ops: StateOps[V], w: Mapping[str, V], h: V, at: AtLayer, *, norm_eps: float
+    ) -> tuple[V, AtLayer]:
         specs = {"state_q": "BTD,Dgs->BTgs", "state_k": "BTD,Dgs->BTgs", "state_v": "BTD,Dgup->BTgup"}
         specs |= {"state_beta": "BTD,Dgu->BTgu"}
         per, narrow_decay = self._decays, self.rank and not self.wide_decay
@@ -194,21 +185,21 @@ class GatedDelta(StateMixer):
         if narrow_gate:
             (gate,) = ops.einsums(gate, w, state_gate_up="BTr,rgup->BTgup")
 
-        def convolved(name: str, x: V, cache: Cache) -> tuple[V, Cache]:
-            return ops.convolution(name, x, w[name], None, places, cache, kind, memory=name)
+        def convolved(name: str, x: V, at: AtLayer) -> tuple[V, AtLayer]:
+            return ops.convolution(name, x, w[name], None, at, memory=name)
 
-        q, cache = convolved("conv_q", q, cache)
-        k, cache = convolved("conv_k", k, cache)
-        v, cache = convolved("conv_v", v, cache)
+        q, at = convolved("conv_q", q, at)
+        k, at = convolved("conv_k", k, at)
+        v, at = convolved("conv_v", v, at)
         q = ops.apply("unit_q", "unit", "BTgs->BTgs", q, scale=self.key_dim**-0.5)
         k = ops.apply("unit_k", "unit", "BTgs->BTgs", k, scale=1.0)
         decay = ops.apply(
             "decay", "decay", f"BT{per},gu,{per}->BT{per}", decay, w["decay_log"], w["decay_bias"]
         )
         beta = ops.apply("beta", "sigmoid", "BTgu->BTgu", beta)
-        o, cache = ops.recurrence("delta_rule", q, k, v, decay, beta, places, cache, kind)
+        o, at = ops.recurrence("delta_rule", q, k, v, decay, beta, at)
         function = "normed_by_sigmoid" if self.rank else "normed_by_silu"
         spec = "BTgup,BTgup,p->BTgup"
         o = ops.apply("state_norm", function, spec, o, gate, w["state_norm"], normed="p", eps=norm_eps)
         (y,) = ops.einsums(o, w, state_out="BTgup,gupD->BTD")
-        return y, cache
+        return y, at

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from meshwright.models.at_layer import AtLayer
 from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import (
     CHUNK,
-    Cache,
     ChunkProduct,
-    Kind,
     LoopPass,
     Loops,
     State,
@@ -84,16 +83,8 @@ class Lightning(StateMixer):
         return 5 * self.num_heads * self.head_dim**2
 
     def mix(
-        self,
-        ops: StateOps[V],
-        w: Mapping[str, V],
-        h: V,
-        places: object,
-        cache: Cache,
-        kind: Kind,
-        *,
-        norm_eps: float,
-    ) -> tuple[V, Cache]:
+        self, ops: StateOps[V], w: Mapping[str, V], h: V, at: AtLayer, *, norm_eps: float
+    ) -> tuple[V, AtLayer]:
         q, k, v, gate = ops.einsums(
             h,
             w,
@@ -105,8 +96,8 @@ class Lightning(StateMixer):
         q = ops.apply("active_q", "silu", "BTgs->BTgs", q)
         k = ops.apply("active_k", "silu", "BTgs->BTgs", k)
         v = ops.apply("active_v", "silu", "BTgup->BTgup", v)
-        decay = ops.slopes("slope", v, kind)
-        o, cache = ops.recurrence("lightning", q, k, v, decay, None, places, cache, kind)
+        decay = ops.slopes("slope", v, at.kind)
+        o, at = ops.recurrence("lightning", q, k, v, decay, None, at)
         o = ops.apply(
             "state_norm",
             "normed_by_sigmoid",
@@ -118,4 +109,4 @@ class Lightning(StateMixer):
             normed="gup",
         )
         (y,) = ops.einsums(o, w, state_out="BTgup,gupD->BTD")
-        return y, cache
+        return y, at

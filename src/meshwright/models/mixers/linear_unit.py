@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from meshwright.models.at_layer import AtLayer
 from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import (
     CHUNK,
-    Cache,
-    Kind,
     LoopPass,
     Loops,
     State,
@@ -94,20 +93,12 @@ class LinearUnit(StateMixer):
         return 2 * self.num_blocks * self.block_width
 
     def mix(
-        self,
-        ops: StateOps[V],
-        w: Mapping[str, V],
-        h: V,
-        places: object,
-        cache: Cache,
-        kind: Kind,
-        *,
-        norm_eps: float,
-    ) -> tuple[V, Cache]:
+        self, ops: StateOps[V], w: Mapping[str, V], h: V, at: AtLayer, *, norm_eps: float
+    ) -> tuple[V, AtLayer]:
         products = ops.einsums(h, w, **dict.fromkeys(_INTO, "BTD,Dgu->BTgu"))
         gate, x = (biased(ops, w, name, y) for name, y in zip(_INTO, products, strict=True))
-        x, cache = ops.convolution(
-            "conv_x", x, w["conv_x"], w["conv_x_bias"], places, cache, kind, memory="conv_x", activated=False
+        x, at = ops.convolution(
+            "conv_x", x, w["conv_x"], w["conv_x_bias"], at, memory="conv_x", activated=False
         )
         into = dict.fromkeys(BLOCK_GATES, "BTgu,guo->BTgo")
         products = ops.einsums(x, w, **into)
@@ -115,7 +106,7 @@ class LinearUnit(StateMixer):
         # The channels o of a gate are the channels u of the array that it multiplies.
         v = ops.apply("gated_input", "times_sigmoid", "BTgu,BTgu->BTgu", x, of_input)
         decay = ops.apply("decay", "slow_decay", "BTgu,gu->BTgu", of_decay, w["decay_rate"])
-        y, cache = ops.linear_unit("linear_unit", v, decay, places, cache, kind)
+        y, at = ops.linear_unit("linear_unit", v, decay, at)
         y = ops.apply("gate", "gated_by_gelu", "BTgu,BTgu->BTgu", y, gate)
         (y,) = ops.einsums(y, w, state_out="BTgu,guD->BTD")
-        return biased(ops, w, "state_out", y), cache
+        return biased(ops, w, "state_out", y), at

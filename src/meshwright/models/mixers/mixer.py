@@ -13,8 +13,9 @@ is. The latent m that experts read in place of a token (models/config.py, MoE) i
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
+from meshwright.models.at_layer import AtLayer, Kind
 from meshwright.models.param import Param
 
 HEADS = "gu"  # letters of heads; arrays of mixers with one group have no g
@@ -26,10 +27,6 @@ WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "slow_decay", "step")
 CHUNK = 64
 # The operations' values: arrays in `nn/`, recorded values in `cost/`.
 V = TypeVar("V")
-# A LayerKind; an implementation that runs several kinds at once passes a record of its own with `stack`.
-Kind = Any
-# Keys, values and states of earlier positions; None in training.
-Cache = Any
 
 
 class State(NamedTuple):
@@ -117,34 +114,12 @@ class StateOps(Protocol[V]):
     def for_heads(self, name: str, x: V) -> V: ...
     def slopes(self, name: str, v: V, kind: Kind) -> V: ...
     def convolution(
-        self,
-        name: str,
-        x: V,
-        taps: V,
-        bias: V | None,
-        places: object,
-        cache: Cache,
-        kind: Kind,
-        *,
-        memory: str,
-        activated: bool = True,
-    ) -> tuple[V, Cache]: ...
+        self, name: str, x: V, taps: V, bias: V | None, at: AtLayer, *, memory: str, activated: bool = True
+    ) -> tuple[V, AtLayer]: ...
     def recurrence(
-        self,
-        name: str,
-        q: V,
-        k: V,
-        v: V,
-        decay: V,
-        beta: V | None,
-        places: Any,
-        cache: Cache,
-        kind: Kind,
-        log_rates: V | None = None,
-    ) -> tuple[V, Cache]: ...
-    def linear_unit(
-        self, name: str, v: V, decay: V, places: Any, cache: Cache, kind: Kind
-    ) -> tuple[V, Cache]: ...
+        self, name: str, q: V, k: V, v: V, decay: V, beta: V | None, at: AtLayer, log_rates: V | None = None
+    ) -> tuple[V, AtLayer]: ...
+    def linear_unit(self, name: str, v: V, decay: V, at: AtLayer) -> tuple[V, AtLayer]: ...
 
 
 class AddedFlops(NamedTuple):
@@ -236,16 +211,8 @@ class StateMixer:
         raise NotImplementedError
 
     def mix(
-        self,
-        ops: StateOps[V],
-        w: Mapping[str, V],
-        h: V,
-        places: object,
-        cache: Cache,
-        kind: Kind,
-        *,
-        norm_eps: float,
-    ) -> tuple[V, Cache]:
+        self, ops: StateOps[V], w: Mapping[str, V], h: V, at: AtLayer, *, norm_eps: float
+    ) -> tuple[V, AtLayer]:
         """y[B, T, D] of the normed h[B, T, D], and the cache."""
         raise NotImplementedError
 

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from meshwright.models.at_layer import AtLayer
 from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import (
     CHUNK,
-    Cache,
-    Kind,
     LoopPass,
     Loops,
     State,
@@ -109,22 +108,12 @@ class Selective(StateMixer):
         return 7 * self.width * self.state_dim
 
     def mix(
-        self,
-        ops: StateOps[V],
-        w: Mapping[str, V],
-        h: V,
-        places: object,
-        cache: Cache,
-        kind: Kind,
-        *,
-        norm_eps: float,
-    ) -> tuple[V, Cache]:
+        self, ops: StateOps[V], w: Mapping[str, V], h: V, at: AtLayer, *, norm_eps: float
+    ) -> tuple[V, AtLayer]:
         into = {"state_gate": "BTD,Du->BTu", "state_x": "BTD,Du->BTu"}
         products = ops.einsums(h, w, **into)
         gate, x = (biased(ops, w, name, y) for name, y in zip(into, products, strict=True))
-        x, cache = ops.convolution(
-            "conv_x", x, w["conv_x"], w.get("conv_x_bias"), places, cache, kind, memory="conv_x"
-        )
+        x, at = ops.convolution("conv_x", x, w["conv_x"], w.get("conv_x_bias"), at, memory="conv_x")
         down, b, c = ops.einsums(x, w, state_down="BTu,ur->BTr", state_b="BTu,us->BTs", state_c="BTu,us->BTs")
         down = self._normed(ops, w, "step_norm", down, "r", norm_eps)
         b = ops.all_positions("state_b", self._normed(ops, w, "b_norm", b, "s", norm_eps))
@@ -133,11 +122,11 @@ class Selective(StateMixer):
         (step,) = ops.einsums(down, w, state_step="BTr,ru->BTu")
         step = ops.apply("step", "step", "BTu,u->BTu", step, w["step_bias"], least=None)
         v = ops.apply("step_x", "times", "BTu,BTu->BTu", x, step)
-        y, cache = ops.recurrence("selective", c, b, v, step, None, places, cache, kind, w["decay_log"])
+        y, at = ops.recurrence("selective", c, b, v, step, None, at, w["decay_log"])
         y = ops.apply("skip", "skipped", "BTu,BTu,u->BTu", y, x, w["skip"])
         y = ops.apply("gate", "gated", "BTu,BTu->BTu", y, gate)
         (y,) = ops.einsums(y, w, state_out="BTu,uD->BTD")
-        return biased(ops, w, "state_out", y), cache
+        return biased(ops, w, "state_out", y), at
 
     def _normed(
         self, ops: StateOps[V], w: Mapping[str, V], name: str, x: V, letter: str, norm_eps: float

@@ -7,18 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from meshwright.models.at_layer import AtLayer
 from meshwright.models.fields import check_fields
-from meshwright.models.mixers.mixer import (
-    CHUNK,
-    Cache,
-    Kind,
-    State,
-    StateMixer,
-    StateOps,
-    V,
-    biased,
-    with_biases,
-)
+from meshwright.models.mixers.mixer import CHUNK, State, StateMixer, StateOps, V, biased, with_biases
 from meshwright.models.param import Param
 
 _INTO = ("state_b", "state_c", "state_x")
@@ -58,30 +49,20 @@ class ShortConvolution(StateMixer):
         return 0.0
 
     def mix(
-        self,
-        ops: StateOps[V],
-        w: Mapping[str, V],
-        h: V,
-        places: object,
-        cache: Cache,
-        kind: Kind,
-        *,
-        norm_eps: float,
-    ) -> tuple[V, Cache]:
+        self, ops: StateOps[V], w: Mapping[str, V], h: V, at: AtLayer, *, norm_eps: float
+    ) -> tuple[V, AtLayer]:
         products = ops.einsums(h, w, **dict.fromkeys(_INTO, "BTD,Di->BTi"))
         b, c, x = (biased(ops, w, name, y) for name, y in zip(_INTO, products, strict=True))
         x = ops.apply("input_gate", "times", "BTi,BTi->BTi", b, x)
-        x, cache = ops.convolution(
+        x, at = ops.convolution(
             "conv_x",
             x,
             w["conv_x"],
             w.get("conv_x_bias"),
-            places,
-            cache,
-            kind,
+            at,
             memory="conv_x",
             activated=False,
         )
         y = ops.apply("output_gate", "times", "BTi,BTi->BTi", c, x)
         (y,) = ops.einsums(y, w, state_out="BTi,iD->BTD")
-        return biased(ops, w, "state_out", y), cache
+        return biased(ops, w, "state_out", y), at

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from meshwright.errors import ModelError
+from meshwright.models.at_layer import AtLayer
 from meshwright.models.fields import check_fields
 from meshwright.models.mixers.mixer import (
     CHUNK,
     AddedFlops,
-    Cache,
     ChunkProduct,
-    Kind,
     LoopPass,
     Loops,
     State,
@@ -141,16 +140,8 @@ class StateSpace(StateMixer):
         return 5 * self.num_heads * self.state_dim * self.head_dim
 
     def mix(
-        self,
-        ops: StateOps[V],
-        w: Mapping[str, V],
-        h: V,
-        places: object,
-        cache: Cache,
-        kind: Kind,
-        *,
-        norm_eps: float,
-    ) -> tuple[V, Cache]:
+        self, ops: StateOps[V], w: Mapping[str, V], h: V, at: AtLayer, *, norm_eps: float
+    ) -> tuple[V, AtLayer]:
         g = self._groups
         values, keys, heads = f"{g}up", f"{g}s", f"{g}u"
         into = {"state_gate": values, "state_x": values, "state_b": keys, "state_c": keys}
@@ -160,20 +151,20 @@ class StateSpace(StateMixer):
         if not g:
             b, c = ops.all_positions("state_b", b), ops.all_positions("state_c", c)
 
-        def convolved(name: str, x: V, cache: Cache) -> tuple[V, Cache]:
+        def convolved(name: str, x: V, at: AtLayer) -> tuple[V, AtLayer]:
             bias = w.get(f"{name}_bias")
-            return ops.convolution(name, x, w[name], bias, places, cache, kind, memory=name)
+            return ops.convolution(name, x, w[name], bias, at, memory=name)
 
-        x, cache = convolved("conv_x", x, cache)
-        b, cache = convolved("conv_b", b, cache)
-        c, cache = convolved("conv_c", c, cache)
+        x, at = convolved("conv_x", x, at)
+        b, at = convolved("conv_b", b, at)
+        c, at = convolved("conv_c", c, at)
         if not g:
             b, c = (ops.for_heads("state_space", each) for each in (b, c))
         per_head = f"BT{heads},{heads}->BT{heads}"
         step = ops.apply("step", "step", per_head, step, w["step_bias"], least=self.min_step)
         decay = ops.apply("decay", "decayed_step", per_head, step, w["decay_log"])
         v = ops.apply("step_x", "times", f"BT{values},BT{heads}->BT{values}", x, step)
-        y, cache = ops.recurrence("state_space", c, b, v, decay, None, places, cache, kind)
+        y, at = ops.recurrence("state_space", c, b, v, decay, None, at)
         of_values = f"BT{values}"
         y = ops.apply("skip", "skipped", f"{of_values},{of_values},{heads}->{of_values}", y, x, w["skip"])
         if self.norm == "none":
@@ -183,4 +174,4 @@ class StateSpace(StateMixer):
             function = {"before": "gated_and_normed", "after": "normed_and_gated"}[self.norm]
             y = ops.apply("state_norm", function, spec, y, gate, w["state_norm"], eps=norm_eps, normed="up")
         (y,) = ops.einsums(y, w, state_out=f"{of_values},{values}D->BTD")
-        return biased(ops, w, "state_out", y), cache
+        return biased(ops, w, "state_out", y), at

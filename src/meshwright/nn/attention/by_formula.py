@@ -8,7 +8,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
-from meshwright.models.transformer import Places
+from meshwright.models.at_layer import Places
 from meshwright.nn.norms import softcap
 from meshwright.nn.start.device_mesh import partition_spec
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwright.models.transformer import Places
+from meshwright.models.at_layer import Places
 
 # The first position of an entry without tokens, so late that no query sees it.
 NEVER = 1 << 30

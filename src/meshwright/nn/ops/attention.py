@@ -22,8 +22,9 @@ from meshwright.layout.moves.attention import (
     token_sharding,
     uses_ring,
 )
+from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import Entries, LatentOps, Places, spelt_out
+from meshwright.models.transformer import Entries, LatentOps, spelt_out
 from meshwright.nn.attention.blockwise import blockwise
 from meshwright.nn.attention.by_formula import (
     ScoreForm,
@@ -45,31 +46,22 @@ from meshwright.notation.einsum import Reshard
 class AttentionOps(ProductOps):
     """Attention of `models/transformer.py`."""
 
-    def rope(
-        self,
-        name: str,
-        x: Array,
-        places: Places,
-        kind: KindInLoop,
-        *,
-        leading: bool = False,
-        back: bool = False,
-    ) -> Array:
+    def rope(self, name: str, x: Array, at: AtLayer, *, leading: bool = False, back: bool = False) -> Array:
         with jax.named_scope(name):
             # With sequence_parallel, a part that all heads share has its positions split over `tensor` too.
             split = PartitionSpec(*jax.typeof(x).sharding.spec.partitions[:2])
-            positions = reshard(places.positions, split)
-            config = self.config.at(kind.variant)
-            turned = apply_rope(x, positions, config, kind, self._once, leading=leading, back=back)
+            positions = reshard(at.places.positions, split)
+            config = self.config.at(at.kind.variant)
+            turned = apply_rope(x, positions, config, at.kind, self._once, leading=leading, back=back)
             return checkpoint_name(turned, OPERATION)
 
     def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:
         with jax.named_scope(name):
             return checkpoint_name(norm_turned(x, self.config, kind), OPERATION)
 
-    def temperature(self, name: str, q: Array, places: Places, kind: KindInLoop) -> Array:
+    def temperature(self, name: str, q: Array, at: AtLayer) -> Array:
         with jax.named_scope(name):
-            scaled = apply_temperature(q, self._places_of_tokens(places).positions, self.config, kind)
+            scaled = apply_temperature(q, self._places_of_tokens(at.places).positions, self.config, at.kind)
             return checkpoint_name(scaled, OPERATION)
 
     def for_layers(self, name: str, x: Array) -> Array:
@@ -83,19 +75,18 @@ class AttentionOps(ProductOps):
         q: Array,
         k: Array,
         v: Array,
-        places: Places,
-        cache: Any,
-        kind: KindInLoop,
+        at: AtLayer,
         *,
         softcap: float | None = None,
         scale: float | None = None,
         sinks: Array | None = None,
         chosen: Array | None = None,
         entries: Entries[Array] | None = None,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, AtLayer]:
         if attention_layout(self.layout) is not self.layout:
             options = {"softcap": softcap, "scale": scale, "sinks": sinks}
-            return self._by_heads(name, (q, k, v), places, kind, options), None
+            return self._by_heads(name, (q, k, v), at, options), at
+        places, _, kind = at
         alibi = self.config.positions == "alibi"
         slopes = alibi_slopes(self.config.num_heads) if alibi else None
         indexer = self.config.at(kind.variant).indexer
@@ -116,7 +107,7 @@ class AttentionOps(ProductOps):
                 )
                 if kernels:
                     number = 0 if kind.which is None else kind.which
-                    return lax.switch(number, kernels, q, k, v, sinks, documents), None
+                    return lax.switch(number, kernels, q, k, v, sinks, documents), at
             if sinks is not None:
                 with jax.named_scope("sinks"):
                     sinks = along(q[..., 0], sinks)
@@ -127,7 +118,7 @@ class AttentionOps(ProductOps):
                 of_heads, added = self._of_heads(entries, kind)
                 keys, chosen = self._with_entries(keys, added, chosen, k.shape[1])
             out = blockwise(q, k, v, sinks, queries, keys, first, self.layout, how, windows, chosen, of_heads)
-            return out, None
+            return out, at
 
     def _of_heads(self, entries: Entries[Array], kind: KindInLoop) -> Entries[Array]:
         """Entries as keys [B, S, K, H] at their last positions.
@@ -150,21 +141,13 @@ class AttentionOps(ProductOps):
         return joined, chosen
 
     def index(
-        self,
-        name: str,
-        q: Array,
-        k: Array,
-        weights: Array | None,
-        places: Places,
-        cache: Any,
-        kind: KindInLoop,
-        entries: Places | None = None,
-    ) -> tuple[Array, Any]:
+        self, name: str, q: Array, k: Array, weights: Array | None, at: AtLayer, entries: Places | None = None
+    ) -> tuple[Array, AtLayer]:
         """bool[B, T, S]: the keys that each query reads; or bool[B, T, K, blocks] if blocks are chosen.
 
         entries: the places of compressed keys, if k is such.
         """
-        config, places = self.config.at(kind.variant), places._replace(tokens=None)
+        config, places = self.config.at(at.kind.variant), at.places._replace(tokens=None)
         indexer = config.indexer
         assert indexer is not None, "only an indexer has an index"
         with jax.named_scope(name):
@@ -179,15 +162,10 @@ class AttentionOps(ProductOps):
             if move.forward:
                 with jax.named_scope("chosen"):
                     chosen = apply_reshard(move, chosen.astype(jnp.int8)) > 0
-            return checkpoint_name(chosen, KEPT), None
+            return checkpoint_name(chosen, KEPT), at
 
     def _by_heads(
-        self,
-        name: str,
-        projected: tuple[Array, Array, Array],
-        places: Places,
-        kind: KindInLoop,
-        options: Mapping[str, Any],
+        self, name: str, projected: tuple[Array, Array, Array], at: AtLayer, options: Mapping[str, Any]
     ) -> Array:
         """Attention of whole sequences by a share of the heads: exchanged for positions, and back."""
 
@@ -200,7 +178,7 @@ class AttentionOps(ProductOps):
         ops.layout = attention_layout(layout)
         q = moved("q", to_heads(layout, "q", "BTNH"), q)
         k, v = (moved(one, to_heads(layout, one, "BTKH"), x) for one, x in (("k", k), ("v", v)))
-        out, _ = ops.attention(name, q, k, v, places, None, kind, **options)
+        out, _ = ops.attention(name, q, k, v, at, **options)
         return moved("a", from_heads(layout, "a", "BTNH"), out)
 
     def _first(self, positions: Array, kind: KindInLoop) -> Array | None:
@@ -217,16 +195,14 @@ class AttentionOps(ProductOps):
         latent: Array,
         rope: Array,
         w: Mapping[str, Array],
-        places: Places,
-        cache: Any,
-        kind: KindInLoop,
+        at: AtLayer,
         *,
         scale: float | None = None,
         chosen: Array | None = None,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, AtLayer]:
         """Keys and values spelt out; in generation they are absorbed (nn/cached_ops.py)."""
         k, v = spelt_out(cast("LatentOps[Array]", self), w, latent, rope)
-        return self.attention(name, q, k, v, places, None, kind, scale=scale, chosen=chosen)
+        return self.attention(name, q, k, v, at, scale=scale, chosen=chosen)
 
     def join_rope(self, name: str, k: Array, rope: Array) -> Array:
         with jax.named_scope(name):

@@ -1,7 +1,6 @@
 """Compressed keys in JAX. Each device of a sequence computes all of its entries."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +9,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout.moves.attention import gathered_series, token_sharding
-from meshwright.models.transformer import Entries, Places
+from meshwright.models.at_layer import AtLayer, Places
+from meshwright.models.transformer import Entries
 from meshwright.nn.attention.blockwise import in_order
 from meshwright.nn.attention.compression import Windows, summed, windows_of
 from meshwright.nn.each_device import each_device, spec_of, with_gradient
 from meshwright.nn.ops.attention import AttentionOps
 from meshwright.nn.products.execute import apply_reshard
 from meshwright.nn.remat import OPERATION
-from meshwright.nn.stack import KindInLoop
 from meshwright.nn.start.device_mesh import partition_spec
 
 
@@ -25,16 +24,9 @@ class CompressionOps(AttentionOps):
     """Attention with compressed keys of `models/transformer.py`."""
 
     def compressed(
-        self,
-        name: str,
-        values: Array,
-        gates: Array,
-        bias: Array,
-        places: Places,
-        cache: Any,
-        kind: KindInLoop,
-    ) -> tuple[Entries[Array], Any]:
-        places = self._places_of_sequences(places._replace(tokens=None))
+        self, name: str, values: Array, gates: Array, bias: Array, at: AtLayer
+    ) -> tuple[Entries[Array], AtLayer]:
+        places = self._places_of_sequences(at.places._replace(tokens=None))
         letters = "BTcH" if name == "compressor" else "BTcy"
         with jax.named_scope(name):
             values, gates = (
@@ -58,7 +50,7 @@ class CompressionOps(AttentionOps):
             specs = [spec, spec, of_bias, *[rows] * len(indices)]
             run = with_gradient(local, specs, out, 3, names=("kv", "gate", f"{name}_positions"))
             entries = checkpoint_name(run(values, gates, reshard(bias, of_bias), *indices), OPERATION)
-        return Entries(entries, Places(windows.first, windows.segments)), cache
+        return Entries(entries, Places(windows.first, windows.segments)), at
 
     @property
     def _num_dealt(self) -> int:

@@ -16,7 +16,7 @@ from meshwright.layout.moves.experts import (
     row_routing,
     to_experts,
 )
-from meshwright.models.transformer import Places
+from meshwright.models.at_layer import Places
 from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_losses, within_capacity
 from meshwright.nn.experts.dropless import (
     Choices,

@@ -17,8 +17,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from meshwright.layout import Layout
 from meshwright.layout.contractions import input_groups
+from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.transformer import Places
 from meshwright.nn.experts.grouped_products import computed_rows
 from meshwright.nn.loss import Names, Nats, loss_by_slices, nats_of, num_slices
 from meshwright.nn.norms import activate, clip, dot, gated, mean_of_last, norm, softcap
@@ -158,8 +158,8 @@ class JaxOps(CompressionOps, ExpertOps, MixerOps, StreamOps):
             ) -> tuple[Array, Any, Any]:
                 self._num_products, self._of_routers = 0, []
                 x = checkpoint_name(x, INPUT) if self.layout.schedule.offload else x
-                kind_here = kind._replace(which=which)
-                x, _, made = block(self, self.reads(w), x, places, None, kind_here, shared)
+                at = AtLayer(places, None, kind._replace(which=which))
+                x, _, made = block(self, self.reads(w), x, at, shared)
                 return x, sum(self._of_routers) if self._of_routers else None, made
 
             x, more, made = jax.checkpoint(layer, policy=policy(self.layout))(x, w, kind.which, shared)

@@ -1,7 +1,5 @@
 """Mixers with a state in JAX: elementwise functions, convolutions and recurrences."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -10,7 +8,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout.moves.attention import shared_by_heads, token_sharding
 from meshwright.layout.moves.states import all_positions, gathered_states
-from meshwright.models.transformer import Places
+from meshwright.models.at_layer import AtLayer, Places
 from meshwright.nn.each_device import KEPT, axes_of, own_copies, spec_of
 from meshwright.nn.mixers.convolution import convolved, convolved_pieces
 from meshwright.nn.mixers.elementwise import apply, unit_inputs
@@ -73,30 +71,28 @@ class MixerOps(ProductOps):
         x: Array,
         taps: Array,
         bias: Array | None,
-        places: Places,
-        cache: Any,
-        kind: KindInLoop,
+        at: AtLayer,
         *,
         memory: str,
         activated: bool = True,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, AtLayer]:
         dims = tuple(range(2, x.ndim))
         with jax.named_scope(name):
             split = [jax.typeof(x).sharding.spec.partitions[dim] for dim in dims]
             reduced = jax.typeof(taps).sharding.spec.reduced
             taps = reshard(taps.astype(x.dtype), PartitionSpec(*split, None, reduced=reduced))
-            y, cache = self._convolved(x, taps, places, cache, memory)
+            y, at = self._convolved(x, taps, at, memory)
         if bias is not None:
             y = self.bias(f"{name}_bias", y, bias)
         with jax.named_scope(name):
-            return checkpoint_name(jax.nn.silu(y) if activated else y, OPERATION), cache
+            return checkpoint_name(jax.nn.silu(y) if activated else y, OPERATION), at
 
-    def _convolved(self, x: Array, taps: Array, places: Places, cache: Any, memory: str) -> tuple[Array, Any]:
+    def _convolved(self, x: Array, taps: Array, at: AtLayer, memory: str) -> tuple[Array, AtLayer]:
         """The sums along positions of x by taps that are split as x; without a cache from position 0 on."""
-        segments, pieces = self._segments(places), Pieces.of(self.layout, x)
+        segments, pieces = self._segments(at.places), Pieces.of(self.layout, x)
         if pieces is not None:
-            return convolved_pieces(x, taps, segments, pieces), None
-        return convolved(x, taps, segments), None
+            return convolved_pieces(x, taps, segments, pieces), at
+        return convolved(x, taps, segments), at
 
     def recurrence(
         self,
@@ -106,13 +102,11 @@ class MixerOps(ProductOps):
         v: Array,
         decay: Array,
         beta: Array | None,
-        places: Places,
-        cache: Any,
-        kind: KindInLoop,
+        at: AtLayer,
         log_rates: Array | None = None,
-    ) -> tuple[Array, Any]:
+    ) -> tuple[Array, AtLayer]:
         with jax.named_scope(name):
-            inputs, segments = self._inputs(q, k, v, decay, beta, log_rates), self._segments(places)
+            inputs, segments = self._inputs(q, k, v, decay, beta, log_rates), self._segments(at.places)
         inputs = self._with_own_rates(inputs)
         with jax.named_scope(name):
             pieces = Pieces.of(self.layout, v)
@@ -121,20 +115,18 @@ class MixerOps(ProductOps):
             else:
                 to_all = gathered_states(self.layout, name, letters_of_states(v))
                 o = over_pieces(inputs, segments, pieces, to_all)
-            return checkpoint_name(jnp.reshape(o, v.shape, out_sharding=spec_of(v)), KEPT), None
+            return checkpoint_name(jnp.reshape(o, v.shape, out_sharding=spec_of(v)), KEPT), at
 
-    def linear_unit(
-        self, name: str, v: Array, decay: Array, places: Places, cache: Any, kind: KindInLoop
-    ) -> tuple[Array, Any]:
+    def linear_unit(self, name: str, v: Array, decay: Array, at: AtLayer) -> tuple[Array, AtLayer]:
         split = spec_of(v)
         with jax.named_scope(name):
-            positions = reshard(places.positions, PartitionSpec(*split.partitions[:2]))
+            positions = reshard(at.places.positions, PartitionSpec(*split.partitions[:2]))
             is_first = along(v, positions == 0, (0, 1))
             v = checkpoint_name(unit_inputs(v, decay, is_first), OPERATION)
             of_heads = PartitionSpec(*split.partitions[:3], None)
             ones = jnp.broadcast_to(jnp.ones((), v.dtype), (*v.shape[:3], 1), out_sharding=of_heads)
-        y, cache = self.recurrence(name, ones, ones, v[..., None], decay, None, places, cache, kind)
-        return y[..., 0], cache
+        y, at = self.recurrence(name, ones, ones, v[..., None], decay, None, at)
+        return y[..., 0], at
 
     def _inputs(
         self, q: Array, k: Array, v: Array, decay: Array, beta: Array | None, log_rates: Array | None

@@ -20,9 +20,9 @@ from meshwright.layout.moves.experts import (
     row_routing,
 )
 from meshwright.layout.runnable import check_model_runs, check_runs
+from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import ADAPTER_B, is_latent
-from meshwright.models.transformer import Places
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.experts.dropless import (

@@ -26,9 +26,9 @@ from jax import Array
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.depths import layers_of_depths
 from meshwright.models import transformer
+from meshwright.models.at_layer import Places
 from meshwright.models.config import Layer, ModelConfig, Stack, base_stack
 from meshwright.models.parameters import ENTERING, STACK_LETTERS
-from meshwright.models.transformer import Places
 from meshwright.nn.gradients import added, as_used, differentiated, zeros
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import flatten

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from meshwright.models.transformer import Places
+from meshwright.models.at_layer import AtLayer
 from meshwright.nn.attention.rotary import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.cached_ops import InferenceOps, rows_product
 from meshwright.nn.each_device import each_device, spec_of
@@ -69,32 +69,25 @@ class BatchInvariantOps(InferenceOps):
         with jax.named_scope(name):
             return _by_token(gated, y, gate)
 
-    def rope(
-        self,
-        name: str,
-        x: Array,
-        places: Places,
-        kind: KindInLoop,
-        *,
-        leading: bool = False,
-        back: bool = False,
-    ) -> Array:
-        config = self.config.at(kind.variant)
+    def rope(self, name: str, x: Array, at: AtLayer, *, leading: bool = False, back: bool = False) -> Array:
+        config = self.config.at(at.kind.variant)
         with jax.named_scope(name):
             return _by_token(
-                lambda x, positions: apply_rope(x, positions, config, kind, leading=leading, back=back),
+                lambda x, positions: apply_rope(x, positions, config, at.kind, leading=leading, back=back),
                 x,
-                places.positions,
+                at.places.positions,
             )
 
     def turned_norm(self, name: str, x: Array, kind: KindInLoop) -> Array:
         with jax.named_scope(name):
             return _by_token(lambda x: norm_turned(x, self.config, kind), x)
 
-    def temperature(self, name: str, q: Array, places: Places, kind: KindInLoop) -> Array:
+    def temperature(self, name: str, q: Array, at: AtLayer) -> Array:
         with jax.named_scope(name):
             return _by_token(
-                lambda q, positions: apply_temperature(q, positions, self.config, kind), q, places.positions
+                lambda q, positions: apply_temperature(q, positions, self.config, at.kind),
+                q,
+                at.places.positions,
             )
 
     def activation(

@@ -30,9 +30,9 @@ from meshwright.layout.page_sizes import first_page, page_of
 from meshwright.layout.runnable import check_runs
 from meshwright.layout.workload import InferencePhase, Workload
 from meshwright.models import transformer
+from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import widest_window
-from meshwright.models.transformer import Places
 from meshwright.nn.attention.blockwise import dealt_positions, zigzag
 from meshwright.nn.attention.paged import PADDING, PagedCache, Pools, Rows
 from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
