@@ -190,7 +190,8 @@ class LayoutFamily:
                 )
                 for stage, state in states.items()
             }
-            self._states[key] = _States(layout, stages, _at(rows, update.chip_seconds) + sent)
+            least = _at(rows, largest(sum(parts) for parts, _ in stages.values()))
+            self._states[key] = _States(layout, stages, least, _at(rows, update.chip_seconds) + sent)
         return self._states[key]
 
     def segments(self, saving: Saving, joined: bool) -> SegmentSeconds:
@@ -292,11 +293,13 @@ class _States(NamedTuple):
     """States of the members with some stages and chunks; layout: of one of them.
 
     stages: bytes of (weights, gradients, optimizer) and of the host's memory, for the first stage of each
-    kind. update_seconds: of the optimizer and its transfers.
+    kind. least_bytes: on one chip of the stage with the most, without activations. update_seconds: of the
+    optimizer and its transfers.
     """
 
     layout: Layout
     stages: dict[int, tuple[tuple[Any, Any, Any], Any]]
+    least_bytes: Any
     update_seconds: Any
 
 

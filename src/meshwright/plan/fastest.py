@@ -85,6 +85,8 @@ class Fastest:
         self._serial = count()
         self._heap: list[tuple[float, int, _Members | _Scheduled | _Single]] = []
         self._ready: list[tuple[float, Considered]] = []
+        # Members whose state alone exceeds a chip. Only if no layout fits are they gone through too.
+        self._too_large: list[tuple[_Members, tuple[str, int], list[int]]] = []
         self.lacking: list[Considered] = []
         self.add(groups)
 
@@ -100,13 +102,13 @@ class Fastest:
 
     def __bool__(self) -> bool:
         """Whether there is any layout, fitting or not."""
-        while self._heap and not (self._ready or self.lacking):
+        while not (self._ready or self.lacking) and self._has_more():
             self._advance()
         return bool(self._ready or self.lacking)
 
     def __iter__(self) -> Iterator[tuple[float, Considered]]:
         for place in count():
-            while place >= len(self._ready) and self._heap:
+            while place >= len(self._ready) and self._has_more():
                 self._advance()
             if place >= len(self._ready):
                 return
@@ -141,6 +143,18 @@ class Fastest:
             elif not wanted(entry.choice):
                 continue
             heappush(self._heap, (bound, serial, entry))
+        self._too_large = [
+            (members._replace(wanted=_both(members.wanted, wanted)), schedule, places)
+            for members, schedule, places in self._too_large
+        ]
+
+    def _has_more(self) -> bool:
+        """Whether entries are left; those whose state is too large come last, if nothing fits."""
+        if not self._heap and not self._ready:
+            too_large, self._too_large = self._too_large, []
+            for members in too_large:
+                self._first_schedules(*members)
+        return bool(self._heap)
 
     def _advance(self) -> None:
         """Take the entry with the least bound to its next step."""
@@ -167,11 +181,17 @@ class Fastest:
             chosen = set(now.tolist())
             for schedule, places in entry.group.schedules.items():
                 if some := [place for place in places if place in chosen]:
-                    for saving in entry.group.space.first_savings(entry.group.pipe):
-                        self._schedule(entry, schedule, saving, some)
+                    holds = entry.group.holds_state(*schedule)
+                    self._first_schedules(entry, schedule, [place for place in some if holds[place]])
+                    if larger := [place for place in some if not holds[place]]:
+                        self._too_large.append((entry, schedule, larger))
         else:
             self._fit(entry, now, entry.bounds[:number])
         self._push(later)
+
+    def _first_schedules(self, entry: _Members, schedule: tuple[str, int], places: list[int]) -> None:
+        for saving in entry.group.space.first_savings(entry.group.pipe) if places else ():
+            self._schedule(entry, schedule, saving, places)
 
     def _schedule(
         self, entry: _Members | _Scheduled, schedule: tuple[str, int], saving: Saving, places: list[int]

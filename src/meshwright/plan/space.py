@@ -376,6 +376,11 @@ class StageGroup:
         stages = self.family.stages(schedule, self.pipe, interleave, saving)
         return self._slowdown * stages.least_seconds(places, schedule)
 
+    def holds_state(self, schedule: str, interleave: int) -> Any:
+        """Whether a chip holds the weights, gradients and optimizer of each member, an array of bool."""
+        states = self.family.states(schedule, self.pipe, interleave)
+        return states.least_bytes <= self.family.chip.program_bytes
+
     def choices(
         self, schedule: str, interleave: int, saving: Saving, places: Sequence[int]
     ) -> list[Considered]:
