@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from tests.audit.foreign_by_hand import BY_HAND
 from tests.audit.foreign_cases import CASES, SEVERAL
+from tests.audit.foreign_needs import NEEDS, SEVERAL_NEEDS
 
 import meshwright
 from meshwright.audit import foreign
@@ -28,18 +29,18 @@ def _kinds(program: Any) -> list[str]:
         return [one["kind"] for one in meshwright.audit(run, *args, hardware="v5p")["warnings"]]
 
 
-@pytest.mark.parametrize("name", [*CASES, *BY_HAND])
+@pytest.mark.parametrize("name", [*CASES, *BY_HAND, *NEEDS])
 def test_each_program_has_its_finding_and_its_remedy_ends_it(name: str) -> None:
-    case = (CASES | BY_HAND)[name]
+    case = (CASES | BY_HAND | NEEDS)[name]
     kinds = _kinds(case.run())
     assert set(kinds) == (set() if case.kind is None else {case.kind})
     if case.fixed is not None:
         assert _kinds(case.fixed()) == []
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", [*SEVERAL, *SEVERAL_NEEDS])
 def test_the_root_comes_first_of_several_findings(name: str) -> None:
-    case = SEVERAL[name]
+    case = (SEVERAL | SEVERAL_NEEDS)[name]
     assert _kinds(case.run())[0] == case.kind
     assert case.fixed and _kinds(case.fixed()) == []
 

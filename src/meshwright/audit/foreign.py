@@ -31,6 +31,7 @@ from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import accidents, at_the_root, gathered_operands
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.donation import undonated_note
+from meshwright.audit.remarks.dropped import dropped_products
 from meshwright.audit.remarks.replication import (
     equal_values,
     repeated_calls,
@@ -143,6 +144,7 @@ def audit_program(
             *replicated_state(program, prices),
             *(repeated_products(program, prices, gathers) or _repeated_on_parts(reading, machine, gathers)),
             *repeated_calls(program, prices, reading.sent),
+            *dropped_products(program, prices),
             *equal_values(program, prices, reading.sent),
             *host_calls(host_transfers(program)),
         ]

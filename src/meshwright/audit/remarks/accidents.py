@@ -20,11 +20,13 @@ from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import TracedValue, entered_as, places
 from meshwright.audit.remarks import Remark
+from meshwright.audit.remarks.necessity import NEED_RULES
 from meshwright.audit.remarks.patterns import (
     FAULT_RULES,
     UNCONSTRAINED,
     Fault,
     ProgramContext,
+    exposed,
     is_integer,
     widened_send,
 )
@@ -203,8 +205,12 @@ def gathered_operands(remarks: Iterable[Remark], sent: Iterable[Emitted]) -> lis
     return [one for one in sent if one.op == "all_gather" and one.tensor in tensors]
 
 
+# In order of precedence.
+_RULES = (*FAULT_RULES, *NEED_RULES, exposed)
+
+
 def _faults(emitted: Emitted, context: ProgramContext) -> list[Fault]:
-    first = next((fault for rule in FAULT_RULES if (fault := rule(emitted, context))), None)
+    first = next((fault for rule in _RULES if (fault := rule(emitted, context))), None)
     return [fault for fault in (first, widened_send(emitted, context)) if fault]
 
 

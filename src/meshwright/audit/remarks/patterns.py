@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from meshwright.audit.facts.communication import is_cast
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule
@@ -270,8 +271,8 @@ def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | No
 
 
 def is_integer(parameter: Instruction) -> bool:
-    """Whether an input holds integers, as tokens and labels are, and not weights of 4 bits."""
-    return re.fullmatch(r"[su](8|16|32|64)", parameter.shapes[0].dtype) is not None
+    """Whether an input holds integers or booleans, as tokens, labels and masks of rows, not 4-bit weights."""
+    return re.fullmatch(r"[su](8|16|32|64)|pred", parameter.shapes[0].dtype) is not None
 
 
 def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -469,7 +470,16 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
     uses = list(_after_scaling(context.program, emitted.uses(context.program)))
     if uses and all(_writes_to_the_carry(context.program, *use) for use in uses):
         return _summed_for_storage(emitted, context, uses)
-    if not uses or not all(_adds_to_the_carry(context.program, *use) for use in uses):
+    if _is_summed_for_shards(emitted, context, uses):
+        return (
+            "summed_repeatedly",
+            f"`{emitted.tensor}` is summed over {context.over(emitted)} in each of {emitted.runs:,} turns of "
+            "a loop that only adds up each device's slice, although the gathered weight is whole during the "
+            "loop",
+            "add up each device's own whole gradient in the loop and reduce-scatter it once, after it: run "
+            "the loop in jax.shard_map, with an all_gather of the weight before it",
+        )
+    if not uses or not all(adds_to_the_carry(context.program, *use) for use in uses):
         return None
     return (
         "summed_repeatedly",
@@ -477,6 +487,26 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "of a loop that only adds the results up",
         "add up the devices' own parts in the loop and all-reduce the total once, after it: take gradients "
         "in jax.shard_map and sum them (psum) after the loop over microbatches",
+    )
+
+
+def _is_summed_for_shards(
+    emitted: Emitted, context: ProgramContext, uses: Sequence[tuple[TracedValue, int]]
+) -> bool:
+    """Whether a loop adds up each device's slice of a sum, and reads a gathered array of the same size."""
+    c, program = emitted.collective, context.program
+    slices = own_slices(program, c.groups, emitted.value.instruction.shapes[-1], uses)
+    if not uses or len(slices) < len(uses):
+        return False
+    added = [use for each in slices for use in readers(program, each)]
+    if not added or not all(adds_to_the_carry(program, *use) for use in added):
+        return False
+    loop = emitted.value.place.loops[-1]
+    return any(
+        other.op == "all_gather"
+        and other.elements == emitted.elements
+        and any(user.instruction is loop for user, _ in other.uses(program))
+        for other in context.sent
     )
 
 
@@ -559,7 +589,7 @@ def _writes_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
     return is_written and _replaces_operand(program, user, 0)
 
 
-def _adds_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
+def adds_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
     """Whether an instruction adds its operand `at` to an array of the loop's carry, for the next turn."""
     is_sum = at in (0, 1) and user.instruction.opcode == "add"
     return is_sum and _replaces_operand(program, user, 1 - at)
@@ -878,7 +908,8 @@ def there_and_back(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A computed array exchanged to another sharding and back, with no product between."""
     if emitted.op != "all_to_all" or emitted.is_written:
         return None
-    if not is_computed(context.program, emitted.operand()):
+    # A residual is also read by the layers between, which need the sharding in which they multiply it.
+    if not is_computed(context.program, emitted.operand()) or any(emitted.products(context.program)):
         return None
     for user, at in emitted.uses(context.program, elementwise=True, joined=True):
         back = next((one for one in context.sent if one.value.instruction is user.instruction), None)
@@ -998,7 +1029,8 @@ def over_a_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
         f"activations (`{emitted.tensor}`) are gathered in groups of {size} of the {whole} devices over "
         f"`{axis}`, since {whole} does not divide a dimension that a reshape makes, such as heads",
         f"choose a number of heads that is a multiple of {whole}, pad them, or shard them over an axis of "
-        f"{whole // size} devices",
+        f"{whole // size} devices; if another dimension of the reshape is a multiple of {whole}, such as "
+        "channels, make it the first and transpose after",
     )
 
 
@@ -1013,10 +1045,30 @@ def two_sides(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 "contraction_gathered",
                 f"both operands of a {_product_name(user)}, `{emitted.tensor}` and `{partner.tensor}`, are "
                 f"gathered over {context.over(emitted)}: these devices all compute the same product",
-                "keep both sharded along the contracted dimension and reduce the partial results (all-reduce "
-                "or reduce-scatter): constrain only the result",
+                _GATHER_ONE
+                if _are_rows(emitted, user, other)
+                else "keep both sharded along the contracted dimension and reduce the partial results "
+                "(all-reduce or reduce-scatter): constrain only the result",
             )
     return None
+
+
+_GATHER_ONE = (
+    "both are split along their rows, not along the contracted dimension: gather only one of them, so that "
+    "each device computes its own rows of the result, and combine the values that are reduced from these"
+)
+
+
+def _are_rows(emitted: Emitted, product: TracedValue, other: TracedValue) -> bool:
+    """Whether a gathered dimension of an operand is one of the product's result, and not summed over."""
+    side = 1 if other.instruction is product.operand(0).instruction else 0
+    name = ("lhs", "rhs")[side] + "_contracting_dims"
+    dims = product.operand(side).instruction.shapes[0].dims
+    summed = prod(dims[int(dim)] for dim in re.findall(r"\d+", product.instruction.attributes.get(name, "")))
+    along = re.findall(r"\d+", emitted.value.instruction.attributes.get("dimensions", ""))
+    gathered = [emitted.value.instruction.shapes[-1].dims[int(dim)] for dim in along]
+    results = product.instruction.shapes[0].dims
+    return len(gathered) == 1 and gathered[0] != summed and gathered[0] in results
 
 
 def _product_name(product: TracedValue) -> str:
@@ -1439,5 +1491,4 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     summed_each_turn,
     summed_apart,
     whole_sum,
-    exposed,
 )

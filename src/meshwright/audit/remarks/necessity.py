@@ -1,0 +1,372 @@
+"""Rules that ask of any collective whether its devices need the bytes that it sends.
+
+No rule knows a kind of program. Bytes are not needed if a device reads few of them, could compute them from
+fewer, gets them again in each step or turn, or could reduce arrays before it sends them.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted, is_computed, is_product
+from meshwright.audit.facts.groups import copied_over
+from meshwright.audit.facts.shards import own_slices
+from meshwright.audit.hlo.op_names import primitive_of
+from meshwright.audit.hlo.read import Instruction
+from meshwright.audit.hlo.trace import (
+    COPIES,
+    MOVES,
+    SLICES,
+    TracedValue,
+    ancestors,
+    entered_as,
+    history,
+    readers,
+    sources,
+    value_key,
+)
+from meshwright.audit.remarks.patterns import Fault, FaultRule, ProgramContext, is_integer
+
+# A transfer is reported if this factor fewer numbers would do.
+_FEWER = 2
+# Steps of a search through elementwise operations.
+_MOST_STEPS = 64
+_FORMS = ELEMENTWISE | {"pad", "concatenate"}
+_SENDS = ("all_gather", "all_to_all", "permute")
+
+
+def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array gathered by hand, of which each device reads a small part, such as its neighbour's rows."""
+    if emitted.op != "all_gather" or not emitted.is_written:
+        return None
+    place, num_read = emitted.value.place, 0
+    for user, at in _ends(context, emitted.result(), _FORMS):
+        is_part = at == 0 and user.instruction.opcode in SLICES
+        if not is_part or len(user.place.loops) != len(place.loops):
+            return None
+        num_read += user.instruction.shapes[-1].num_elements
+    if not num_read or num_read * _FEWER > emitted.elements:
+        return None
+    return (
+        "gathered_for_a_part",
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+        f"{context.over(emitted)}, and each device reads {num_read / emitted.elements:.0%} of it",
+        "send only the part that a device reads: jax.lax.ppermute from the device that has it (a neighbour's "
+        "rows, the end of a window), or slice before the gather",
+    )
+
+
+def sent_from_less(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Numbers that could be computed after the transfer, from fewer: repeated heads, rows of one-hot."""
+    if emitted.op not in _SENDS:
+        return None
+    fewer = _made_from(context, emitted.operand())
+    sent = emitted.operand().instruction.shapes[-1].num_elements
+    if fewer is None or fewer * _FEWER > sent:
+        return None
+    return (
+        "sent_from_less",
+        f"`{emitted.tensor}` is sent over {context.over(emitted)} ({emitted.op}): {sent:,} numbers of a "
+        f"device, which are repeated or computed from {fewer:,}",
+        "send those, and repeat or compute after the transfer: for keys and values of grouped queries, "
+        "gather the heads as they are stored, then jnp.repeat",
+    )
+
+
+def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
+    """Numbers from which elementwise operations and broadcasts compute a value; None if that is unknown."""
+    left, total = [value], 0
+    seen = set[tuple[object, ...]]()
+    for _ in range(_MOST_STEPS):
+        if not left:
+            return total
+        *_, origin = history(context.program, left.pop(), MOVES)
+        instruction, key = origin.instruction, value_key(origin)
+        if key in seen or instruction.opcode in ("constant", "iota", "partition-id"):
+            continue
+        seen.add(key)
+        if instruction.opcode in _FORMS | {"broadcast", "compare", "and", "or"}:
+            left += sources(context.program, origin)
+        elif instruction.opcode in ("parameter", "while", "fusion") and origin.path:
+            return None  # an element of a tuple
+        else:
+            total += instruction.shapes[0].num_elements
+    return None
+
+
+def updated_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Several arrays gathered to be combined element by element, for fewer results that are needed whole."""
+    if emitted.op != "all_gather":
+        return None
+    groups, shape = emitted.collective.groups, emitted.value.instruction.shapes[-1]
+    ends = list(_ends(context, emitted.result(), ELEMENTWISE))
+    cut = own_slices(context.program, groups, shape, ends)
+    whole = [(user, at) for user, at in ends if user not in cut]
+    if not whole or any(at >= 0 for _, at in whole):
+        return None
+    results = {value_key(user) for user, _ in whole}
+    partners = {
+        one.collective.name
+        for user, _ in whole
+        for one in _gathers_of(context, user)
+        if one.value.instruction.shapes[-1].dims == shape.dims
+    }
+    if emitted.collective.name not in partners or len(partners) <= len(results):
+        return None
+    return (
+        "updated_whole",
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is one of {len(partners)} arrays that "
+        f"are gathered over {context.over(emitted)} to be combined element by element, for {len(results)} "
+        "result that is needed whole: every device computes all of it",
+        "compute each device's own part from the shards, and gather the result: an optimizer's state stays "
+        "sharded, and only the new weights are gathered (ZeRO-1)",
+    )
+
+
+def _gathers_of(context: ProgramContext, value: TracedValue) -> Iterator[Emitted]:
+    """The gathers from which elementwise operations compute a value."""
+    by_name = {one.value.instruction.name: one for one in context.sent if one.op == "all_gather"}
+    left, seen = [value], set[tuple[object, ...]]()
+    while left and len(seen) < _MOST_STEPS:
+        *_, origin = history(context.program, left.pop(), MOVES - SLICES)
+        if value_key(origin) in seen:
+            continue
+        seen.add(value_key(origin))
+        if origin.instruction.name in by_name:
+            yield by_name[origin.instruction.name]
+        elif origin.instruction.opcode in ELEMENTWISE:
+            left += sources(context.program, origin)
+
+
+def summed_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Whole arrays passed from device to device, only to be added up."""
+    if emitted.op != "permute" or emitted.collective.follows_sum:
+        return None
+    *_, origin = history(context.program, emitted.operand(), MOVES - SLICES)
+    is_carry = origin.instruction.opcode == "parameter" and bool(origin.place.loops and origin.path)
+    permutes = {one.value.instruction.name for one in context.sent if one.op == "permute"}
+    passed_on = added = False
+    for user, at in emitted.uses(context.program):
+        is_next_turn = at < 0 and is_carry and user.path == origin.path
+        if is_next_turn or user.instruction.name in permutes:
+            passed_on = True
+        elif user.instruction.opcode == "add":
+            added = True
+        else:
+            return None
+    if not (added and passed_on):
+        return None
+    return (
+        "summed_round_a_ring",
+        f"`{emitted.tensor}` is passed on whole over {context.over(emitted)}, {emitted.runs:,} times, and "
+        "only added up: each turn sends the whole array",
+        "sum it with jax.lax.psum, which sends less than two arrays in all, or with psum_scatter if each "
+        "device needs a part",
+    )
+
+
+def kept_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Weights gathered in a loop's turns, and kept whole for the backward pass."""
+    is_of_weight = emitted.op == "all_gather" and not is_computed(context.program, emitted.operand())
+    if not (is_of_weight and context.differentiated and emitted.value.place.loops):
+        return None
+    for user, at in emitted.uses(context.program):
+        if user.instruction.opcode != "dynamic-update-slice" or at != 1:
+            continue
+        stack = user.instruction.shapes[0]
+        if stack.num_elements < emitted.elements * emitted.runs:
+            continue
+        return (
+            "gathered_weights_kept",
+            f"`{emitted.tensor}` is gathered over {context.over(emitted)} in each of {emitted.runs:,} turns, "
+            f"and the loop keeps all gathered arrays ({stack.num_bytes:,} B) for the backward pass: its "
+            "shards save no memory",
+            "gather it again in the backward pass: jax.checkpoint around the layer, with a policy that does "
+            "not save gathered weights",
+        )
+    return None
+
+
+def moved_state(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """A donated cache that each step exchanges from its stored sharding to the one in which it is read."""
+    if emitted.op != "all_to_all" or emitted.is_written or context.differentiated:
+        return None
+    origin = _stored(context, emitted.operand())
+    if origin is None or origin.shapes[0].num_elements > _FEWER * emitted.elements:
+        return None
+    donated = [context.program.main.parameters[number] for number in context.program.donated]
+    if origin not in donated:
+        return None
+    name = origin.op_name or origin.name
+    return (
+        "input_resharded",
+        f"`{name}` is stored with one sharding and read with another: each step exchanges it over "
+        f"{context.over(emitted)}, and returns it as it was",
+        "store it with the sharding of its use, such as a cache by the heads that read it",
+    )
+
+
+def _stored(context: ProgramContext, value: TracedValue) -> Instruction | None:
+    """The input of the program of which a value is a form, perhaps with a part rewritten."""
+    for _ in range(_MOST_STEPS):
+        value = entered_as(context.program, value)
+        if value.instruction.opcode in ("dynamic-update-slice", "scatter"):
+            value = value.operand(0)
+        elif value.instruction.opcode == "parameter" and not value.place.frames:
+            return value.instruction
+        else:
+            return None
+    return None
+
+
+def batch_turned(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """The rows of a batch exchanged between devices in a training step, in which their order is free."""
+    if emitted.op != "permute" or emitted.is_written or not context.differentiated:
+        return None
+    *_, origin = history(context.program, emitted.operand(), COPIES | {"convert"})
+    instruction = origin.instruction
+    if instruction.opcode != "parameter" or origin.place.frames:
+        return None
+    name = instruction.op_name or instruction.name
+    is_of_batch = name in context.batch_names or is_integer(instruction)
+    if not is_of_batch or not set(emitted.axes) & context.batch_axes:
+        return None
+    return (
+        "batch_shuffled",
+        f"all rows of the batch (`{name}`, {emitted.collective.gathered_bytes:,} B a device) go to another "
+        f"device over {context.over(emitted)} ({primitive_of(emitted.collective.op_name)}), although each "
+        "device holds some",
+        "pair or turn the rows within each device: x.reshape(devices, -1, ...)[:, ::-1] with the first "
+        "dimension split, or jax.shard_map",
+    )
+
+
+def returned_by_hand(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """The rows of a batch gathered by the user's all_gather, only to be returned."""
+    if emitted.op != "all_gather" or not emitted.is_written or context.differentiated:
+        return None
+    uses = list(emitted.uses(context.program))
+    if not uses or any(at >= 0 for _, at in uses) or not is_computed(context.program, emitted.operand()):
+        return None
+    rows = emitted.operand().instruction.shapes[0].dims[:1]
+    dims = emitted.value.instruction.attributes.get("dimensions", "")
+    mesh = context.prices.mesh
+    split = [
+        one
+        for one in context.program.main.parameters
+        if one.shapes and one.shapes[0].dims[:1] == rows and not set(emitted.axes) & {*copied_over(one, mesh)}
+    ]
+    if dims != "{0}" or not split:
+        return None
+    return (
+        "returned_whole",
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+        f"{context.over(emitted)}, the batch's axis, only to be returned: every device gets all of it",
+        "return each device's part (out_specs with the batch's axis) in place of the all_gather",
+    )
+
+
+def input_of_no_matmul(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An input that is not trained, stored in shards and read whole by elementwise operations: a mask."""
+    if emitted.op != "all_gather" or emitted.is_written:
+        return None
+    *_, origin = history(context.program, emitted.operand(), COPIES | {"convert", "transpose"})
+    stored, dims = origin.instruction, emitted.value.instruction.shapes[-1].dims
+    if stored.opcode != "parameter" or origin.place.frames or len(dims) <= 1 or is_integer(stored):
+        return None
+    name = stored.op_name or stored.name
+    returned = [shape.dims for shape in context.program.main.result.shapes]
+    if name in context.batch_names or stored.shapes[0].dims in returned:
+        return None
+    uses = list(_ends(context, emitted.result(), frozenset({"broadcast"})))
+    opcodes = {user.instruction.opcode for user, _ in uses}
+    if any(at < 0 for _, at in uses) or not opcodes <= ELEMENTWISE | {"compare"}:
+        return None
+    times = sum(other.collective.parameter == emitted.collective.parameter for other in context.sent)
+    return (
+        "input_resharded",
+        f"`{name}` is stored in shards and read whole: it is gathered over {context.over(emitted)}, "
+        f"{times:,} times per step, for elementwise operations",
+        "store it whole (P()) if all devices read it in each step, or compute it on each device, such as a "
+        "mask from jnp.arange",
+    )
+
+
+def at_fixed_places(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Positions read along a split dimension at places that no data change: frames of a signal."""
+    is_lookup = primitive_of(emitted.collective.op_name) == "gather" and not emitted.is_written
+    if not is_lookup or emitted.op not in ("all_reduce", "all_gather"):
+        return None
+    after = (user for user, at in emitted.uses(context.program) if at == 0)
+    for each in (*after, *_lookups_before(context, emitted.operand())):
+        if each.instruction.opcode == "gather" and not _depends_on_data(context, each.operand(1)):
+            return _fixed(emitted, context, "read at fixed places (frames, patches)")
+    return None
+
+
+def _lookups_before(context: ProgramContext, value: TracedValue) -> Iterator[TracedValue]:
+    """The gathers whose results elementwise operations make a value of."""
+    left, seen = [value], 0
+    while left and seen < _MOST_STEPS:
+        *_, origin = history(context.program, left.pop(), MOVES)
+        if origin.instruction.opcode == "gather":
+            yield origin
+        elif origin.instruction.opcode in ELEMENTWISE:
+            left += sources(context.program, origin)
+        seen += 1
+
+
+def mixed_by_constants(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array gathered for a product with a matrix that no input changes: a resize, an interpolation."""
+    if emitted.op != "all_gather" or emitted.is_written:
+        return None
+    for user, other in emitted.products(context.program):
+        if is_product(user) and not _depends_on_data(context, other):
+            return _fixed(emitted, context, "multiplied with a constant matrix (a resize, an interpolation)")
+    return None
+
+
+def _fixed(emitted: Emitted, context: ProgramContext, how: str) -> Fault:
+    return (
+        "activation_resharded",
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
+        f"{context.over(emitted)} ({emitted.op}), because the dimension that is split there is {how}",
+        "shard another dimension there, such as the batch or the channels; or exchange only the rows at the "
+        "shards' edges in jax.shard_map (ppermute)",
+    )
+
+
+def _depends_on_data(context: ProgramContext, value: TracedValue) -> bool:
+    """Whether a value depends on an input of the program."""
+    return any(
+        one.instruction.opcode == "parameter" and not one.place.frames
+        for one in ancestors(context.program, value)
+    )
+
+
+def _ends(
+    context: ProgramContext, value: TracedValue, through: frozenset[str]
+) -> Iterator[tuple[TracedValue, int]]:
+    """The readers of a value past operations of `through`, each with the number of its operand."""
+    left, seen = [value], set[tuple[object, ...]]()
+    while left:
+        for user, at in readers(context.program, left.pop()):
+            key = value_key(user)
+            if at < 0 or user.instruction.opcode not in through:
+                yield user, at
+            elif key not in seen:
+                seen.add(key)
+                left.append(user)
+
+
+NEED_RULES: Sequence[FaultRule] = (
+    moved_state,
+    batch_turned,
+    returned_by_hand,
+    at_fixed_places,
+    mixed_by_constants,
+    read_in_part,
+    sent_from_less,
+    updated_whole,
+    summed_round_a_ring,
+    kept_gathered,
+    input_of_no_matmul,
+)
