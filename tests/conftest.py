@@ -40,9 +40,10 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{_CACHE.name}/xla"
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-# The native extension: compiled once, in 10 s, by the first process; workers inherit its folder.
-_NATIVE = Path(os.environ.setdefault("MESHWRIGHT_TEST_NATIVE", f"{_CACHE.name}/native"))
-_NATIVE.mkdir(exist_ok=True)
+# The native extension: the first process that needs it compiles it, in 18 s. It is kept for later runs, since
+# its name is a hash of its source.
+_NATIVE = Path(__file__).parents[1] / "build" / "tests-native"
+_NATIVE.mkdir(parents=True, exist_ok=True)
 (Path(_CACHE.name) / "meshwright").mkdir()
 (Path(_CACHE.name) / "meshwright" / "native").symlink_to(_NATIVE)
 

@@ -1,8 +1,10 @@
 """Attention over pages: both of its forms against one sequence's own keys, in the order of its positions."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import jax
 import jax._src.literals
@@ -58,6 +60,11 @@ def _wide(array: Array) -> np.ndarray:
     return np.asarray(array, np.float64)
 
 
+def _compiled(form: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention in one program, which compiles faster than its operations one by one."""
+    return jax.jit(form, static_argnums=(2, 3))
+
+
 def row_positions(row: int) -> list[int]:
     return [int(position) for position in POSITIONS[row] if position != paged.PADDING]
 
@@ -83,7 +90,7 @@ def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_s
     pools = [pool.at[7, :, 3].set(jnp.nan) for pool in POOLS]
     asked = paged._Asked(QUERIES, jnp.asarray(POSITIONS, jnp.int32), jnp.asarray(TABLES, jnp.int32))
     given = None if sinks is None else jnp.asarray(sinks)
-    found = np.asarray(form(asked, pools, window, how, given, slopes).out)
+    found = np.asarray(_compiled(form)(asked, pools, window, how, given, slopes).out)
     seen = POSITIONS >= 0
     np.testing.assert_allclose(found[seen], expected(window, how, sinks)[seen], atol=1e-5)
     assert np.isfinite(found).all()
@@ -100,8 +107,8 @@ def test_a_long_row_reads_several_pages_at_a_time(form, window, last):
     pools = [pool.at[unread].set(jnp.nan) for pool in pools]
     positions = jnp.asarray([[last - 1, last]], jnp.int32)
     asked = paged._Asked(QUERIES[:1, :2], positions, tables)
-    together = form(asked, pools, window, ScoreForm(None, 0.5), None, None).out
-    one_by_one = paged._gathered(
+    together = _compiled(form)(asked, pools, window, ScoreForm(None, 0.5), None, None).out
+    one_by_one = _compiled(paged._gathered)(
         asked, [jnp.nan_to_num(pool) for pool in pools], window, ScoreForm(None, 0.5), None, None
     ).out
     np.testing.assert_allclose(together, one_by_one, atol=2e-6)
@@ -119,8 +126,8 @@ def test_a_row_gathers_only_the_pages_of_its_window(window: Window, num_pages: i
     q = jnp.asarray(RANDOM.normal(size=(5, 1, K * G, H)), jnp.float32)
     asked = paged._Asked(q, positions, tables)
     assert paged._of_window(asked, window, PAGE)[0].shape == (5, num_pages)
-    found = paged._gathered(asked, pools, window, ScoreForm(None, 0.5), None, None).out
-    wanted = paged._page_by_page(asked, pools, window, ScoreForm(None, 0.5), None, None).out
+    found = _compiled(paged._gathered)(asked, pools, window, ScoreForm(None, 0.5), None, None).out
+    wanted = _compiled(paged._page_by_page)(asked, pools, window, ScoreForm(None, 0.5), None, None).out
     np.testing.assert_allclose(found[:4], wanted[:4], atol=1e-5)
     assert np.isfinite(found).all()
 

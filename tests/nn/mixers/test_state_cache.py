@@ -69,6 +69,6 @@ def test_rows_of_several_steps_are_one_sequence() -> None:
                     results[name].append((np.asarray(out)[number], np.asarray(y)[number]))
         for name, (inputs, x) in whole.items():
             out, y = (np.stack(of_all) for of_all in zip(*results[name], strict=True))
-            expected, _ = chunked(jax.tree.map(lambda leaf: leaf[None], inputs))
+            expected, _ = jax.jit(chunked)(jax.tree.map(lambda leaf: leaf[None], inputs))
             np.testing.assert_allclose(out, expected[0], atol=1e-5)
             np.testing.assert_allclose(y, convolved(jnp.asarray(x)[None], taps, None)[0], atol=1e-5)

@@ -1,5 +1,7 @@
 """Products of fp8, int8 and fp4 against the same in numpy, number by number."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -129,12 +131,18 @@ def test_blocks_of_fp4_have_scales_of_fp8_under_one_of_all() -> None:
         assert 0.05 < np.linalg.norm(found - plain) / np.linalg.norm(plain) < 0.2
 
 
+def _compiled(multiply: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A product in one program, which compiles in a fifth of the time of its operations one by one."""
+    return jax.jit(multiply, static_argnums=(0, 3))
+
+
 def test_bfloat16_holds_numbers_of_fp4_and_their_scales() -> None:
     """So products in it are those in float32, but for the order of sums."""
     random = np.random.default_rng(2)
     x, w = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in [(32, 64), (64, 48)])
     wide, narrow = (
-        narrow_multiply(dtype, "fp4")("CI,IO->CO", x, w, True) for dtype in (jnp.float32, jnp.bfloat16)
+        _compiled(narrow_multiply(dtype, "fp4"))("CI,IO->CO", x, w, True)
+        for dtype in (jnp.float32, jnp.bfloat16)
     )
     np.testing.assert_allclose(narrow, wide, rtol=0, atol=1e-5 * np.abs(wide).max())
 
@@ -174,7 +182,7 @@ def test_blocks_of_experts_are_multiplied_narrow_forward_and_backward(
     narrow: str, scales: str, bound: float
 ) -> None:
     random, sizes = np.random.default_rng(0), {"C": 16, "I": 160, "O": 96}
-    multiply = narrow_multiply(jnp.float32, narrow, scales)
+    multiply = _compiled(narrow_multiply(jnp.float32, narrow, scales))
     for spec, is_weight in ((FORWARD, True), (OF_ROWS, True), (OF_WEIGHTS, False)):
         operands, _, _ = spec.partition("->")
         one, other = (

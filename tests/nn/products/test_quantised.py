@@ -32,6 +32,8 @@ from meshwright.serve.device.programs import workload_step
 pytestmark = pytest.mark.sampled(4)
 
 RANDOM = np.random.default_rng(0)
+# In one program, which compiles faster than its operations one by one.
+WIDENED = jax.jit(partial(widened, dtype=jnp.float32))
 B, S = 4, 8
 TOKENS = RANDOM.integers(0, TINY.vocab_size, (B, S)).astype(np.int32)
 # Half a step of each type: of int8 127 to the largest, of int4 7, of fp8 (e4m3) 3 bits of mantissa.
@@ -44,8 +46,8 @@ def test_a_weight_is_off_by_half_a_step_at_most(dtype: str) -> None:
     w = RANDOM.normal(size=(6, 4, 48)).astype(np.float32)
     layout = Layout.of()
     with jax.set_mesh(device_mesh(layout)):
-        found = quantise(jnp.asarray(w), dtype, 1, 16)
-        wide = np.asarray(widened(found, jnp.float32))
+        found = jax.jit(quantise, static_argnums=(1, 2, 3))(jnp.asarray(w), dtype, 1, 16)
+        wide = np.asarray(WIDENED(found))
     assert found.scales.shape == ((6, 4, 3) if dtype == "int4" else (6, 4))
     largest = np.abs(w.reshape(6, 4, -1, 16 if dtype == "int4" else 48)).max(-1, keepdims=True)
     bound = HALF_A_STEP[dtype] * np.broadcast_to(largest, (6, 4, largest.shape[2], 48 // largest.shape[2]))
@@ -70,7 +72,7 @@ def _logits(
     with jax.set_mesh(mesh):
         if wide:
             is_leaf = lambda leaf: isinstance(leaf, Quantised)  # noqa: E731
-            weights = jax.tree.map(partial(widened, dtype=jnp.float32), weights, is_leaf=is_leaf)
+            weights = jax.tree.map(WIDENED, weights, is_leaf=is_leaf)
         per_replica = B // layout.num_batch_shards
         heads = np.tile(np.arange(1, per_replica + 1) * S - 1, layout.num_batch_shards)
         columns = (TOKENS, np.tile(np.arange(S), B), np.zeros(B * S), np.arange(B) % per_replica, heads)
