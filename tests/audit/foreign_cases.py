@@ -660,7 +660,12 @@ def _recurrence(*spec: str | None) -> Any:
             steps, state = jnp.swapaxes(x, 0, 1), jnp.zeros((x.shape[0], w.shape[0]))
             if spec[0]:
                 steps, state = constrained(m, steps, None, spec[0]), constrained(m, state, spec[0])
-            return lax.scan(lambda h, xt: (jnp.tanh(h @ w + xt @ u),) * 2, state, steps)[1]
+
+            def cell(h: Any, xt: Any) -> tuple[Any, Any]:
+                h = jnp.tanh(h @ w + xt @ u)
+                return h, h
+
+            return lax.scan(cell, state, steps)[1]
 
         return jax.jit(run), (array(m, (64, 512, 256), *spec), array(m, (256, 256)), array(m, (256, 256)))
 

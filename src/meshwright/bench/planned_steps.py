@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from meshwright.bench.all_devices import local_hardware
 from meshwright.bench.timing import Listener, Prepared, TimedCall, Timing, run_prepared, tell
-from meshwright.bench.train_step import TIMED_OPTIMIZER
+from meshwright.bench.train_step import TIMED_OPTIMIZER, repeated_step
 from meshwright.hardware import catalog
 from meshwright.plan.train import price
 from meshwright.plan_file import Plan
@@ -48,14 +47,7 @@ def _call(plan: Plan) -> TimedCall:
     )
     shape = (workload.num_sequences, workload.seq_len + 1)
     rows = np.random.default_rng(0).integers(0, plan.model.vocab_size, shape, np.int32)
-    state = step.init(0)
-
-    def run() -> object:
-        nonlocal state  # the step donates its old state
-        state, metrics = step.step(state, rows)
-        return jax.block_until_ready((state, metrics))
-
-    return run
+    return repeated_step(step.step, step.init(0), rows)
 
 
 def _result(plan: Plan, timing: Timing) -> dict:

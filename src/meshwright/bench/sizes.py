@@ -9,7 +9,7 @@ CALIBRATION = (4096, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216, 33_554_4
 
 
 def group_mesh(num_devices: int) -> Mesh:
-    """The mesh of a calibration: groups of neighbours, of devices far apart, and of all.
+    """The mesh of a calibration, for collectives among neighbours, among distant devices and among all.
 
     >>> dict(group_mesh(8).sizes), dict(group_mesh(3).sizes)
     ({'X': 4, 'Y': 2}, {'X': 3})

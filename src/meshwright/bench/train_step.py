@@ -8,8 +8,9 @@ step, with measured FLOPs and collectives, equals its time. step.memory_by_dtype
 dtypes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -87,11 +88,15 @@ def step_program(config: ModelConfig, layout: Layout, workload: Workload) -> Tim
     abstract, rows = step.abstract_state(), step.abstract_tokens()
     with jax.set_mesh(step.mesh):
         compiled = step.jitted.lower(abstract, rows).compile()
-    state, tokens = jax.tree.map(_zeros, abstract), _zeros(rows)
+    return repeated_step(compiled, jax.tree.map(_zeros, abstract), _zeros(rows))
+
+
+def repeated_step(step: Callable[[Any, Any], tuple[Any, Any]], state: Any, rows: Any) -> TimedCall:
+    """A call that runs `step` on the same rows, each time from the state that it returned last."""
 
     def run() -> object:
         nonlocal state  # the step takes the old state's memory
-        state, metrics = compiled(state, tokens)
+        state, metrics = step(state, rows)
         return jax.block_until_ready((state, metrics))
 
     return run

@@ -3,6 +3,7 @@
 import re
 from math import prod
 
+from meshwright.records import plain_name
 from meshwright.units import parse_bytes
 
 # The sign of a product. The book adds the contracted dimension: In[B, D] *D W[D, F].
@@ -68,7 +69,7 @@ def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]
     """
     if re.fullmatch(r"\d+(\*\d+)+", size):  # 2*1024*8192 bytes
         size = f"{prod(map(int, size.split('*'))) / 1e3}kB"
-    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    plain = plain_name(name)
     op = next((ours for theirs, ours in _OPS.items() if plain.startswith(theirs)), "")
     axis = re.match(r"[A-Z]", over or mesh)
     if not op or op == "AllToAll" or axis is None or not re.fullmatch(r"[\d.]+ ?[kmgt]?i?b?", size, re.I):

@@ -9,6 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from meshwright.errors import MeshwrightError
+from meshwright.records import plain_name
 
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"
@@ -230,7 +231,7 @@ def dtype_here(name: str) -> str:
     >>> dtype_here("Q4_K_M"), dtype_here("fp8_e5m2"), dtype_here("half"), dtype_here("other")
     ('int4', 'fp8', 'bf16', '')
     """
-    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    plain = plain_name(name)
     return next((ours for pattern, ours in _DTYPES if re.match(pattern, plain)), "")
 
 

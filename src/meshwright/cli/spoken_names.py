@@ -13,6 +13,7 @@ from meshwright.cli.value_kinds import is_machine
 from meshwright.hardware.catalog import everyday
 from meshwright.layout.short import WORDS, word_here
 from meshwright.platforms import PLATFORMS
+from meshwright.records import plain_name
 
 _VENDORS = {"nvidia", "google", "amd", "intel", "apple", "aws", "amazon", "tpu", "gpu", "geforce", "cloud"}
 # First words after which `gpu`, `local` and the like are not replaced by a machine: `audit plan.toml tpu`.
@@ -74,8 +75,8 @@ def preset_alike(name: str) -> str:
     """The preset with the same letters and digits, as for llama3.1:8b; other words are returned unchanged."""
     from meshwright.models.presets import PRESETS
 
-    plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    return next((preset for preset in PRESETS if re.sub(r"[^a-z0-9]", "", preset) == plain), name)
+    plain = plain_name(name)
+    return next((preset for preset in PRESETS if plain_name(preset) == plain), name)
 
 
 def _with_dashes(words: Sequence[str]) -> list[str]:

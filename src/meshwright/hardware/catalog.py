@@ -20,6 +20,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.hardware.unlisted import Unlisted, unlisted
 from meshwright.platforms import PLATFORMS
 from meshwright.programs.program import DEFAULT as XLA
+from meshwright.records import plain_name
 from meshwright.units import divisors, format_bytes
 
 _FORMS = (
@@ -271,7 +272,7 @@ def _like(name: str, known: Iterable[str]) -> str:
         spec = usual(name)
         return f"write {spec if spec != name else f'{_aliases()[counted[1]]}:{counted[2]}'}"
     words = set(re.split(r"[^a-z0-9]+", name.replace("litepod", "e").replace("lite", "e")))
-    joined = re.sub(r"[^a-z0-9]", "", name)
+    joined = plain_name(name)
     if name.isdigit():
         return f"name the chip too: h100:{name}"
     if name in _OF_VENDORS:

@@ -27,6 +27,7 @@ from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import REMAT_ALSO, REMATS, Schedule, check_positive
 from meshwright.notation.mesh import Mesh
 from meshwright.optimizers import OPTIMIZERS
+from meshwright.records import plain_name
 from meshwright.units import divisors
 
 # Words that need the same degree of others, to be words of any layout.
@@ -179,7 +180,7 @@ def value_here(word: str, value: str) -> str:
     >>> value_here("optimizer", "paged_adamw_8bit"), value_here("zero", "stage2")
     ('optimizer=adamw,optimizer_dtype=int8', 'zero=2')
     """
-    plain = re.sub(r"[^a-z0-9]", "", value.lower())
+    plain = plain_name(value)
     if word == "remat":
         names: Mapping[str, str] = {**REMAT_ALSO, **{name: name for name in REMATS}}
     elif word == "schedule":
