@@ -115,5 +115,5 @@ def test_the_last_value_of_an_option_counts_with_a_note(
     words: list[str], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(*words)
-    assert capsys.readouterr().err == f"mw: {name}; the last value counts\n"
+    assert capsys.readouterr().err == f"mw: warning: {name}; the last value counts\n"
     assert run("--quiet", "--quiet")["given"] == {"quiet": True}

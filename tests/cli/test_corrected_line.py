@@ -323,10 +323,17 @@ def test_lines_of_people_who_do_not_know_the_commands(
         "collective psum --hardware",
         "it's.py \\",
         "shard 0 --mesh X=4,Y=2 --search -inf",  # whose examples are lines that go on after a backslash
+        "help --json " + "a" * 300 + " plan",  # no file's name
     ],
 )
 def test_lines_without_values_are_answered(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(typed.split()) == 2
+    assert capsys.readouterr().err.startswith("mw: ")
+
+
+def test_words_of_white_space_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan serve --model llama-3.2-1b WHITE h100:1x8 --prompt-tokens 512 --output-tokens 128 --set h100"
+    assert main([word.replace("WHITE", "\n") for word in line.split()]) == 2
     assert capsys.readouterr().err.startswith("mw: ")
 
 

@@ -66,7 +66,7 @@ def _check_repeated(given: Sequence[Any]) -> None:
             name, times = param.opts[-1], "twice" if count == 2 else f"{count} times"
             if name in LISTS:
                 raise MeshwrightError(f"{name} is given {times} and has one value; leave one out")
-            note(f"mw: {name} is given {times}; the last value counts")
+            note(f"mw: warning: {name} is given {times}; the last value counts")
 
 
 def command(app: typer.Typer, **settings: Any) -> Callable[[Function], Function]:

@@ -1,5 +1,6 @@
 """Faults of a command line: each is answered with the words to type instead."""
 
+import os
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -37,6 +38,7 @@ _QUESTIONS = (
 )
 # Words of other programs' commands that have no counterpart in ours: `mw model show llama-3-8b`.
 _VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
+_LONGEST_NAME = 255  # bytes of a file's name
 _LONGEST_VAGUE = 6  # characters, with dashes, of an option that its value explains: --on rtx4090
 _LEAST_BEGUN = 4  # characters, with dashes, of the beginning of an option
 _EXTRA = re.compile(r"Got unexpected extra arguments? ?(?:\(s\) )?\((.+)\)")
@@ -61,6 +63,8 @@ def usage_fault(
 
 def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     """The message `answer` about a command line, with the whole line to type if one is known."""
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for word in args for part in word.split("/")):
+        return answer  # what a word means depends on whether it is a file, and the system refuses to look
     # Imported here, since most command lines are right.
     from meshwright.cli.corrected_line import corrected_line, notes_of, unknown_names
     from meshwright.cli.line_notes import without_contradictions, without_kept

@@ -178,7 +178,8 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
             joined.append(piece)
             continue
         is_machine = before.option == "--hardware" and command.path in (("plan", "serve"), ("plan", "train"))
-        if is_machine and not command.fault(*before.words) and not command.fault(before.option, piece.value):
+        refused = command.fault(before.option, before.value)
+        if is_machine and not refused and not command.fault(before.option, piece.value):
             joined[-1] = replace(before, value=f"{before.value},{piece.value}")
             continue
         if before.option in LISTS and before.value and _SETTING.match(piece.value):
@@ -186,9 +187,9 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
             continue
         both = f"{before.value} {piece.value}"
         is_unit = re.fullmatch(r"[A-Za-z/]{1,12}", piece.value) and before.value[-1:].isdigit()
-        if (is_unit or command.fault(*before.words)) and not command.fault(before.option, both):
+        if (is_unit or refused) and not command.fault(before.option, both):
             joined[-1] = replace(before, value=both)
-        elif command.fault(*before.words) and len(both.split()) <= _MOST_JOINED:
+        elif refused and len(both.split()) <= _MOST_JOINED:
             joined[-1] = replace(before, value=both)  # more words may follow
         else:
             joined.append(piece)
@@ -272,7 +273,8 @@ def _fits(value: str, option: str, command: Command) -> bool:
     """Whether the option takes the value, perhaps under another name. False for options of any text."""
     if not command.fault(option, _NONSENSE):
         return False
-    return not command.fault(*with_a_right_value(Piece(option, value), command).words)
+    right = with_a_right_value(Piece(option, value), command)
+    return not command.fault(right.option, right.value)
 
 
 def _with_one_expression(pieces: Sequence[Piece]) -> list[Piece]:
