@@ -324,6 +324,7 @@ def test_lines_of_people_who_do_not_know_the_commands(
         "it's.py \\",
         "shard 0 --mesh X=4,Y=2 --search -inf",  # whose examples are lines that go on after a backslash
         "help --json " + "a" * 300 + " plan",  # no file's name
+        "plan serve --model llama-3.2-1b --hardware h100:1x8 --layout fsdp=0",
     ],
 )
 def test_lines_without_values_are_answered(typed: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -260,7 +260,7 @@ def on_all_chips(pieces: Sequence[Piece]) -> list[Piece]:
             with suppress(HardwareError, LayoutError, ValueError):  # the last: a degree that is no number
                 words, num_chips = read_words(piece.value), load(machine).num_chips
                 num_devices = prod(int(str(words.get(axis, 1))) for axis in DEGREES if axis != "expert")
-                left = num_chips // num_devices
+                left = num_chips // num_devices if num_devices > 0 else 0
                 if left > 1 and left * num_devices == num_chips and not {"data", "fsdp"} & set(words):
                     piece = replace(piece, value=f"data={left},{piece.value}")
         made.append(piece)
