@@ -360,6 +360,81 @@ def _frames_of_videos() -> Any:
     return jax.jit(forward), (array(m, (16, 64, 32), "x"),)
 
 
+def _convolved(*, whole: bool) -> Callable[[], Any]:
+    """A causal convolution of split positions, of all gathered rows or of the neighbour's last ones."""
+
+    def run() -> Any:
+        m = mesh("x")
+
+        def local(x: Any, kernel: Any) -> Any:
+            count = x.shape[0]
+            if whole:
+                rows = lax.all_gather(x, "x", tiled=True)
+                rows = sum(jnp.roll(rows, i, 0) * kernel[i] for i in range(4))
+                return lax.dynamic_slice_in_dim(rows, lax.axis_index("x") * count, count)
+            before = lax.ppermute(x[-3:], "x", [(i, (i + 1) % 8) for i in range(8)])
+            rows = jnp.concatenate([before, x])
+            return sum(rows[3 - i : 3 - i + count] * kernel[i] for i in range(4))
+
+        args = array(m, (1024, 64), "x"), array(m, (4, 64))
+        return _shard_map(m, local, (P("x"), P()), P("x")), args
+
+    return run
+
+
+def _mean_of_gradients(*, gathered: bool) -> Callable[[], Any]:
+    """Gradients averaged over devices after they are gathered, or by pmean."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def local(w: Any, x: Any) -> Any:
+            gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+            mean = lax.all_gather(gradient, "data").mean(0) if gathered else lax.pmean(gradient, "data")
+            return w - 0.1 * mean
+
+        args = array(m, (64, 64)), array(m, (128, 64), "data")
+        return _shard_map(m, local, (P(), P("data")), P()), args
+
+    return run
+
+
+def _signs(*, whole: bool) -> Callable[[], Any]:
+    """Lion by hand: the split momentum is gathered for an update that is cut again, or stays split."""
+
+    def run() -> Any:
+        m = mesh("fsdp")
+
+        def local(w: Any, mean: Any, x: Any) -> Any:
+            full = lax.all_gather(w, "fsdp", tiled=True)
+            gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(full)
+            if not whole:
+                gradient = lax.psum_scatter(gradient, "fsdp", tiled=True) / 8
+                return w - 0.1 * jnp.sign(0.9 * mean + 0.1 * gradient), 0.99 * mean + 0.01 * gradient
+            own = lambda a: lax.dynamic_slice_in_dim(a, lax.axis_index("fsdp") * 16, 16)  # noqa: E731
+            gradient, mean = lax.pmean(gradient, "fsdp"), lax.all_gather(mean, "fsdp", tiled=True)
+            new = full - 0.1 * jnp.sign(0.9 * mean + 0.1 * gradient)
+            return own(new), own(0.99 * mean + 0.01 * gradient)
+
+        w = array(m, (128, 64), "fsdp")
+        split, args = P("fsdp"), (w, w, array(m, (256, 128), "fsdp"))
+        return _shard_map(m, local, (split, split, split), (split, split)), args
+
+    return run
+
+
+def _cropped(*spec: str | None) -> Callable[[], Any]:
+    """Images cut at all edges, split by `spec`."""
+
+    def run() -> Any:
+        m = mesh("x")
+        images = array(m, (16, 128, 128, 4), *spec)
+        crop = lambda x: jnp.tanh(x[:, 16:112, 16:112])  # noqa: E731
+        return jax.jit(crop, out_shardings=images.sharding), (images,)
+
+    return run
+
+
 NEEDS = {
     "a window of gathered rows": Case("gathered_for_a_part", _window(whole=True), _window(whole=False)),
     "a neighbour's rows out of a gather": Case(
@@ -396,9 +471,19 @@ NEEDS = {
     "a layer that runs several times": Case(
         "summed_repeatedly", _one_layer(by_hand=False), _one_layer(by_hand=True)
     ),
+    "a convolution of gathered rows": Case(
+        "gathered_for_a_part", _convolved(whole=True), _convolved(whole=False)
+    ),
+    "gradients gathered for their mean": Case(
+        "gathered_for_one_operation", _mean_of_gradients(gathered=True), _mean_of_gradients(gathered=False)
+    ),
+    "split rows cut at both ends": Case("activation_resharded", _cropped(None, "x"), _cropped("x")),
     "exchanges for attention over frames": Case(None, _frames_of_videos),
 }
 # The first of two findings is the cause of the other.
 SEVERAL_NEEDS = {
+    "momentum gathered for an update that is cut again": Case(
+        "updated_whole", _signs(whole=True), _signs(whole=False)
+    ),
     "rows packed across devices": Case("batch_shuffled", _packed(across=True), _packed(across=False)),
 }

@@ -218,7 +218,7 @@ def pass_of(direction: str) -> str:
 _WRITTEN = ("all_gather", "all_to_all", "ppermute", "psum", "reduce_scatter", "pshuffle", "ragged_all_to_all")
 ELEMENTWISE = frozenset({
     "add", "subtract", "multiply", "divide", "negate", "maximum", "minimum", "tanh", "exponential",
-    "logistic", "power", "select", "clamp", "rsqrt", "sqrt",
+    "logistic", "power", "select", "clamp", "rsqrt", "sqrt", "sign",
 })  # fmt: skip
 
 

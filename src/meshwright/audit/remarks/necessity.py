@@ -38,7 +38,7 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if emitted.op != "all_gather" or not emitted.is_written:
         return None
     place, num_read = emitted.value.place, 0
-    for user, at in _ends(context, emitted.result(), _FORMS):
+    for user, at in _ends(context, emitted.result(), _FORMS, emitted.elements / _FEWER):
         is_part = at == 0 and user.instruction.opcode in SLICES
         if not is_part or len(user.place.loops) != len(place.loops):
             return None
@@ -100,6 +100,16 @@ def updated_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     ends = list(_ends(context, emitted.result(), ELEMENTWISE))
     cut = own_slices(context.program, groups, shape, ends)
     whole = [(user, at) for user, at in ends if user not in cut]
+    directly = [user for user, _ in emitted.uses(context.program)]
+    if emitted.is_written and not whole and any(user not in directly for user in cut):
+        return (
+            "updated_whole",
+            f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+            f"{context.over(emitted)} for elementwise operations, and each device keeps its own part of the "
+            "result",
+            "leave out the all_gather and compute each device's part from the shards; scatter the other "
+            "operands, such as gradients (psum_scatter)",
+        )
     if not whole or any(at >= 0 for _, at in whole):
         return None
     results = {value_key(user) for user, _ in whole}
@@ -343,14 +353,18 @@ def _depends_on_data(context: ProgramContext, value: TracedValue) -> bool:
 
 
 def _ends(
-    context: ProgramContext, value: TracedValue, through: frozenset[str]
+    context: ProgramContext, value: TracedValue, through: frozenset[str], most: float = float("inf")
 ) -> Iterator[tuple[TracedValue, int]]:
-    """The readers of a value past operations of `through`, each with the number of its operand."""
+    """The readers of a value past operations of `through`, each with the number of its operand.
+
+    Slices of more than `most` numbers, such as the pieces that a roll joins again, are passed too.
+    """
     left, seen = [value], set[tuple[object, ...]]()
     while left:
         for user, at in readers(context.program, left.pop()):
-            key = value_key(user)
-            if at < 0 or user.instruction.opcode not in through:
+            key, opcode = value_key(user), user.instruction.opcode
+            is_piece = opcode == "slice" and user.instruction.shapes[0].num_elements > most
+            if at < 0 or not (opcode in through or is_piece):
                 yield user, at
             elif key not in seen:
                 seen.add(key)
@@ -363,9 +377,9 @@ NEED_RULES: Sequence[FaultRule] = (
     returned_by_hand,
     at_fixed_places,
     mixed_by_constants,
+    updated_whole,
     read_in_part,
     sent_from_less,
-    updated_whole,
     summed_round_a_ring,
     kept_gathered,
     input_of_no_matmul,

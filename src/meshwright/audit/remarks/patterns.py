@@ -436,8 +436,12 @@ def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
     uses = list(emitted.uses(context.program, elementwise=True, joined=True))
     shard_elements = emitted.elements / emitted.collective.groups.size
     reads = _REDUCES if not emitted.is_written else (*_REDUCES, "gather")  # of a target's logit
+    # The user's all_gather may add a dimension, over which a plain sum has the size of a shard. A masked one,
+    # as of the totals of earlier shards, cannot be taken before the transfer.
+    is_plain = all(user.instruction.opcode in _REDUCES for user, _ in emitted.uses(context.program))
+    most = shard_elements if emitted.is_written and is_plain else shard_elements - 1
     if not any(user.instruction.opcode in _REDUCES for user, _ in uses) or not all(
-        user.instruction.opcode in reads and user.instruction.shapes[0].num_elements < shard_elements
+        user.instruction.opcode in reads and user.instruction.shapes[0].num_elements <= most
         for user, _ in uses
     ):
         return None
@@ -781,7 +785,7 @@ def cut_along_shards(emitted: Emitted, context: ProgramContext) -> Fault | None:
         or name not in _CUTS
         or emitted.is_written
         or emitted.is_windowed
-        or (_is_shift(emitted) and len(_distances(emitted, context)) <= _BOTH_WAYS)
+        or _is_halo(emitted, context)
         or any(emitted.products(context.program))
         or _is_moved_before(emitted, context.program)
     ):
@@ -808,6 +812,18 @@ def _is_moved_before(emitted: Emitted, program: Program) -> bool:
 
 # The distances of an exchange of halos: from the device before and from the one after.
 _BOTH_WAYS = 2
+# A halo is less than a half of the shard. An array that is cut at both ends may send more in both directions.
+_OF_A_SHARD = 2
+
+
+def _is_halo(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether a permute sends edges of shards to the neighbours, or all shards one device on."""
+    distances = len(_distances(emitted, context))
+    if not _is_shift(emitted) or distances > _BOTH_WAYS:
+        return False
+    *_, shard = history(context.program, emitted.operand(), MOVES)
+    sent = emitted.operand().instruction.shapes[0].num_elements
+    return distances < _BOTH_WAYS or sent * _OF_A_SHARD < shard.instruction.shapes[0].num_elements
 
 
 def _distances(emitted: Emitted, context: ProgramContext) -> set[int]:
@@ -1099,8 +1115,8 @@ _FEW = 16
 
 
 def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """A gathered array that each device then slices to its own part."""
-    if emitted.op != "all_gather":
+    """An array gathered by the compiler, which each device then slices to its own part."""
+    if emitted.op != "all_gather" or emitted.is_written:
         return None
     uses = list(emitted.uses(context.program, elementwise=True))
     sliced = own_slices(
