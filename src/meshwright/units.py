@@ -62,7 +62,14 @@ def parse_share(text: str | float) -> float:
     return share
 
 
-_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_TIMES = {
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+}
 # A number without a unit that is larger than this was meant in milliseconds, or is a mistake.
 _MOST_PER_TOKEN, _MOST_TO_FIRST = 1.0, 60.0
 
@@ -70,7 +77,7 @@ _MOST_PER_TOKEN, _MOST_TO_FIRST = 1.0, 60.0
 def parse_seconds(text: str | float) -> float:
     """Seconds: `0.03` and `30ms` are the same.
 
-    >>> parse_seconds("30ms"), parse_seconds("0.5"), parse_seconds("1.5s"), parse_seconds("2min")
+    >>> parse_seconds("30ms"), parse_seconds("0.5"), parse_seconds("1.5s"), parse_seconds("2 minutes")
     (0.03, 0.5, 1.5, 120.0)
     """
     match = re.fullmatch(

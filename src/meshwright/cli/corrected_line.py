@@ -29,7 +29,14 @@ from meshwright.cli.other_values import plain_words
 from meshwright.cli.pasted_words import unpasted
 from meshwright.cli.sentences import MEANS_PLANS, notes_of_sentence
 from meshwright.cli.sentences import line_of as sentence_line
-from meshwright.cli.spoken_names import in_one_word, matching_files, with_environment
+from meshwright.cli.spoken_names import (
+    SIZE,
+    in_one_word,
+    matching_files,
+    of_this_size,
+    size_note,
+    with_environment,
+)
 from meshwright.cli.unlisted_chips import with_its_file, with_nearest
 from meshwright.cli.value_kinds import is_machine
 from meshwright.errors import MeshwrightError
@@ -81,7 +88,10 @@ def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     words = unpasted(plain_words(args))
     if not any(word.startswith("-") for word in words):
         return dict(notes_of_sentence(words, commands[-1].path))
-    return left_out(_rewritten(args), line, commands)
+    sizes = [match[1] for word in words if (match := SIZE.fullmatch(word))]
+    taken = [model for size in sizes if (model := of_this_size(size)) and model in line.split()]
+    notes = {model: size_note(model) for model in taken if model not in words}
+    return notes | left_out(_rewritten(args), line, commands)
 
 
 def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
@@ -237,8 +247,12 @@ def _parts_of_launch(words: Sequence[str], command: Command) -> tuple[list[str],
     begins = (at for at, word in enumerate(words) if word in ("train", "mw") or word.endswith(".toml"))
     at = next(begins, len(words))
     options, inner = list(words[:at]), list[str]()
+    started = command_at(("train",))
     for piece in pieces_of(words[at:], command):
-        (options if piece.option in command.options else inner).extend(piece.words)
+        if piece.option in command.options:
+            options += piece.words
+        elif not piece.option or (started is not None and piece.option in started.options):
+            inner += piece.words
     return options, inner
 
 

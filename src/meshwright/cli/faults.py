@@ -163,10 +163,14 @@ def unknown_command(words: Sequence[str], commands: Sequence[str]) -> str:
         name = words[list(words).index("-m") + 1]  # python -m vllm.entrypoints...
         if ours := command_of_words(name, commands):
             return f"type {ours}"
-    if ours := command_here(name, commands):
+    ours = command_here(name, commands)
+    if ours == "mw doctor" and any(word.startswith("http") for word in words):
+        return filled(no_command("health"), words[1:])
+    if ours:
         return f"type {ours}"
     if answer := no_command(name):
-        return filled(answer, words[1:])
+        is_of_server = "metrics.jsonl" in answer and any(word.startswith("http") for word in words)
+        return filled(no_command("metrics") if is_of_server else answer, words[1:])
     if close := get_close_matches(name, [*commands, "help", "version"], n=2, cutoff=ALIKE):
         return f"did you mean {' or '.join(close)}?"
     first = next((word for word in words[1:] if word in commands), "")

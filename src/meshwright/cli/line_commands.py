@@ -78,7 +78,13 @@ def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
         yield ["fit", *words[1:]]
     if is_launcher(words[0]):  # `megatron --tp 8`
         yield ["plan", "train", "--for", *words]
+    if words[0] == "compare" and "--models" in words[:-1]:
+        at = words.index("--models")
+        words = [*words[:at], *words[at + 1].split(","), *words[at + 2 :]]
     models = [word for word in words[1:] if is_model(word)] if words[0] == "compare" else []
+    bare = [word for word in words[1:] if is_machine(word)] if len(models) > 1 else []
+    if len(models) > 1 and "--hardware" not in words and len(bare) == 1:
+        words = [*(word for word in words if word not in bare), "--hardware", *bare]
     if len(models) > 1 and "--hardware" in words[:-1]:  # mw compare takes MODEL@MACHINE
         at = words.index("--hardware")
         named = [f"{word}@{words[at + 1]}" if word in models else word for word in words]
@@ -86,8 +92,8 @@ def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
     if words[0] == "serve" and len(words) > 1 and is_engine(words[1]):  # `serve vllm MODEL`
         is_named = any(not word.startswith("-") or word in ("--checkpoint", "--model") for word in words[2:])
         yield ["serve", *words[2:]] if is_named else ["plan", "serve", "--engine", *words[1:]]
-    if list(words[:2]) in (["plot", "loss"], ["plot", "metrics"]) and Path(words[-1]).is_dir():  # of a run
-        yield ["report", *words[2:]]
+    if list(words[:2]) in (["plot", "loss"], ["plot", "metrics"]) and not words[-1].startswith("-"):
+        yield ["report", words[-1]]  # of a run
     if list(words[:2]) == ["plan", "serve"] and "--batch" in words[:-1]:
         at = words.index("--batch")
         if batches := _batches(words[at + 1]):  # mw plan serve prices one batch
@@ -161,8 +167,11 @@ def _of_programs(words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
         after = rest[rest.index(scripts[0]) + 1 :]
         if after and (command := command_at(("plan", "train"))):
             yield command, [*(word for word in rest[: rest.index(scripts[0])] if word != "launch"), *after]
-    if any(name in first for name in ("vllm", "sglang", "trtllm")) and (command := command_at(("serve",))):
-        yield command, [word for word in rest if word != "serve"]
+    if any(name in first for name in ("vllm", "sglang", "trtllm")):
+        if rest[:2] == ["bench", "serve"] and (command := command_at(("bench", "serve"))):
+            yield command, rest[2:]
+        elif command := command_at(("serve",)):
+            yield command, [word for word in rest if word != "serve"]
 
 
 def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command, list[str]] | None:
@@ -187,7 +196,9 @@ def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command,
     if PLACEHOLDER.search(" ".join(extra)):
         if not rest:
             return None
-        if not Path(rest[0]).is_dir():
+        if "--run" in extra and "--run" in rest:  # resume --run DIR
+            return command, [*rest, *(word for word in extra[2:] if word not in rest)]
+        if not Path(rest[0]).is_dir() and not ("--resume" in extra and re.fullmatch(r"\w[\w./-]*", rest[0])):
             return command, list(rest)
         extra, rest = [rest[0] if PLACEHOLDER.fullmatch(word) else word for word in extra], rest[1:]
     return command, [*rest, *extra]

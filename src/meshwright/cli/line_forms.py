@@ -466,7 +466,20 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
         return "1T"
     if "--hardware" in names and mesh:
         return f"h100:{_num_devices(mesh)}"
-    return next(filter(None, map(command.example_of, names)), "")
+    example = next(filter(None, map(command.example_of, names)), "")
+    return _within_context(example, pieces) if "--seq-len" in names else example
+
+
+def _within_context(length: str, pieces: Sequence[Piece]) -> str:
+    """An example of a sequence's length, at most the context of the line's model."""
+    from meshwright.models.presets import load_model
+    from meshwright.units import parse_length
+
+    model = next((piece.value for piece in pieces if piece.option == "--model"), "")
+    with suppress(MeshwrightError, OSError):
+        longest = load_model(model).max_seq_len
+        return length if parse_length(length) <= longest else f"{longest}"
+    return length
 
 
 def lacking(pieces: Sequence[Piece], command: Command) -> list[str]:

@@ -29,7 +29,7 @@ PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
 _INPUTS = {"model", "model-path", "input", "checkpoint", "path", "dir", "folder", "run", "source", "file"}
 _OF_SEQUENCES = "--batch-tokens, the sequences"
 # Options of other programs for a mesh, NAME=SIZE,...
-_MESHES = {"mesh", "mesh-shape", "mesh-axes", "axes", "parallelism", "sharding"}
+_MESHES = {"mesh", "mesh-shape", "mesh-axes", "axes", "parallelism", "sharding", "strategy"}
 _PRICE = {"cost", "costs", "price", "pricing"}  # parts of the names of options that ask for a price
 _OF_EPOCHS = {"epoch", "epochs"}
 _OF_A_DEVICE = {"device", "per", "micro", "local"}
@@ -83,13 +83,48 @@ def _asks_for_price(piece: Piece, options: Collection[str]) -> bool:
 def _deferred(given: str, value: str, command: Command) -> list[Piece]:
     """A deferred option, a mesh as --layout, or `--B 4096` as --dims or --mesh; [] for other options."""
     is_mesh = given.lstrip("-").replace("_", "-") in _MESHES and "--layout" in command.options
+    value = re.sub(r",\s+", ",", value) if is_mesh else value
     if is_mesh and KINDS["--layout"](layout_here(value)):
         return [Piece("--layout", layout_here(value))]
     if name := deferred_option(given, command):
         return [Piece(name, value)]
+    if ours := _of_letter(given, value, command) or _of_number_type(given, value, command):
+        return [Piece(*ours, is_sequences=ours[0] == "--batch-tokens")]
     if not value or "--dims" not in command.options or not re.fullmatch("--?[A-Z]", given):
         return []
     return [Piece("--mesh" if given[-1] in "XYZ" else "--dims", f"{given[-1]}={value}")]
+
+
+# The options for the letters of dimensions; the first that a command has counts. SET is --set with the field.
+_LETTERS = {
+    "B": ("--batch", "--batch-tokens"), "T": ("--seq-len",), "S": ("--context", "--seq-len"),
+    "D": ("SET d_model",), "F": ("SET d_ff",), "L": ("SET num_layers",), "N": ("SET num_heads",),
+    "K": ("SET num_kv_heads",), "V": ("SET vocab_size",),
+}  # fmt: skip
+
+
+def _of_letter(given: str, value: str, command: Command) -> tuple[str, str] | None:
+    """The option and value for a dimension's letter, such as --B 32; None for other options."""
+    letter = given.lstrip("-")
+    if not value or "--dims" in command.options or letter not in _LETTERS:
+        return None
+    for name in _LETTERS[letter]:
+        if name in command.options:
+            return name, value
+        if name.startswith("SET ") and "--set" in command.options:
+            return "--set", f"{name.removeprefix('SET ')}={value}"
+    return None
+
+
+def _of_number_type(given: str, value: str, command: Command) -> tuple[str, str] | None:
+    """The option of a number type that an option's name begins like, such as --kv int8; None for others."""
+    from meshwright.dtypes import KNOWN, named
+
+    if not value or given in command.options or named(value) not in KNOWN:
+        return None
+    first = given.lstrip("-").replace("_", "-").partition("-")[0]
+    ours = next((name for name in command.options if name == f"--{first}-dtype"), "")
+    return (ours, value) if ours else None
 
 
 def _flag(flag: str, value: str) -> list[Piece]:
@@ -125,8 +160,8 @@ def _is_of_argument(option: str, value: str, command: Command) -> bool:
     """Whether an unknown option gives an argument of the command, by the option's name or by the value."""
     plain = option.lstrip("-").replace("_", "-")
     names = {param.name for param in command.arguments}
-    if "prompt" in names and plain in ("text", "message", "query", "question"):
-        return True
+    if "prompt" in names and plain in ("text", "message", "query", "question", "input"):
+        return not Path(value).is_file()
     letters = {name[0] for name in names} if len(option) == _LETTER and not value.isdigit() else set()
     is_moved = RESHARD_WORDS.get(plain.partition("-")[0]) in names
     if "name" in names and KINDS["--hardware"](value):  # of mw hardware

@@ -161,6 +161,13 @@ def _check_launcher(value: str) -> None:
     _ = LAUNCHERS[value]
 
 
+def _check_optimizer(value: str) -> None:
+    from meshwright.optimizers import OPTIMIZERS
+
+    if value not in OPTIMIZERS:
+        raise MeshwrightError(f"--optimizer {value}: fits: {', '.join(OPTIMIZERS)}")
+
+
 def _check_sizes(value: str) -> None:
     from meshwright.notation.parse import parse_sizes
 
@@ -219,4 +226,5 @@ _CHECKS: dict[str, Callable[[str], None]] = {
     "--mesh": _check_sizes,
     "--dims": _check_sizes,
     "--price": _check_price,
+    "--optimizer": _check_optimizer,
 }

@@ -124,7 +124,7 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
     yield from (ours for ours in choices if value.lower() in _MEANS.get(ours, ()))
     yield from get_close_matches(value.lower().replace("_", "-"), choices, n=1, cutoff=0.5)
     if option in ("--layout", "--given") and " " in value.strip():
-        yield re.sub(r"(?<=[\w])\s+(?=[a-z])", ",", value.strip())
+        yield re.sub(r"(?<=[\w])\s+(?=[A-Za-z])", ",", value.strip())
     if option not in ("--layout", "--given"):
         message = message.partition("fits:")[0]  # a list of values is no hint
     chip, colon, sizes = value.partition(":")
@@ -178,7 +178,7 @@ def layout_here(text: str) -> str:
     from meshwright.layout.short import WORDS, word_here
 
     words = []
-    for word in text.split(","):
+    for word in re.split(r",\s*|(?<=\d)\s+(?=[A-Za-z_]\w*=)", text):
         name, sign, value = word.partition("=")
         plain = name.strip().lower()
         ours = _AXES.get(plain, "") if value.strip().isdecimal() else ""

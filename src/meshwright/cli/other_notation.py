@@ -52,7 +52,7 @@ def expression_here(text: str, axes: str) -> str:
     array = _ARRAY.search(plain)
     is_whole = op != "ReduceScatter" or re.match(r"\w+_\{\w+,", text)  # its dimension is named too
     if op and is_whole and re.match(r"\w+_(\{|[A-Z])", text):
-        bare = re.fullmatch(r"(\w+_(?:[A-Z]|\{[^}]*\}))\s+(\[.*)", text)  # without parentheses
+        bare = re.fullmatch(r"(\w+_(?:[A-Z]|\{[^}]*\}))\s+(\w*\[.*)", text)  # without parentheses
         return f"{bare[1]}({bare[2]})" if bare else text
     return _collective(op, array[1], array[2] or "", axes) if op and array and " . " not in plain else plain
 
@@ -60,30 +60,33 @@ def expression_here(text: str, axes: str) -> str:
 def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]:
     """The words of mw collective for a collective's name, bytes and mesh; [] for another name or axes.
 
-    The array is in bfloat16, of one dimension. over: the axis of the collective; "" for the mesh's first.
+    The array is in bfloat16, of one dimension, or of two for an exchange. over: the axis of the collective;
+    "" for the mesh's first.
 
     >>> array_of_bytes("all-gather", "1GB", "X=8")
     ['AllGather_X([B_X])', '--mesh', 'X=8', '--dims', 'B=500000000']
     >>> array_of_bytes("ReduceScatter", "1KiB", "X=8")
     ['ReduceScatter_{X,B}([B]{U_X})', '--mesh', 'X=8', '--dims', 'B=512']
+    >>> array_of_bytes("all-to-all", "1KiB", "X=8")
+    ['AllToAll_X([B_X, D] -> [B, D_X])', '--mesh', 'X=8', '--dims', 'B=64,D=8']
     """
     if re.fullmatch(r"\d+(\*\d+)+", size):  # 2*1024*8192 bytes
         size = f"{prod(map(int, size.split('*'))) / 1e3}kB"
     plain = plain_name(name)
     op = next((ours for theirs, ours in _OPS.items() if plain.startswith(theirs)), "")
     axis = re.match(r"[A-Z]", over or mesh)
-    if not op or op == "AllToAll" or axis is None or not re.fullmatch(r"[\d.]+ ?[kmgt]?i?b?", size, re.I):
+    is_size = re.fullmatch(r"[\d.]+ ?[kmgt]?i?b?", size, re.I) is not None
+    if not op or axis is None or not is_size:
         return []
-    dims = f"B_{axis[0]}" if op == "AllGather" else "B"
-    partial = "" if op == "AllGather" else f"U_{axis[0]}"
-    num_bytes = parse_bytes(size if size[-1] in "bB" else f"{size}B")
-    return [
-        _collective(op, dims, partial and f"{{{partial}}}", axis[0]),
-        "--mesh",
-        mesh,
-        "--dims",
-        f"B={num_bytes // 2}",
-    ]
+    is_exchange = op == "AllToAll"
+    dims = f"B_{axis[0]}, D" if is_exchange else f"B_{axis[0]}" if op == "AllGather" else "B"
+    partial = f"U_{axis[0]}" if op in ("AllReduce", "ReduceScatter") else ""
+    entries = parse_bytes(size if size[-1] in "bB" else f"{size}B") // 2
+    number = re.search(rf"{axis[0]}=(\d+)", mesh)
+    width = int(number[1]) if number and is_exchange else 1  # D is divided over the axis
+    sizes = f"B={entries // width},D={width}" if is_exchange else f"B={entries}"
+    expression = _collective(op, dims, partial and f"{{{partial}}}", axis[0])
+    return [expression, "--mesh", mesh, "--dims", sizes]
 
 
 def _collective(op: str, dims: str, partial: str, axes: str) -> str:

@@ -72,6 +72,8 @@ _MEANINGS: dict[str, str] = {
     "--rate 20": "rps qps; request rate requests second",
     "--rate 20/min": "minute minutely; requests request traffic rate rpm",
     "--rate 20/h": "hour hourly; requests request traffic rate",
+    "--rate 20/month": "month monthly; requests request traffic rate",
+    "--rate 20/week": "week weekly; requests request traffic rate",
     LOAD: "requests traffic; rate day daily hour",
     "--replicas 2": "replicas instances workers",
     "--slots": "seqs slots concurrency concurrent; batch requests running sequences",

@@ -246,7 +246,7 @@ _SLASH = re.compile(r"^/([a-z][a-z-]+)[:=](?=[^/\\])")
 _TYPOGRAPHIC = str.maketrans("\u00d7", "x", "\u201c\u201d\u2018\u2019")
 
 
-HELP = {"/?", "-?", "?", "/h", "/help"}  # how programs of Windows are asked for help
+HELP = {"/?", "-?", "?", "/h", "/help", "-help", "--h"}  # how programs of Windows are asked for help
 
 
 def plain_words(args: Sequence[str]) -> list[str]:

@@ -56,7 +56,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--layout pipe=4": ("--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size"),
     "--layout data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
-    "--layout fsdp=8": ("--fsdp", "--zero3"),
+    "--layout fsdp=8": ("--fsdp",),
     "--layout expert=8": ("--ep", "--ep-size", "--expert-parallel-size"),
     "--layout expert=all": ("--enable-expert-parallel", "--enable-ep-moe", "--enable-ep"),
     "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage", "--stage", "--zero3"),
@@ -188,7 +188,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--smallest --days 30": (
         "--deadline", "--duration", "--in-days", "--finish-in", "--time-limit", "--within", "--max-days",
-        "--max-time", "--wall-time", "--hours", "--max-hours", "--finish", "--walltime", "--train-hours",
+        "--max-time", "--wall-time", "--weeks", "--months", "--hours", "--max-hours", "--finish",
+        "--walltime",
+        "--train-hours",
     ),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
     "--set num_layers=32": ("--num-layers", "--layers", "--n-layer", "--n-layers", "--depth"),
@@ -223,7 +225,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--api-key-file": ("--key",),
     "--dims B=1024,D=4096": ("--bytes", "--size", "--shape", "--message-size"),
     "--mesh X=8": ("--axes", "--axis", "--group", "--ranks"),
-    "--requests": ("--num-prompts", "--num-requests"),
+    "--requests": ("--num-prompts", "--num-requests", "--total", "--total-requests", "--count"),
     "--tpot-p95": ("--itl-p95",),
     "--tpot-p95 30ms, the planned percentile,": ("--tpot-p99", "--tpot-p90", "--itl-p99", "--itl-p90"),
     "--ttft-p95 1s, the planned percentile,": ("--ttft-p99", "--ttft-p90", "--p99-ttft", "--p90-ttft"),
@@ -545,8 +547,9 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
         return f"--given context={value}"
     if words := _phase(plain, value, options) or _of_type(plain, value, options):
         return words
-    if "hour" in plain and value.isdecimal() and "--days" in options:
-        value = f"{value}h"
+    unit = next((unit for unit in ("hour", "week", "month") if unit in plain), "")
+    if unit and value.isdecimal() and "--days" in options:
+        value = f"{value} {unit}s"
     if "--time" in options and plain != "--time" and _is_of_time(plain):
         return f"--time {time_here(plain, value)}" if value else "--time 2h"
     if plain == "--n" and "--max-tokens" in options and value.isdecimal() and int(value) > _MOST_SAMPLES:
@@ -601,15 +604,22 @@ def _of_type(plain: str, value: str, options: Collection[str]) -> str:
     return f"{option} {types[0]}" if is_type and not value else ""
 
 
+# Last words of options that mean nothing without their group: --activation_checkpoint.mode.
+_WITH_GROUPS = {"mode", "enable", "enabled", "type", "policy", "recipe"}
+
+
 def _plain(option: str) -> str:
     """An option as the tables have it: in lower case, with dashes, without the groups before its last dot.
 
-    >>> _plain("--training.seq_len"), _plain("-N")
-    ('--seq-len', '-N')
+    >>> _plain("--training.seq_len"), _plain("-N"), _plain("--activation_checkpoint.mode")
+    ('--seq-len', '-N', '--activation-checkpoint-mode')
     """
     if len(option) == 2:
         return option
-    return "--" + option.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
+    group, _, name = option.lstrip("-").rpartition(".")
+    if name in _WITH_GROUPS and group:
+        name = f"{group.rpartition('.')[2]}-{name}"
+    return f"--{name.replace('_', '-').lower()}"
 
 
 def answer_here(given: str, command: str) -> str:

@@ -42,12 +42,14 @@ def unpasted(words: Sequence[str]) -> list[str]:
 
 
 def _in_our_case(word: str, at: int) -> str:
-    """A word with a command or an option in capitals in lower case, and `--option:value` as `--option=value`.
+    """A word in our case, with `--option:value` as `--option=value` and `-gpu` as `--gpu`.
 
     at: the word's place in the line. Single letters such as --T, which are sizes, keep their case.
     """
     if (at < _COMMAND_WORDS and word.isupper() and word.isalpha()) or _CAPITALS.fullmatch(word):
         return word.lower()
+    if re.fullmatch(r"-[a-z]{3,}", word):  # -gpu
+        word = f"-{word}"
     return _COLON.sub(r"\1=", word)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.cli.amounts import Amount, Role, amounts_of, each_word
-from meshwright.cli.spoken_names import preset_alike
+from meshwright.cli.spoken_names import SIZE, of_this_size, preset_alike, size_note
 from meshwright.cli.value_kinds import is_machine, is_model
 from meshwright.hardware.catalog import everyday, usual
 
@@ -50,7 +50,6 @@ _REASONS: dict[Role, dict[tuple[str, ...] | None, str]] = {
     "dtype": {None: "every type is shown"},
 }
 _NUMBERS = {"two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16"}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)-?b(?:illion)?(?:-(?:params?|parameters?|model))?", re.I)
 _BETWEEN = "|"  # in place of a name, so that the words around it are not joined
 _SPEED = {"tokens", "second"}
 _QUESTIONS = {"how", "which", "what", "can", "is", "cost"}
@@ -95,7 +94,7 @@ is_of_size=True, has_several_models=False)
         elif kind == "model":
             has_several = has_several or model not in ("", name)
             model = model or name
-        elif (size := _SIZE.fullmatch(spoken[at])) and not of_size:
+        elif (size := SIZE.fullmatch(spoken[at])) and not of_size:
             of_size = of_this_size(size[1], left[-1] if left else "")
         left += [_BETWEEN] if kind else spoken[at : at + 1]
         at += count
@@ -147,27 +146,6 @@ def _counted(machines: Sequence[str], others: list[str]) -> Iterator[str]:
         del others[at - 1 : at + 1]
     for machine in machines or (["h100"] if number else []):
         yield f"{machine}:{number[1]}" if number and ":" not in machine else machine
-
-
-def of_this_size(billions: str, family: str = "") -> str:
-    """A preset with that number of billions of parameters; "" if none is known.
-
-    family: the beginning of its name. Without one, LLaMA is preferred. The latest version is taken.
-
-    >>> of_this_size("13"), of_this_size("72", "qwen"), of_this_size("999")
-    ('llama-2-13b', 'qwen2.5-72b', '')
-    """
-    from meshwright.models.presets import PRESETS
-
-    def version(name: str) -> float:
-        match = re.search(r"[a-z]-?(\d+(?:\.\d+)?)(?=-)", name)
-        return float(match[1]) if match else 0.0
-
-    alike = [name for name in PRESETS if re.fullmatch(rf"[a-z-]*[\d.]*-{re.escape(billions)}b", name)]
-    for begin in filter(None, (family.lower(), "llama")):
-        if named := [name for name in alike if re.match(rf"{re.escape(begin)}(?![a-z])", name)]:
-            return max(named, key=version)
-    return max(alike, key=version, default="")
 
 
 def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
@@ -247,7 +225,7 @@ def notes_of_sentence(words: Sequence[str], path: tuple[str, ...]) -> Mapping[st
         elif amount.role not in (*_OPTIONS.get(path, {}), "batch"):
             notes[amount.words] = f"{amount.words}: {_reason(amount.role, path)}"
     if sentence.is_of_size:
-        notes[sentence.model] = f"{sentence.model} is a model of that size; mw model lists others"
+        notes[sentence.model] = size_note(sentence.model)
     return notes
 
 

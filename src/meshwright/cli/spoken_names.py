@@ -66,9 +66,45 @@ def _with_models(words: Sequence[str]) -> list[str]:
                 at += count
                 break
         else:
-            made.append(preset_alike(words[at]) if ":" in words[at] else words[at])
+            is_named = at > 0 and (words[at - 1] in ("--model", "-m") or (at == 1 and words[0] in _OF_MODELS))
+            size = SIZE.fullmatch(words[at]) if is_named else None
+            made.append(
+                (of_this_size(size[1]) if size else "")
+                or (preset_alike(words[at]) if ":" in words[at] else words[at])
+            )
             at += 1
     return made
+
+
+# A model's size in place of its name: 13b.
+SIZE = re.compile(r"(\d+(?:\.\d+)?)-?b(?:illion)?(?:-(?:params?|parameters?|model))?", re.I)
+_OF_MODELS = {"fit", "model", "support"}  # commands whose argument is a model
+
+
+def of_this_size(billions: str, family: str = "") -> str:
+    """A preset with that number of billions of parameters; "" if none is known.
+
+    family: the beginning of its name. Without one, LLaMA is preferred. The latest version is taken.
+
+    >>> of_this_size("13"), of_this_size("72", "qwen"), of_this_size("999")
+    ('llama-2-13b', 'qwen2.5-72b', '')
+    """
+    from meshwright.models.presets import PRESETS
+
+    def version(name: str) -> float:
+        match = re.search(r"[a-z]-?(\d+(?:\.\d+)?)(?=-)", name)
+        return float(match[1]) if match else 0.0
+
+    alike = [name for name in PRESETS if re.fullmatch(rf"[a-z-]*[\d.]*-{re.escape(billions)}b", name)]
+    for begin in filter(None, (family.lower(), "llama")):
+        if named := [name for name in alike if re.match(rf"{re.escape(begin)}(?![a-z])", name)]:
+            return max(named, key=version)
+    return max(alike, key=version, default="")
+
+
+def size_note(model: str) -> str:
+    """The note to a line with a model that was taken for its size."""
+    return f"{model} is a model of that size; mw model lists others"
 
 
 def preset_alike(name: str) -> str:

@@ -26,6 +26,7 @@ from meshwright.train.of_text import (
     LEARNING_RATE,
     TRAIN_SECONDS,
     WEIGHT_DECAY,
+    is_short,
     largest_trainable,
     most_steps,
     openings,
@@ -75,6 +76,8 @@ def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[
         length = f"{given['epochs']:g} epochs in" if given.get("epochs") else f"{given['steps']}"
         given.setdefault("learning_rate", LEARNING_RATE)
         given.setdefault("weight_decay", WEIGHT_DECAY)
+        if is_short(text):
+            note(f"mw: {text} is too short to learn sentences from; from about 400 kB on samples read better")
         note(
             f"mw: a model of {format_count(count_params(plan.model).total)} parameters with a vocabulary of "
             f"{plan.model.vocab_size:,} on {plan.hardware}, {length} steps of "

@@ -6,6 +6,7 @@ from meshwright.hardware.catalog import unlisted_machine
 from meshwright.hardware.unlisted import Unlisted
 
 _MOST_WORDS = 5
+_FORMS = ("--hardware=", "--gpu=")
 _MACHINES = {
     "--hardware",
     "--gpu",
@@ -24,6 +25,7 @@ def with_nearest(words: Sequence[str]) -> tuple[list[str], Unlisted | None]:
     >>> with_nearest("fit llama-3-8b 2x rtx 3080".split())[0]
     ['fit', 'llama-3-8b', 'rtx3090:2']
     """
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith(_FORMS) else [word])]
     for at in range(1, len(words)):
         before = words[at - 1]
         if words[at].startswith("-") or (before.startswith("-") and before not in _MACHINES):

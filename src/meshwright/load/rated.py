@@ -207,16 +207,19 @@ def cheapest_servers(
     layout: Layout | None = None,
 ) -> RatedPlan:
     """The cheapest servers for a load. Raises PlanError if no simulated layout meets the targets."""
-    bounds, considered = [], 0
+    considered, holding = 0, list[_Alone]()
     for server in _servers(config, machines, engine, precisions, layout):
         considered += 1
-        if bound := _bound(server, load):
-            bounds.append(bound)
-    if not bounds:
+        if alone := _alone(server, load):
+            holding.append(alone)
+    if not holding:
         raise PlanError(
-            f"{config.name}: no layout of {engine.name} on the given machines holds the weights and "
-            f"generates a token in {format_seconds(load.tpot_p95)}"
+            f"{config.name}: no layout of {engine.name} on the given machines holds the weights and a "
+            f"request of {load.context:,} tokens"
         )
+    bounds = [bound for alone in holding if (bound := _bound(alone, load))]
+    if not bounds:
+        raise PlanError(_too_slow(config, holding, load))
     bounds.sort(key=lambda bound: bound.cost)
     tried: list[RatedServers] = []
     best: RatedServers | None = None
@@ -268,8 +271,17 @@ def _servers(
                     yield EngineServer(config, each, machine, engine)
 
 
-def _bound(server: EngineServer, load: RatedLoad) -> _Bound | None:
-    """None if the layout does not hold a request, or is too slow for a single one."""
+@dataclass(frozen=True)
+class _Alone:
+    """A layout with the times of one request: its prompt, and decode steps by their number of sequences."""
+
+    server: EngineServer
+    prompt_seconds: float
+    steps: Mapping[int, float]
+
+
+def _alone(server: EngineServer, load: RatedLoad) -> _Alone | None:
+    """None if the layout does not hold a request."""
     try:
         limits = server.limits(load.context, _SEQUENCES)
     except MeshwrightError:
@@ -280,12 +292,39 @@ def _bound(server: EngineServer, load: RatedLoad) -> _Bound | None:
     context = prompt + output / 2
     sizes = [n for n in (1 << k for k in range(16)) if n <= limits.num_slots]
     steps = {n: prices.seconds(n, context, (), 0) for n in sizes}
-    fitting = [n for n in sizes if steps[n] <= load.tpot_p95]
-    alone = prices.seconds(0, 0.0, [(prompt, prompt)], 0)
-    if not fitting or alone > load.ttft_p95:
+    return _Alone(server, prices.seconds(0, 0.0, [(prompt, prompt)], 0), steps)
+
+
+def _bound(alone: _Alone, load: RatedLoad) -> _Bound | None:
+    """None if the layout is too slow for a single request."""
+    fitting = [seconds / n for n, seconds in alone.steps.items() if seconds <= load.tpot_p95]
+    if not fitting or alone.prompt_seconds > load.ttft_p95:
         return None
-    generation = output * min(steps[n] / n for n in fitting)
-    return _Bound(server, load.rate * generation, load.rate * alone / server.data)
+    generation = float(np.mean([output for _, output in load.turns])) * min(fitting)
+    prefill = load.rate * alone.prompt_seconds / alone.server.data
+    return _Bound(alone.server, load.rate * generation, prefill)
+
+
+def _too_slow(config: ModelConfig, holding: Sequence[_Alone], load: RatedLoad) -> str:
+    """The message that no layout meets the targets for one request alone, with the nearest one."""
+
+    def excess(alone: _Alone) -> float:
+        return max(alone.prompt_seconds / load.ttft_p95, min(alone.steps.values()) / load.tpot_p95)
+
+    nearest = min(holding, key=excess)
+    token = min(nearest.steps.values())
+    late = [
+        f"{name} in {format_seconds(seconds)}, not {format_seconds(target)}"
+        for name, seconds, target in (
+            ("the first token", nearest.prompt_seconds, load.ttft_p95),
+            ("a token", token, load.tpot_p95),
+        )
+        if seconds > target
+    ]
+    return (
+        f"{config.name}: no layout meets the targets even for one request alone; the nearest, "
+        f"{nearest.server.hardware.spec}, {nearest.server.layout}, gives {' and '.join(late)}"
+    )
 
 
 def _grown(bound: _Bound, load: RatedLoad, *, apart: bool, most: float) -> Iterator[RatedServers]:

@@ -33,6 +33,8 @@ _VOCABULARIES, _BYTES_PER_ENTRY = (4096, 2048, 1024, 512), 64
 _SHAPES = ((128, 4), (256, 6), (384, 8), (512, 10))
 _STEPS_OF_LARGER, _BYTES_PER_PARAMETER = 2500, 2
 _WIDTH_OF_HEAD = 32
+# Samples of 42 KB have no sentences with any setting (docs/log.md), and those of 420 KB have some.
+_LEAST_FOR_SENTENCES = 200_000
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 
 
@@ -44,6 +46,11 @@ def is_text(path: Path) -> bool:
 def _num_bytes(source: Path) -> int:
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     return sum(path.stat().st_size for path in files)
+
+
+def is_short(source: Path) -> bool:
+    """Whether a text is too short for a model to learn sentences from it."""
+    return _num_bytes(source) < _LEAST_FOR_SENTENCES
 
 
 def small_models(source: Path) -> list[ModelConfig]:

@@ -37,7 +37,7 @@ def collective_figure(results: Sequence[JsonDocument], op: str) -> Figure:
     x = ChartAxis(
         "V, bytes of the gathered array", format_bytes, padded_ends([p.x for p in points], 0.02), True
     )
-    y = ChartAxis("seconds", format_seconds, padded_ends([p.y for p in points], 0.04), True)
+    y = ChartAxis("time", format_seconds, padded_ends([p.y for p in points], 0.04), True)
 
     def draw(width: float) -> Panel:
         chart = Chart(x, y, width, 300, right=76, top=30)
