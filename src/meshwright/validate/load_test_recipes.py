@@ -1,9 +1,13 @@
-"""Published settings of load tests with pools apart, which their tables leave out.
+"""Published settings of load tests, which their tables leave out.
 
 `load_test_recipes.csv` has a line for each load that InferenceX's searches with pools apart list: workers and
 devices of both pools, whether attention is data-parallel within a worker, the sequences that a decode group
 holds at once (0: not stated), and the draft tokens of a step. `benchmarks/load_test_recipes.py` makes it from
 a checkout of InferenceX (Apache-2.0). It has settings and no measured figure.
+
+`one_pool_recipes.csv` has the searches with one pool of models that some search drafts tokens for: the
+engine's version, a worker's devices, whether each has sequences of its own, whether whole experts are
+divided, and the draft tokens of a step.
 """
 
 from collections import defaultdict
@@ -15,6 +19,7 @@ from pathlib import Path
 from meshwright.validate.load_test_row import LoadTestRow, WorkerDegrees
 
 _PATH = Path(__file__).with_name("load_test_recipes.csv")
+_ONE_POOL_PATH = Path(__file__).with_name("one_pool_recipes.csv")
 _NUM_KEYS = 7
 
 
@@ -93,4 +98,51 @@ def _recipes() -> Mapping[tuple[str, ...], list[Recipe]]:
             PoolRecipe(workers, chips, bool(data)) for workers, chips, data in (pools[:3], pools[3:6])
         )
         recipes[tuple(cells[:_NUM_KEYS])].append(Recipe(prefill, decode, *pools[6:]))
+    return recipes
+
+
+def one_pool_drafts(row: LoadTestRow, model: str) -> int:
+    """Draft tokens of a step in the searches with one pool that have the load of `row`; 0 if none has.
+
+    Only searches of the row's version count. If some draft and others do not, the row is taken not to:
+    tables do not name drafts.
+    """
+    if row.mode != "together" or row.concurrency is None:
+        return 0
+    [(_, degrees)] = row.pools()
+    settings = (degrees.chips, int(degrees.data > 1), int(degrees.expert > 1))
+    chip, lengths = row.hardware.partition(":")[0], (row.prompt_len, row.output_len)
+    key = (row.engine, chip, model, row.weight_dtype, *lengths)
+    stated = (row.engine_version, settings)
+    fits = (
+        recipe.drafts
+        for recipe in _one_pool_recipes().get(tuple(map(str, key)), [])
+        if (recipe.version, recipe.settings) == stated and row.concurrency in recipe.concurrencies
+    )
+    return min(fits, default=0)
+
+
+@dataclass(frozen=True)
+class _OnePoolRecipe:
+    """Settings of load tests with one pool.
+
+    settings: a worker's devices, whether each has sequences of its own, and whether whole experts are
+    divided.
+    """
+
+    version: str
+    settings: tuple[int, ...]
+    drafts: int
+    concurrencies: frozenset[int]
+
+
+@lru_cache(maxsize=1)
+def _one_pool_recipes() -> Mapping[tuple[str, ...], list[_OnePoolRecipe]]:
+    recipes: defaultdict[tuple[str, ...], list[_OnePoolRecipe]] = defaultdict(list)
+    for line in _ONE_POOL_PATH.read_text(encoding="utf-8").splitlines()[1:]:
+        engine, version, *cells = line.split(",")
+        *settings, drafts = map(int, cells[5:9])
+        concurrencies = frozenset(map(int, cells[9].split()))
+        recipe = _OnePoolRecipe(version, tuple(settings), drafts, concurrencies)
+        recipes[engine, *cells[:5]].append(recipe)
     return recipes

@@ -33,7 +33,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.with_engine import on_engine
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, Spread, serving_spread
-from meshwright.validate.load_test_recipes import Recipe, recipes_of
+from meshwright.validate.load_test_recipes import Recipe, one_pool_drafts, recipes_of
 from meshwright.validate.load_test_row import FIGURES, MAX_BATCH, SHORTEST_DRAWN, LoadTestRow, WorkerDegrees
 from meshwright.validate.load_test_settings import (
     SPLIT_WORKERS,
@@ -304,7 +304,11 @@ def load_test_case(row: LoadTestRow) -> LoadTestCase:
         concurrency = _most_at_once(row, _server(row, config, engine, pools[-1][1]), pools[-1][0])
     if is_unstated(row, config):
         return _unstated(row, config, engine, concurrency)
-    servers = tuple(_server(row, config, engine, degrees) for _, degrees in pools)
+    drafts = one_pool_drafts(row, config.name)
+    servers = tuple(
+        replace(_server(row, config, engine, degrees), drafts=drafts, gain=tokens_of_step(drafts))
+        for _, degrees in pools
+    )
     servers = (*servers[:-1], _holding(row, servers[-1], config, *pools[-1], concurrency))
     workers = tuple(workers for workers, _ in pools)
     if row.mode == "apart" and row.prefill_workers is None:
@@ -360,7 +364,8 @@ def _holding(
     positions = concurrency / workers * (row.prompt_len + row.output_len / 2)
     if server.num_positions(row.prompt_len + row.output_len) * degrees.data >= positions:
         return server
-    other = replace(_server(row, config, server.engine, _with_sequences(degrees)), gain=server.gain)
+    other = _server(row, config, server.engine, _with_sequences(degrees))
+    other = replace(other, drafts=server.drafts, gain=server.gain)
     holds_one = other.num_positions(row.prompt_len + row.output_len) > row.prompt_len + row.output_len
     return other if holds_one else server
 

@@ -47,7 +47,8 @@ class EngineTable:
         self._groups = layout.at("generate").num_batch_shards
         self.contexts = [_NEXT_TO_NONE, *_steps(_SHORT, context, 4)]
         batches = np.array(_steps(1, most_tokens, 2 ** (1 / 2)))
-        queries, heads = 1 + drafts, 1 + drafts / config.num_layers
+        self._queries = queries = 1 + drafts
+        heads = 1 + drafts / config.num_layers
         rows = [
             heads * self._passes("generate", batches, queries, max(queries, length))
             for length in self.contexts
@@ -103,9 +104,10 @@ class EngineTable:
     def mixed(self, num_sequences: int, mean_context: float, num_tokens: int, num_pairs: float) -> float:
         """Seconds of a step that prefills and generates in one program."""
         most = len(self._decode[0]) - 1
-        products, together = self._decode[0], min(num_sequences + num_tokens, most)
+        prompts = min(num_tokens // self._queries, most)  # sequences with the same number of tokens
+        products, together = self._decode[0], min(num_sequences + prompts, most)
         attention = max(0.0, self.decode(num_sequences, mean_context) - products[num_sequences])
-        more = max(0.0, products[together] - products[min(num_tokens, most)])
+        more = max(0.0, products[together] - products[prompts])
         return self.prompts(num_tokens, num_pairs) + attention + more
 
 
@@ -146,16 +148,19 @@ class EngineSteps:
             num_sequences += len(chunks)
             mean_context, chunks = positions / num_sequences, ()
         num_sequences = -(-num_sequences // data)
+        decode = table.decode(num_sequences, mean_context) + self._step_seconds
         if not chunks:
-            return (table.decode(num_sequences, mean_context) + self._step_seconds) / self._gain
+            return decode / self._gain
         num_tokens, num_pairs = self._tokens_and_pairs(chunks)
         if not num_sequences or self._separate_prompts:
             prompts = max(table.prompts(num_tokens, num_pairs), self._least_seconds) + self._step_seconds
             if not num_sequences:
                 return prompts
-            return prompts + table.decode(num_sequences, mean_context) + self._step_seconds
+            return prompts + decode / self._gain
         mixed = table.mixed(num_sequences, mean_context, num_tokens, num_pairs)
-        return max(mixed, self._least_seconds) + self._step_seconds
+        # A simulated step has one token of a sequence, and this one has `gain`: less time for the others.
+        saved = decode * (1 - 1 / self._gain)
+        return max(mixed, self._least_seconds) + self._step_seconds - saved
 
     def _tokens_and_pairs(self, chunks: Sequence[tuple[int, int]]) -> tuple[int, float]:
         """Prompt tokens and query-key pairs of one group that takes the time of all groups' chunks.
