@@ -245,6 +245,33 @@ def test_sequences_wait_while_prompts_that_came_later_are_computed():
     assert second.piece_seconds.tolist() == [7.25, 8.25, 9.25]
 
 
+@dataclass(frozen=True)
+class Balanced:
+    """The policy of TensorRT-LLM, whose replicas compute prompts together."""
+
+    balance_steps: int
+
+    def __call__(self, limits: Limits) -> SharedTokens:
+        return SharedTokens(
+            64,
+            limits.num_replicas,
+            cuts_prompts=False,
+            counts_generated=False,
+            balance_steps=self.balance_steps,
+        )
+
+
+@pytest.mark.parametrize(("steps", "first"), [(0, 10.0), (4, 13.0), (100, 19.0)])
+def test_prompts_wait_until_each_replica_can_start_one(steps: int, first: float):
+    """Two replicas of two slots; a third prompt is alone until the fourth arrives, or four steps are over."""
+    limits = replace(Limits.of(2, 2048), num_slots=4, num_replicas=2)
+    server = Planned(limits, Fixed(), policy=Balanced(steps), prefix_cache=False)
+    load_test = loaded(one(64, 40), one(64, 40), one(64, 3, 6.5), one(64, 3, 14.5))
+    answers, _ = simulate_server(server, load_test)
+    assert [answer.piece_seconds[0] for answer in answers[:2]] == [2.0, 5.0]
+    assert answers[2].piece_seconds[0] == first
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "more",

@@ -19,6 +19,8 @@ from meshwright.serve.engine.shared_tokens import SharedTokens
 
 # Contexts and numbers of sequences that price tables share: the next power of two, at least this.
 _SHORTEST_TABLE = 8192
+# Steps that prompts wait for each other: TensorRT-LLM's `timeout_iters` in InferenceX's launch scripts.
+_BALANCE_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,14 @@ class EngineServer:
     def policy(self, limits: Limits) -> SharedTokens:
         """The engine's scheduler."""
         engine = self.engine
+        is_balanced = engine.balances_prompts and self.data > 1 and not self.receives
         return SharedTokens(
             limits.num_slots * limits.context if self.receives else engine.step_tokens,
             limits.num_replicas,
             cuts_prompts=engine.cuts_prompts,
             counts_generated=engine.counts_generated,
             separate_prompts=engine.separate_prompts and not self.receives,
+            balance_steps=_BALANCE_STEPS if is_balanced else 0,
         )
 
     def steps(self, limits: Limits) -> "EngineSteps":

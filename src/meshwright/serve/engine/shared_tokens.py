@@ -14,6 +14,8 @@ class SharedTokens(Policy):
     cuts_prompts: whether a prompt may continue in the next step (chunked prefill); otherwise a prompt that
     does not fit waits for the next step. counts_generated: whether tokens of sequences that generate count to
     `max_tokens` (vLLM and TensorRT-LLM); otherwise only prompts do (SGLang).
+    balance_steps: while all replicas generate, prompts wait until each replica can start one, or until they
+    have waited for this number of steps (TensorRT-LLM's `attention_dp_config`); 0: they do not wait.
     """
 
     def __init__(
@@ -24,7 +26,9 @@ class SharedTokens(Policy):
         cuts_prompts: bool,
         counts_generated: bool,
         separate_prompts: bool = False,
+        balance_steps: int = 0,
     ) -> None:
+        self._balance_steps, self._num_waited = balance_steps, 0
         self._max_tokens, self._num_replicas = max_tokens, num_replicas
         self._cuts_prompts, self._counts_generated = cuts_prompts, counts_generated
         self._separate_prompts, self._lets_generate = separate_prompts, False
@@ -38,7 +42,20 @@ class SharedTokens(Policy):
             has_prompts = has_cut or bool(queue.waiting and queue.num_free_slots)
             budget.generates = self._lets_generate or not has_prompts
             self._lets_generate, self._last = False, budget
+        if self._balance_steps:
+            budget.starts = not self._waits(queue)
         return budget
+
+    def _waits(self, queue: Queue) -> bool:
+        """Whether prompts wait for a step in which each replica can start one."""
+        replicas, num_slots = queue.replicas, queue.limits.slots_per_replica
+        num_free = [len(replica.free_slots) for replica in replicas]
+        can_wait = any(num_free) and bool(queue.waiting) and max(num_free) < num_slots
+        if not can_wait or (min(num_free) and len(queue.waiting) >= len(replicas)):
+            self._num_waited = 0
+            return False
+        self._num_waited = (self._num_waited + 1) % self._balance_steps
+        return self._num_waited > 0
 
     def hold_nothing(self) -> None:
         self._lets_generate = True
