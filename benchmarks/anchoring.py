@@ -19,7 +19,7 @@ from meshwright.validate.alike import TRUST, Traits, expected_error
 from meshwright.validate.published import PublishedRow, read_rows
 
 TABLE = Path(__file__).parent / "published/training.csv"
-TRUSTS = (0.3, 0.5, TRUST, 0.9)
+TRUSTS = (0.3, 0.5, 0.7, TRUST, 0.8, 0.9)
 LEAST_OTHERS = 3  # rows that are scored
 # Pairs of a large source that are tried.
 _MOST_PAIRS = 400

@@ -19,7 +19,7 @@ from meshwright.validate.published import PublishedRow
 
 _REACH = 0.5
 # The share of a run's log error that a run just like it has.
-TRUST = 0.7
+TRUST = 0.75
 
 
 @dataclass(frozen=True)
