@@ -12,9 +12,9 @@ from meshwright.engines.serving_engine import ENGINES
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.presets import PRESETS
-from meshwright.plan.serve.engine_steps import EngineTable
+from meshwright.plan.serve.engine_steps import EngineSteps, EngineTable
 from meshwright.plan.serve.with_engine import on_engine
-from meshwright.validate.load_test_recipes import PoolRecipe, Recipe, recipes_of
+from meshwright.validate.load_test_recipes import PoolRecipe, Recipe, one_pool_drafts, recipes_of
 from meshwright.validate.load_test_row import FIGURES, LoadTestRow, WorkerDegrees
 from meshwright.validate.load_test_scores import load_test_document
 from meshwright.validate.load_test_settings import decode_slots
@@ -228,6 +228,26 @@ def test_a_row_with_pools_apart_has_the_settings_of_its_search(tmp_path):
     assert recipes_of(replace(read, prefill_tensor=72, decode_tensor=72), "deepseek-v3") == (recipe,)
 
 
+def test_a_row_with_one_pool_drafts_if_only_such_searches_have_its_load(tmp_path):
+    """InferenceX, dsr1-fp4-b200-trt-mtp: 16 to 64 requests on expert groups of 4 devices draft 3 tokens."""
+    cells = {
+        "engine": "trtllm", "model": "deepseek-v3", "weight_dtype": "nvfp4", "hardware": "b200:1x4",
+        "chips": "4", "concurrency": "16", "prompt_len": "1024", "output_len": "1024", "tensor": "4",
+        "expert": "4", "engine_version": "1.1.0rc2.post2",
+    }  # fmt: skip
+    read = row(tmp_path, **cells)
+    assert isinstance(read, LoadTestRow)
+    assert one_pool_drafts(read, "deepseek-v3") == 3
+    [server] = load_test_case(read).servers
+    assert server.drafts == 3 and server.gain == pytest.approx(2.61, abs=0.01)
+    # 64 requests ran with and without drafts; whole experts on each device ran without; and other versions.
+    for other in ({"concurrency": 64}, {"expert": 1, "concurrency": 32}, {"engine_version": None}):
+        assert one_pool_drafts(replace(read, **other), "deepseek-v3") == 0  # pyright: ignore
+    # Devices with sequences of their own draft one token.
+    own = replace(read, tensor=1, data=4, concurrency=128)
+    assert one_pool_drafts(own, "deepseek-v3") == 1
+
+
 def test_settings_that_a_row_leaves_open_are_averaged(tmp_path, monkeypatch):
     """32 requests ran with and without draft tokens: 11.0 and 5.2 ms a token measured."""
     read = row(tmp_path, concurrency="32", **_APART)
@@ -254,6 +274,17 @@ def test_draft_tokens_are_verified_with_attention_of_their_own():
     attention = [table.decode(256, 8192) - table.decode(256, 2) for table in (plain, drafting)]
     assert attention[1] == pytest.approx(4 * (1 + 3 / 61) * attention[0], rel=0.02)
     assert 1 < drafting.decode(1, 2) / plain.decode(1, 2) < 2
+
+
+def test_steps_that_draft_and_prefill_save_the_drafts_tokens():
+    """A decode step of 2 tokens a sequence is shared out over 2 simulated steps; one with prompts is not."""
+    machine = on_engine(load("b200:1x8"), ENGINES["tensorrt-llm"])
+    layout = Layout.of(tensor=8, expert=8, weights_dtype="fp8", kv_dtype="fp8")
+    table = EngineTable(PRESETS["deepseek-v3"], layout, machine, 8192, 8192, drafts=1)
+    plain, drafting = (EngineSteps(table, 1, gain=gain) for gain in (1.0, 2.0))
+    alone, beside = [(64, 4096.0, [], 0), (64, 4096.0, [(1024, 1024)], 0)]
+    saved = [plain.seconds(*step) - drafting.seconds(*step) for step in (alone, beside)]  # pyright: ignore
+    assert saved[0] == pytest.approx(plain.seconds(*alone) / 2) and saved[1] == pytest.approx(saved[0])  # pyright: ignore
 
 
 def test_prompts_of_a_table_are_those_of_whole_passes():
