@@ -28,6 +28,7 @@ from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import as_read, quantise, quantised_product, widened
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.platforms import CPU
+from meshwright.serve.device.cache_programs import CacheSizes
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 
 # Numbers of a row of whole steps, in one block of a panel and in several, and rows of a weight.
@@ -302,9 +303,7 @@ def _logits(dtype: str, computed: str, text: str, *, with_native: bool) -> tuple
     """Logits after one token of four sequences each, and the program."""
     layout = Layout.parse(text).replace(weights_dtype=dtype, compute_dtype=computed).at("generate")
     mesh = device_mesh(layout)
-    programs = InferencePrograms(
-        TINY, layout, mesh, num_slots=4, num_pages=8, page_size=4, with_native=with_native
-    )
+    programs = InferencePrograms(TINY, layout, mesh, CacheSizes(4, 8, 4), with_native=with_native)
     count = programs.num_replicas
     step = StepShape((Rows(4, 1),), 4, 4, 2)
     random = np.random.default_rng(0)
@@ -337,7 +336,7 @@ def test_a_row_that_nobody_holds_has_zeros_and_changes_no_other() -> None:
     needs_native()
     layout = Layout.parse("data=2").replace(weights_dtype="bf16", compute_dtype="f32").at("generate")
     mesh = device_mesh(layout)
-    programs = InferencePrograms(TINY, layout, mesh, num_slots=4, num_pages=8, page_size=4, with_native=True)
+    programs = InferencePrograms(TINY, layout, mesh, CacheSizes(4, 8, 4), with_native=True)
     assert not programs.multiplies_padding
     params = layered(init_params(TINY, layout, mesh, seed=0), TINY, layout, mesh, with_panels=True)
     step = programs.step(StepShape((Rows(4, 1),), 4, 4, 2)).compile()
@@ -373,9 +372,7 @@ def test_padding_is_multiplied_where_it_does_not_stay_zeros(
     layout = Layout.of(**{"weights_dtype": "bf16", "compute_dtype": "f32"} | words).at("generate")
     mesh = device_mesh(layout)
     for with_native in (True, False):
-        programs = InferencePrograms(
-            kind, layout, mesh, num_slots=4, num_pages=8, page_size=4, with_native=with_native
-        )
+        programs = InferencePrograms(kind, layout, mesh, CacheSizes(4, 8, 4), with_native=with_native)
         assert programs.multiplies_padding == (expected or not with_native)
 
 

@@ -32,7 +32,7 @@ from meshwright.models.presets import load_model
 from meshwright.plan.given import memory_limit, parse_conditions
 from meshwright.plan.smallest import longest_step
 from meshwright.plan.smallest import smallest_machines as find_smallest
-from meshwright.plan.train import NUM_RANKED, price_alone, search
+from meshwright.plan.train import NUM_RANKED, price_layout, search
 from meshwright.programs.launcher import LAUNCHERS
 from meshwright.progress import Progress
 from meshwright.units import parse_count
@@ -270,7 +270,7 @@ def price(
         layouts = [
             layout_for(config, layout, weights_dtype=weights, compute_dtype=compute) for compute in computes
         ]
-    return PricedLayout(config, machine, work, price_alone(config, machine, workload, layouts))
+    return PricedLayout(config, machine, work, price_layout(config, machine, workload, layouts))
 
 
 def audit(

@@ -21,7 +21,7 @@ from meshwright.plan.explain.explanation import Explanation, explain
 from meshwright.plan.explain.fitting import Change, cheapest_fit
 from meshwright.plan.launch_settings import LaunchSettings, launch_settings
 from meshwright.plan.smallest import Smallest
-from meshwright.plan.train import Search, only
+from meshwright.plan.train import Search
 from meshwright.plan.verdict import asked_of
 from meshwright.plan_file import Plan
 from meshwright.progress import Progress
@@ -223,8 +223,8 @@ class Plans:
     def __getitem__(self, place: int) -> PricedLayout:
         if place == 0:
             return self.best
-        alone = only(self.model, self.search.candidates[place], self.workload)
-        return PricedLayout(self.model, self.hardware, self.work, alone)
+        of_one = Search((self.search.candidates[place],), 1, 0.0, self.model, self.workload)
+        return PricedLayout(self.model, self.hardware, self.work, of_one)
 
     def __iter__(self) -> Iterator[PricedLayout]:
         return (self[place] for place in range(len(self)))

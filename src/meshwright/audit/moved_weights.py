@@ -33,7 +33,7 @@ class ReshardJob:
 
 
 def audit_reshard(job: ReshardJob, target: Target) -> dict[str, Any]:
-    """The bytes that one device sends, planned and emitted, by operation and in all.
+    """The bytes that one device sends, planned and emitted, by operation and in total.
 
     Compiled in a process of its own, with the layouts' number of virtual devices. Raises AuditError if
     the program does not compile.
@@ -89,12 +89,12 @@ def _compiled_here(job: ReshardJob, target: Target) -> dict[str, Any]:
         if planned[op] or emitted[op]
     ]
     totals = {"planned_bytes": sum(planned.values()), "emitted_bytes": sum(emitted.values())}
-    off = abs(totals["emitted_bytes"] - totals["planned_bytes"])
+    difference = abs(totals["emitted_bytes"] - totals["planned_bytes"])
     return {
         "compiler": target.title,
         "operations": operations,
         **totals,
-        "differs": off > TOLERANCE * totals["planned_bytes"],
+        "differs": difference > TOLERANCE * totals["planned_bytes"],
     }
 
 

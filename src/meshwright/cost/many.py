@@ -79,14 +79,14 @@ def _sums_no_matrix_as_vectors(wide: Layout, config: ModelConfig) -> bool:
 
 
 class Saving(NamedTuple):
-    """Values that a step saves for its backward pass. offload: in the host's memory."""
+    """The policy of values saved for the backward pass. offload: they wait in the host's memory."""
 
     remat: str = "none"
     offload: bool = False
 
 
 class LayoutFamily:
-    """Members with one pattern, all with one microbatch or all with several, recorded at once.
+    """Members with one recorded layout (`pattern`), all with one microbatch or all with several.
 
     Attention has a kernel in all or in none. The graph is recorded when a figure first needs it.
     """
@@ -290,7 +290,7 @@ def unsharded(rules: Rules) -> Rules:
 
 
 class _States(NamedTuple):
-    """States of the members with some stages and chunks; layout: of one of them.
+    """States of the members with one placement of layers on stages. layout: of the first member.
 
     stages: bytes of (weights, gradients, optimizer) and of the host's memory, for the first stage of each
     kind. least_bytes: on one chip of the stage with the most, without activations. update_seconds: of the

@@ -1,4 +1,4 @@
-"""Weights that quantised files keep wide, as config.json lists their modules."""
+"""Weights that quantised files store unquantised, as config.json lists their modules."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ _KEYS = (
 
 
 def unquantised(config: Mapping[str, Any], model: ModelConfig, family: Family) -> tuple[Unquantised, ...]:
-    """The matrices that files of a narrow type keep wide; empty if config.json lists no modules.
+    """The matrices that a quantised checkpoint stores unquantised; empty if config.json lists no modules.
 
-    Files never quantise the embedding.
+    The embedding is always among them.
     """
     dtype, declared = stored_dtype(config), declared_quantisation(config) or {}
     listed = next((declared[key] for key in _KEYS if isinstance(declared.get(key), list)), None)
@@ -28,9 +28,9 @@ def unquantised(config: Mapping[str, Any], model: ModelConfig, family: Family) -
         return ()
     patterns = [_pattern(entry) for entry in listed if isinstance(entry, str)]
     return tuple(
-        Unquantised(dtype, path, wide)
+        Unquantised(dtype, path, count)
         for path, modules in _modules(model, family)
-        if (wide := sum(path == "embed" or _is_listed(module, patterns) for module in modules))
+        if (count := sum(path == "embed" or _is_listed(module, patterns) for module in modules))
     )
 
 

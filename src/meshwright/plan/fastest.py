@@ -26,8 +26,6 @@ from meshwright.units import Numeric
 # Entries with bounds up to this factor above the least go to the next step together, since arrays are priced
 # at once.
 _TOGETHER = 1.2
-
-
 # The condition that layouts must meet; None for all layouts.
 _Wanted = Callable[[Considered], bool] | None
 
@@ -196,6 +194,7 @@ class Fastest:
     def _schedule(
         self, entry: _Members | _Scheduled, schedule: tuple[str, int], saving: Saving, places: list[int]
     ) -> None:
+        """Add members under a schedule and a remat policy, with their bounds."""
         group = entry.group
         least = group.least_seconds_of(*schedule, saving, places)
         ascending = self._ascending(group, np.array(places), least)
@@ -231,9 +230,9 @@ class Fastest:
         heappush(self._heap, (bound, next(self._serial), _Single(choice, is_timed)))
 
     def _weights(self, num_sequences: Numeric) -> Any:
-        """Steps of `num_sequences` sequences that do the work of one asked step, at least 1."""
+        """Number of steps of `num_sequences` sequences that do the work of a step of `asked`, at least 1."""
         return np.maximum(1.0, self._asked / num_sequences) if self._asked else 1.0
 
 
-def _both(entry: _Wanted, other: Callable[[Considered], bool]) -> Callable[[Considered], bool]:
-    return other if entry is None else lambda choice: entry(choice) and other(choice)
+def _both(first: _Wanted, second: Callable[[Considered], bool]) -> Callable[[Considered], bool]:
+    return second if first is None else lambda choice: first(choice) and second(choice)

@@ -52,18 +52,14 @@ BATCH_WITHIN = (0.1, 0.5)
 
 @dataclass(frozen=True)
 class Faster:
-    """The fastest layout that is not run yet, and why it is not."""
+    """The fastest layout that does not run yet, and the reason."""
 
     candidate: Candidate
     why_not: str
 
     def to_dict(self) -> dict[str, object]:
-        candidate = self.candidate
-        return {
-            "layout": str(candidate.layout),
-            "step_seconds": candidate.step_seconds,
-            "why_not": self.why_not,
-        }
+        layout, seconds = str(self.candidate.layout), self.candidate.step_seconds
+        return {"layout": layout, "step_seconds": seconds, "why_not": self.why_not}
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Search:
     config: the model. workload: the planned workload. notices: sentences to show first, if the planned batch
     is not the requested one or no ranked layout runs. faster: a layout that does not run and is more than 2%
     faster than the best runnable one, or None. launcher: the program whose layouts these are, if not
-    `mw train`. given: the conditions that were asked for.
+    `mw train`. given: the requested conditions, as the user wrote them.
     """
 
     candidates: tuple[Candidate, ...]
@@ -105,7 +101,7 @@ class Search:
 
     @property
     def faster_words(self) -> str | None:
-        """How much less the best layout takes that does not run yet, and why it does not."""
+        """A sentence on `faster`: its step time, the gain over the best layout, and why it does not run."""
         if self.faster is None:
             return None
         other, best = self.faster.candidate, self.best
@@ -116,7 +112,7 @@ class Search:
         )
 
     def is_tie(self, candidate: Candidate) -> bool:
-        """Whether others are as fast as the fastest, and this is one of them."""
+        """Whether the candidate ties with others for the shortest step."""
         return id(candidate) in self._ties
 
 
@@ -153,7 +149,7 @@ def price(
     )
 
 
-def price_alone(
+def price_layout(
     config: ModelConfig, hardware: Hardware, workload: Workload, layouts: Sequence[Layout]
 ) -> Search:
     """A Search of one layout, in the fastest dtype of `layouts`.
@@ -171,19 +167,7 @@ def price_alone(
     shards = best.layout.num_batch_shards * best.layout.schedule.microbatches
     why = f"do not divide over data·fsdp·microbatches = {shards:,}"
     notices = () if planned == workload else (planned_words(workload, planned, why),)
-    return only(config, best, planned, seconds=time.perf_counter() - started, notices=notices)
-
-
-def only(
-    config: ModelConfig,
-    candidate: Candidate,
-    workload: Workload,
-    *,
-    seconds: float = 0.0,
-    notices: tuple[str, ...] = (),
-) -> Search:
-    """A Search with a single candidate."""
-    return Search((candidate,), 1, seconds, config, workload, notices)
+    return Search((best,), 1, time.perf_counter() - started, config, planned, notices)
 
 
 def well_placed(candidate: Candidate) -> Candidate:
@@ -321,7 +305,7 @@ class _Scout:
     ) -> tuple[Fastest, bool]:
         """The layouts considered for every batch, and whether they are limited to runnable ones.
 
-        `within` is then the share by which their batches may differ from the workload's.
+        Sets `within`, the share by which their batches may differ from the workload's.
         """
         asked, fastest = workload.num_sequences, Fastest([])
         some_run = bool(self._launcher) or why_not(self._config, self._bases[0]) is None
@@ -361,7 +345,7 @@ class _Scout:
     def plainer(
         self, than: Layout, limit: float, asked: Workload, planned: Workload, *, runs: bool
     ) -> Considered | None:
-        """The plainest layout of another batch, of a simpler structure than `than`; None if there is none.
+        """The plainest layout of another batch with a simpler structure than `than`, or None.
 
         limit: the largest seconds per sequence.
         """
@@ -381,7 +365,7 @@ class _Scout:
     def faster(self, candidates: Sequence[Candidate], asked: Workload, planned: Workload) -> Faster | None:
         """The fastest layout that does not run, if it is faster than all candidates by more than a tie.
 
-        For after `narrow`.
+        Call it after `narrow`, which finds the layouts of few shards.
         """
         others = Fastest(self._pooled, wanted=lambda choice: self.why_not(choice) is not None)
         others.keep(_takes(planned.num_sequences, _few_shards(asked, planned)))
@@ -402,7 +386,7 @@ class _Scout:
                 mesh
                 for mesh in space.meshes(running=runs is True)
                 if mesh.num_batch_shards <= most_shards
-                and (runs is None or runs == (self._of_mesh(mesh) is None))
+                and (runs is None or runs == (self._why_not_mesh(mesh) is None))
             )
             for group in space.groups(meshes):
                 self.considered += group.num_layouts
@@ -424,15 +408,15 @@ class _Scout:
             )
 
     def why_not(self, choice: Considered) -> str | None:
-        """Why a layout does not run: for its mesh or, however many its microbatches, for its schedule."""
+        """Why a layout does not run: the reason of its mesh, or of its schedule with any microbatches."""
         reasons, mesh = self._reasons, choice.mesh
         of_schedule = (id(mesh), choice.schedule, choice.interleave, choice.remat, choice.offload)
-        of_mesh = self._of_mesh(mesh)
+        of_mesh = self._why_not_mesh(mesh)
         if of_mesh is None and of_schedule not in reasons:
             reasons[of_schedule] = mesh, self.reason(choice.layout)
         return of_mesh or reasons[of_schedule][1]
 
-    def _of_mesh(self, mesh: Layout) -> str | None:
+    def _why_not_mesh(self, mesh: Layout) -> str | None:
         reasons, key = self._reasons, (id(mesh),)
         if key not in reasons:  # with the mesh itself, or another one may get its id
             reasons[key] = mesh, self.reason(mesh)
@@ -446,7 +430,7 @@ class _Scout:
 
 
 def _few_shards(asked: Workload, planned: Workload) -> int:
-    """Maximum batch shards of meshes that may divide a batch nearer to the asked one than the planned one."""
+    """Maximum shards of a batch that is nearer to the requested batch than the planned batch is."""
     return 2 * abs(planned.num_sequences - asked.num_sequences)
 
 
@@ -502,9 +486,9 @@ def _priced(
 
 
 def _why_another(pool: Fastest, near: Fastest, hardware: Hardware) -> str:
-    """Why the batch asked for is not planned.
+    """Why the requested batch is not planned.
 
-    pool: layouts of any batch. near: layouts that divide the batch asked for.
+    pool: layouts of any batch. near: layouts that divide the requested batch.
     """
     if not near:
         return f"do not divide over {hardware.num_chips:,} chips"

@@ -60,8 +60,9 @@ def test_attention_reads_packed_pools(window: Window | None, apart: bool) -> Non
     v = v.at[tables[0, 4], :, 5:].set(jnp.nan)
     asked = paged._Asked(_random(3, 2, 1, K * G, WIDTH), jnp.asarray([[68], [17]], jnp.int32), tables)
     how, sinks = ScoreForm(None, 0.1), _random(4, K * G)
+    gathered = jax.jit(paged._gathered, static_argnums=(2, 3))
     plain, packed = (
-        paged._gathered(asked, pools, window, how, sinks, None).out
+        gathered(asked, pools, window, how, sinks, None).out
         for pools in ([k, v], [_packed(k), v if apart else _packed(v)])
     )
     assert np.isfinite(plain).all()

@@ -18,7 +18,7 @@ from meshwright.nn.cached_ops import layered
 from meshwright.nn.params import init_params
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device import programs
-from meshwright.serve.device.cache_programs import CachePrograms
+from meshwright.serve.device.cache_programs import CachePrograms, CacheSizes
 from meshwright.serve.device.programs import InferencePrograms, workload_step
 
 pytestmark = pytest.mark.sampled(5)
@@ -247,9 +247,7 @@ def test_pages_go_from_one_set_of_devices_to_another(kv_dtype: str):
             FEW,
             layout,
             device_mesh(layout, jax.devices()[first : first + 2]),
-            num_slots=1,
-            num_pages=4,
-            page_size=4,
+            CacheSizes(1, 4, 4),
         )
         for first in (0, 2)
     )

@@ -15,9 +15,9 @@ class Target:
     """A compiler, by the name of its platform, and its devices.
 
     topology: as the compiler writes it, `v5p:4x4x4`, or partitions x nodes x GPUs, `1x8x8`; empty for CPUs,
-    whose virtual devices are only a number. chips_per_host: chips of a TPU host along each dimension. slices:
-    over the data-centre network. gpu, capability, config: the chip by our name, its compute capability, and
-    XLA's description of it. title: in sentences.
+    which have only a number of virtual devices. chips_per_host: chips of a TPU host along each dimension.
+    slices: of TPUs, joined by the data-centre network. gpu, capability, config: the chip by our name, its
+    compute capability, and XLA's description of it. title: the compiler's name in sentences.
     """
 
     name: str
@@ -59,6 +59,6 @@ class Target:
 
 
 def installed(name: str) -> list[str]:
-    """The installed packages that contain a platform's compiler; none for CPUs, whose is in jaxlib."""
+    """The installed packages that contain a platform's compiler; none for CPUs: theirs is in jaxlib."""
     packages = PLATFORMS[name].compiler.packages
     return [package for package in packages if importlib.util.find_spec(package.replace("-", "_"))]

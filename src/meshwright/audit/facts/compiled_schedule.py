@@ -177,6 +177,8 @@ def program_timeline(
 
 
 class _Walk:
+    """A simulated run of a program's schedule, with the exposed seconds of each collective."""
+
     def __init__(
         self,
         program: Program,
@@ -201,6 +203,7 @@ class _Walk:
         return clocks
 
     def _after(self, value: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
+        """The clocks after one instruction."""
         instruction, place = value.instruction, value.place
         if instruction.opcode == "while":
             return self._loop(value, clocks, weight)
@@ -214,9 +217,8 @@ class _Walk:
             return self._crosses(value, crossing, clocks)
         for piece in self._collectives(value):
             clocks = self._communicates(instruction, piece, clocks, weight)
-        seconds = (
-            0.0 if op_of(instruction) or instruction.opcode.endswith("-done") else self.work.seconds(value)
-        )
+        computes = not op_of(instruction) and not instruction.opcode.endswith("-done")
+        seconds = self.work.seconds(value) if computes else 0.0
         self.computing += weight * seconds
         clocks = replace(clocks, compute=clocks.compute + seconds)
         return self._arrivals(value, clocks, weight)
@@ -307,7 +309,7 @@ class _Walk:
         return replace(clocks, links=arrives, flying=clocks.flying | {key: (arrives, sent)})
 
     def _arrivals(self, value: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
-        """The clocks after waiting for the collectives that an instruction is the done of."""
+        """The clocks after an instruction has waited for the transfers that it ends."""
         instruction = value.instruction
         keys: list[object] = []
         if instruction.opcode.endswith("-done"):

@@ -49,7 +49,7 @@ def strategies_figure(sweeps: Sequence[ScalingSweep], planned: Hardware) -> Figu
 
 
 def _times(sweep: ScalingSweep, x: ChartAxis, y: ChartAxis, width: float) -> Panel:
-    """Seconds of communication per step by strategy; dashed the compute of the best layout."""
+    """Seconds of communication per step by strategy, and a dashed curve of the best layout's compute."""
     compute = [
         ChartPoint(p.candidate.num_tokens, split_step(p.candidate).work_seconds) for p in sweep.of(BEST)
     ]
@@ -72,7 +72,7 @@ def _panel(sweep: ScalingSweep, heading: str, chart: Chart, curves: Iterable[Cur
 def _curves(
     sweep: ScalingSweep, value: Callable[[ScalingPoint], float], text: Callable[[float], str]
 ) -> Iterable[Curve]:
-    """A curve of each strategy that can run; the best is a band below those that reach it."""
+    """A curve for each strategy that can run, and a wide band below them for the best layout."""
     for strategy in (*STRATEGIES, BEST):
         name = "best found" if strategy == BEST else strategy
         points = [

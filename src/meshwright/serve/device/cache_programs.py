@@ -1,7 +1,7 @@
 """The arrays of a server's cache, and programs that export, import and copy its pages and states."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,37 +18,41 @@ from meshwright.nn.mixers.state_cache import abstract_states
 from meshwright.nn.start.device_mesh import partition_spec
 
 
-class CacheTypes:
-    """The types of a cache's arrays on a mesh: pages of `page_size` positions, and states without pages.
+class CacheSizes(NamedTuple):
+    """Sizes of a replica's cache: its sequences, pages of `page_size` positions, and states.
 
-    num_slots: sequences of a replica. num_snapshots, num_kept_drafts: see `num_state_entries`, which gives
-    the entries of a replica's states; num_entries: entries of all replicas. num_pages: pages of a replica.
-    num_window_pages: its pages for layers with a window; 0: they use the other pages. page_axes: mesh axes
-    that split pages. batch_axes: mesh axes that split the tokens of a step into num_shards shards; each
-    serves replicas_per_shard replicas.
+    num_window_pages: pages for layers with a window; 0: they use the other pages. num_snapshots,
+    num_kept_drafts: see `num_state_entries`, which gives the entries of a replica's states.
+    """
+
+    num_slots: int
+    num_pages: int
+    page_size: int
+    num_window_pages: int = 0
+    num_snapshots: int = 0
+    num_kept_drafts: int = 0
+
+
+class CacheTypes:
+    """The types of a cache's arrays on a mesh: pages, and states without pages.
+
+    num_entries: entries of the states of all replicas. page_axes: mesh axes that split pages. batch_axes:
+    mesh axes that split the tokens of a step into num_shards shards; each serves replicas_per_shard replicas.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        layout: Layout,
-        mesh: jax.sharding.Mesh,
-        *,
-        num_slots: int,
-        num_pages: int,
-        page_size: int,
-        num_window_pages: int = 0,
-        num_snapshots: int = 0,
-        num_kept_drafts: int = 0,
+        self, config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh, sizes: CacheSizes
     ) -> None:
         self._config, self._layout, self.mesh = config, layout, mesh
         self.page_axes = partition_spec(cached_array(layout, config))[0]
         self.batch_axes = partition_spec(layout.activation("x", "BTD"))[0]
         self.num_replicas, self.num_shards = num_replicas(layout, config), layout.num_batch_shards
         self.replicas_per_shard = self.num_replicas // self.num_shards
-        self.num_entries = self.num_replicas * num_state_entries(num_slots, num_snapshots, num_kept_drafts)
-        self._num_pages, self._page_size = (num_pages, num_window_pages), page_size
-        self.groups = page_groups(config, has_windows=bool(num_window_pages))
+        self.num_entries = self.num_replicas * num_state_entries(
+            sizes.num_slots, sizes.num_snapshots, sizes.num_kept_drafts
+        )
+        self._num_pages, self._page_size = (sizes.num_pages, sizes.num_window_pages), sizes.page_size
+        self.groups = page_groups(config, has_windows=bool(sizes.num_window_pages))
         self.states = abstract_states(config, layout, mesh, self.num_entries)
         self.page_names = tuple(self._pages([0] * len(self.groups), 0))
         self.state_names = tuple(self.states)

@@ -43,7 +43,7 @@ from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
 from meshwright.platforms import platform_of
-from meshwright.serve.device.cache_programs import CacheTypes
+from meshwright.serve.device.cache_programs import CacheSizes, CacheTypes
 from meshwright.serve.device.joined import joined_type, taken_apart
 from meshwright.serve.device.sampling import (
     Edits,
@@ -90,9 +90,9 @@ class StepShape(NamedTuple):
 
 
 class InferencePrograms:
-    """The steps of one model under one layout, over a cache of pages of `page_size` positions.
+    """The steps of one model under one layout, over a cache of these sizes.
 
-    num_slots to num_kept_drafts: see CacheTypes. The array `last` has an entry for each entry of the states,
+    The array `last` has an entry for each entry of the states,
     and holds the last token of each slot.
     with_native: the programs call native/kernels.py, which must be built. Otherwise they have only XLA's
     operations, for audits that count their FLOPs and bytes.
@@ -105,13 +105,8 @@ class InferencePrograms:
         config: ModelConfig,
         layout: Layout,
         mesh: jax.sharding.Mesh,
+        sizes: CacheSizes,
         *,
-        num_slots: int,
-        num_pages: int,
-        page_size: int,
-        num_window_pages: int = 0,
-        num_snapshots: int = 0,
-        num_kept_drafts: int = 0,
         with_native: bool = False,
         batch_invariant: bool = False,
     ) -> None:
@@ -119,18 +114,8 @@ class InferencePrograms:
         self._prefill = prefill if layout.rules.prompt_axes else None
         layout = layout.at("generate") if self._prefill else layout
         self.config, self.layout, self.mesh = config, layout, mesh
-        self._num_slots, self._num_kept_drafts = num_slots, num_kept_drafts
-        self.cache = CacheTypes(
-            config,
-            layout,
-            mesh,
-            num_slots=num_slots,
-            num_pages=num_pages,
-            page_size=page_size,
-            num_window_pages=num_window_pages,
-            num_snapshots=num_snapshots,
-            num_kept_drafts=num_kept_drafts,
-        )
+        self._sizes = sizes
+        self.cache = CacheTypes(config, layout, mesh, sizes)
         self.num_replicas = self.cache.num_replicas
         self._with_native, self.batch_invariant = with_native, batch_invariant
         self._with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
@@ -318,9 +303,9 @@ class InferencePrograms:
         if not self.cache.states:
             return None
         states = {name: cast("list[Array]", pools[name]) for name in self.cache.states}
-        num_per_shard = self.cache.replicas_per_shard
+        num_per_shard, sizes = self.cache.replicas_per_shard, self._sizes
         return StateCache(
-            states, positions, slots, step.rows, num_per_shard, self._num_slots, self._num_kept_drafts
+            states, positions, slots, step.rows, num_per_shard, sizes.num_slots, sizes.num_kept_drafts
         )
 
     def _prompts(
@@ -393,7 +378,7 @@ class InferencePrograms:
             jnp.reshape(x, (-1, order.shape[1]), out_sharding=PartitionSpec(spec_of(x).partitions[0], None))
             for x in (slots, positions)
         )
-        lengths = jnp.sum(of_rows != self._num_slots, axis=1)
+        lengths = jnp.sum(of_rows != self._sizes.num_slots, axis=1)
         # A device keeps its heads' states for all replicas of its shard, so any replica may own a row.
         per_shard, shards = self.cache.replicas_per_shard, self.cache.batch_axes
         is_own = reshard(of_replicas[:, 0] >= 0, PartitionSpec(shards))
@@ -473,15 +458,9 @@ def workload_step(
     is_fresh = has_prompt_programs(platform, layout)
     if window and window.size < workload.seq_len and (phase == "generate" or is_fresh):
         of_window = pages_of_row - first_page(workload.seq_len - 1, page, window)
-    programs = InferencePrograms(
-        config,
-        layout,
-        mesh,
-        num_slots=num_slots,
-        num_pages=num_slots * pages_of_row,
-        page_size=page,
-        num_window_pages=num_slots * of_window if of_window < pages_of_row else 0,
-    )
+    num_window_pages = num_slots * of_window if of_window < pages_of_row else 0
+    sizes = CacheSizes(num_slots, num_slots * pages_of_row, page, num_window_pages)
+    programs = InferencePrograms(config, layout, mesh, sizes)
     if phase == "generate":
         rows = Rows(num_rows, 1)
     elif is_fresh:

@@ -31,6 +31,7 @@ from meshwright.nn.files.hf_tensors import hf_tensors
 from meshwright.nn.files.weights import load_hf, save_hf
 from meshwright.nn.params import flatten
 from meshwright.nn.start.device_mesh import device_mesh
+from meshwright.serve.device.cache_programs import CacheSizes
 from meshwright.serve.device.loading import ModelFolder, load_model_folder
 from meshwright.serve.device.programs import InferencePrograms, StepShape
 from meshwright.serve.device.readout import Read, Readout
@@ -83,9 +84,7 @@ def perplexity(
 ) -> float:
     """The perplexity of the text, by windows; the first token of each window is not scored."""
     length = min(_WINDOW, config.max_seq_len, len(tokens))
-    programs = InferencePrograms(
-        config, layout.at("generate"), mesh, num_slots=1, num_pages=1, page_size=length
-    )
+    programs = InferencePrograms(config, layout.at("generate"), mesh, CacheSizes(1, 1, length))
     weights, (pools, last) = layered(dict(params), config, layout, mesh), programs.empty()
     step = programs.step(StepShape((Rows(1, length),), 1, 1, 1, num_hidden=length)).compile()
     readout = Readout(programs, length)

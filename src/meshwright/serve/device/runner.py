@@ -29,6 +29,7 @@ from meshwright.nn.attention.paged import Rows
 from meshwright.nn.cached_ops import layered
 from meshwright.nn.start.compiled_cache import NothingCompiled
 from meshwright.platforms import platform_of
+from meshwright.serve.device.cache_programs import CacheSizes
 from meshwright.serve.device.device_cache import DeviceCache
 from meshwright.serve.device.in_turn import one_at_a_time
 from meshwright.serve.device.joined import joined
@@ -123,18 +124,17 @@ class JaxRunner:
         self.vocab_size, self._mesh, self._num_drafts = config.vocab_size, mesh, num_drafts
         self._by_ratio, self._keeps_logits, self._keeps_hidden = by_ratio, keeps_logits, keeps_hidden
         self._num_read = config.d_model if config.draft_head else 0
+        sizes = CacheSizes(
+            limits.slots_per_replica,
+            limits.num_pages,
+            limits.page_size,
+            limits.num_window_pages,
+            limits.num_snapshots,
+            limits.num_kept_drafts,
+        )
+        with_native = with_native and kernels.serves_mesh(mesh)
         self._programs = InferencePrograms(
-            config,
-            layout,
-            mesh,
-            num_slots=limits.slots_per_replica,
-            num_pages=limits.num_pages,
-            page_size=limits.page_size,
-            num_window_pages=limits.num_window_pages,
-            num_snapshots=limits.num_snapshots,
-            num_kept_drafts=limits.num_kept_drafts,
-            with_native=with_native and kernels.serves_mesh(mesh),
-            batch_invariant=batch_invariant,
+            config, layout, mesh, sizes, with_native=with_native, batch_invariant=batch_invariant
         )
         self._cache = DeviceCache(self._programs.cache, limits, host_bytes)
         self.limits = replace(self._cache.limits, multiplies_padding=self._programs.multiplies_padding)
