@@ -74,11 +74,14 @@ def run_layers(
     run: RunLayer, weights: Mapping[str, Any], x: Array, total: Any, layers: Sequence[Layer]
 ) -> tuple[Array, Any]:
     """x after `layers`, and `total` plus their losses. weights: the stacks [L, ...] by name."""
-    for loop in _loops(layers):
+    loops = _loops(layers)
+    for loop, parts in zip(loops, _parts(weights, loops, by_slices=False), strict=True):
         if loop.times == 1:
-            x, total = _in_order(run, x, total, (_alone(weights, layer) for layer in loop.layers))
+            kinds = [KindInLoop((layer.kind,)) for layer in loop.layers]
+            period = {stack: _only(part) for stack, part in parts.items()}
+            x, total = _in_order(run, x, total, _with_weights(loop, period, kinds, by_slices=False))
         else:
-            x, total = _scan(run, weights, x, total, [loop])
+            x, total = _scan(run, parts, x, total, [loop])
     return x, total
 
 
@@ -96,8 +99,10 @@ def run_stage(
 
     Stages run one program: if their layers are of different kinds, the number of the kind is data.
     """
-    for of_stages in zip(*map(_loops, layers), strict=True):
-        x, total = _scan(run, weights, x, total, of_stages, stage)
+    loops = [*zip(*map(_loops, layers), strict=True)]
+    each_parts = _parts(weights, [of_stages[0] for of_stages in loops], by_slices=True)
+    for of_stages, parts in zip(loops, each_parts, strict=True):
+        x, total = _scan(run, parts, x, total, of_stages, stage)
     return x, total
 
 
@@ -132,40 +137,75 @@ def _added(_: None, cotangents: tuple[Any, Any]) -> tuple[Any]:
 _read_twice.defvjp(lambda shared: ((shared, shared), None), _added)
 
 
-def _alone(weights: Mapping[str, Any], layer: Layer) -> tuple[Any, KindInLoop]:
-    stack = weights[layer.kind.stack]
-    return jax.tree.map(lambda w: w[layer.row], stack), KindInLoop((layer.kind,))
+def _parts(weights: Mapping[str, Any], loops: Sequence[_Loop], *, by_slices: bool) -> list[dict[Stack, Any]]:
+    """The rows that each loop reads, [n, ...], of each of its stacks.
+
+    A stack that several loops read is split once: the gradient of each slice would be padded to the whole
+    stack, and padded gradients added. by_slices: as of `_each`.
+    """
+    parts: list[dict[Stack, Any]] = [{} for _ in loops]
+    for stack in dict.fromkeys(stack for loop in loops for stack in loop.pattern):
+        rows = [[layer.row for layer in loop.layers if layer.kind.stack == stack] for loop in loops]
+        readers = [number for number, own in enumerate(rows) if own]
+        leaves, structure = jax.tree.flatten(weights[stack])
+        is_split = [*chain.from_iterable(rows)] == [*range(leaves[0].shape[0])] and not by_slices
+
+        def cut(leaf: Array, rows: Sequence[Sequence[int]], is_split: bool) -> Sequence[Array]:
+            if len(rows) == 1 and len(rows[0]) == leaf.shape[0]:
+                return [leaf]
+            if is_split:
+                return lax.split(leaf, [len(own) for own in rows])
+            return [leaf[own[0] : own[-1] + 1] for own in rows]
+
+        each = [cut(leaf, [rows[number] for number in readers], is_split) for leaf in leaves]
+        for number, own in zip(readers, zip(*each, strict=True), strict=True):
+            parts[number][stack] = jax.tree.unflatten(structure, own)
+    return parts
+
+
+def _only(part: Any) -> Any:
+    """A part of one row without that dimension, as `_each` takes it; other parts as they are."""
+    return jax.tree.map(lambda w: lax.squeeze(w, (0,)) if w.shape[0] == 1 else w, part)
+
+
+def _with_weights(
+    loop: _Loop, parts: Mapping[Stack, Any], kinds: Sequence[KindInLoop], *, by_slices: bool
+) -> Iterator[tuple[Any, KindInLoop]]:
+    """The layers of one period with their weights and kinds, in order."""
+    left = {
+        stack: iter(_each(w, loop.pattern.count(stack), by_slices=by_slices)) for stack, w in parts.items()
+    }
+    for stack, kind in zip(loop.pattern, kinds, strict=True):
+        yield next(left[stack]), kind
 
 
 def _scan(
     run: RunLayer,
-    weights: Mapping[str, Any],
+    parts: Mapping[Stack, Any],
     x: Array,
     total: Mapping[str, Any],
     of_stages: Sequence[_Loop],
     stage: Array | None = None,
 ) -> tuple[Array, Any]:
-    """x and the total after a loop that all stages of a pipeline run; the stacks are of `stage`."""
+    """x and the total after a loop that all stages of a pipeline run; its parts of stacks are of `stage`."""
     loop = of_stages[0]
     kinds = [
         tuple(dict.fromkeys(layer.kind for own in of_stages for layer in own.at(place)))
         for place in range(loop.period)
     ]
     steps = {
-        "weights": {stack: _periods(weights[stack], stack, loop) for stack in dict.fromkeys(loop.pattern)},
+        "weights": {
+            stack: _periods(part, loop.pattern.count(stack), loop.times) for stack, part in parts.items()
+        },
         "kinds": [_numbers(among, place, of_stages, stage) for place, among in enumerate(kinds)],
     }
 
     def body(carry: tuple[Array, Any], step: dict[str, Any]) -> tuple[tuple[Array, Any], None]:
-        def of_period() -> Iterator[tuple[Any, KindInLoop]]:
-            left = {
-                stack: iter(_each(w, loop.pattern.count(stack), by_slices=stage is not None))
-                for stack, w in step["weights"].items()
-            }
-            for place, stack in enumerate(loop.pattern):
-                yield next(left[stack]), KindInLoop(kinds[place], step["kinds"][place])
-
-        return _in_order(run, *carry, of_period()), None
+        of_period = [KindInLoop(*kind) for kind in zip(kinds, step["kinds"], strict=True)]
+        by_slices = stage is not None
+        return _in_order(
+            run, *carry, _with_weights(loop, step["weights"], of_period, by_slices=by_slices)
+        ), None
 
     (x, total), _ = lax.scan(body, (x, total), steps)
     return x, total
@@ -241,17 +281,14 @@ def _each(stack: Any, count: int, *, by_slices: bool) -> list[Any]:
     return [jax.tree.unflatten(structure, own) for own in zip(*map(cut, leaves), strict=True)]
 
 
-def _periods(stack: Any, name: Stack, loop: _Loop) -> Any:
-    """The loop's part of a stack [L, ...] as [count, ...], or [count, n, ...] for n layers a period."""
-    rows = [layer.row for layer in loop.layers if layer.kind.stack == name]
-    each = loop.pattern.count(name)
+def _periods(part: Any, each: int, times: int) -> Any:
+    """A part [n, ...] of a stack as [times, each, ...], or [times, ...] with a layer in each period."""
 
     def cut(w: Array) -> Array:
-        part = w if len(rows) == w.shape[0] else w[rows[0] : rows[-1] + 1]
         if each == 1:
-            return part
+            return w
         spec = jax.typeof(w).sharding.spec
         split = PartitionSpec(None, None, *spec.partitions[1:], reduced=spec.reduced)
-        return jnp.reshape(part, (loop.times, each, *w.shape[1:]), out_sharding=split)
+        return jnp.reshape(w, (times, each, *w.shape[1:]), out_sharding=split)
 
-    return jax.tree.map(cut, stack)
+    return jax.tree.map(cut, part)
