@@ -103,7 +103,9 @@ class AttentionOps(ProductOps):
             forward, backward = (tuple(t for ways in passed for t in ways[way]) for way in range(2))
             moves = forward, backward
             return self._attend(name, (q,), (k, v), out, out, self._read(at.kind), chosen, *moves), at
-        k, v = self._all_positions("k", k), self._all_positions("v", v)
+        values_are_keys = v is k
+        k = self._all_positions("k", k)
+        v = k if values_are_keys else self._all_positions("v", v)
         more = () if entries is None else (self._entries_of_heads(entries.values),)
         return self._attend(name, (q,), (k, v), out, out, self._read(at.kind), chosen, more=more), at
 

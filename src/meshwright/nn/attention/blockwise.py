@@ -31,7 +31,7 @@ from meshwright.models.config import Window
 from meshwright.nn.attention.blocks import block_of, num_blocks, put, visible_scope
 from meshwright.nn.attention.by_formula import HIDDEN, ScoreForm
 from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of
-from meshwright.nn.start.device_mesh import partition_spec
+from meshwright.nn.start.device_mesh import partition_spec, sum_named_here
 from meshwright.notation.array import Axes
 
 
@@ -120,6 +120,7 @@ def blockwise(
         None if is_entry is None else PartitionSpec(None),
     )
     inputs = (of_q, of_k, of_k, of_sinks, of_entries, of_seen)
+    values_are_keys = v is k
 
     @jax.custom_vjp
     def attended(*operands: Any) -> Array:
@@ -138,10 +139,10 @@ def blockwise(
         of_d_entries = None if of_entries is None else (of_cotangent(of_entries),) * 2
         taken = (of_q, of_d_k, of_d_k, of_sinks, of_d_entries)
         d_q, d_k, d_v, d_sinks, d_entries = each_device(local, given, taken)(*saved, d_out)
-        with jax.named_scope("k"):  # a sum over devices is named after its operand
-            d_k = d_k.astype(k.dtype)
+        with jax.named_scope("k"):
+            d_k = sum_named_here(d_k + d_v if values_are_keys else d_k).astype(k.dtype)
         with jax.named_scope("v"):
-            d_v = d_v.astype(v.dtype)
+            d_v = None if values_are_keys else sum_named_here(d_v).astype(v.dtype)
         if entries is not None:
             with jax.named_scope("entries"):  # added in this scope, which names their sum over devices
                 d_entries = (d_entries[0] + d_entries[1]).astype(entries.dtype)

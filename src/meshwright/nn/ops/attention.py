@@ -93,7 +93,9 @@ class AttentionOps(ProductOps):
         how = ScoreForm(softcap, scale, slopes, indexer.block if indexer else None)
         with jax.named_scope(name):
             if not uses_ring(self.layout):
-                k, v = self._gather_positions("k", k), self._gather_positions("v", v)
+                values_are_keys = v is k
+                k = self._gather_positions("k", k)
+                v = k if values_are_keys else self._gather_positions("v", v)
             queries, keys = self._places_of_tokens(places), self._places_of_sequences(places)
             if sinks is not None:
                 with jax.named_scope("sinks"):

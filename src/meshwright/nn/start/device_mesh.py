@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, reshard
 from jax.typing import DTypeLike
@@ -147,6 +148,15 @@ def named_here(x: Array) -> Array:
     """
     spec = jax.typeof(x).sharding.spec
     return x if spec.unreduced else reshard(x, spec)
+
+
+def sum_named_here(x: Array) -> Array:
+    """`x`, a partial sum, whose sum over devices is named after this scope.
+
+    XLA removes the operation, which rounds numbers to their own precision.
+    """
+    info = jnp.finfo(x.dtype)
+    return lax.reduce_precision(x, info.nexp, info.nmant)
 
 
 def from_named_sharding(name: str, dims: Sequence[str], sharding: NamedSharding) -> ShardedArray:
