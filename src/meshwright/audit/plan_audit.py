@@ -28,7 +28,6 @@ from meshwright.errors import OutOfMemoryError
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.page_sizes import page_of
-from meshwright.models.count import widest_window
 from meshwright.plan.serve.serving_plan import prefill_of
 from meshwright.plan_file import Plan
 from meshwright.platforms import PLATFORMS
@@ -84,7 +83,7 @@ def _in_whole_pages(plan: Plan, progress: Callable[[str], None]) -> Plan:
     workload = plan.workload
     if workload.phase == "train":
         return plan
-    page = page_of(workload.seq_len, widest_window(plan.model))
+    page = page_of(plan.model, workload.seq_len)
     whole = -(-workload.seq_len // page) * page
     if whole == workload.seq_len or whole > plan.model.max_seq_len:
         return plan

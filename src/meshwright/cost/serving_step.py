@@ -51,7 +51,6 @@ from meshwright.models.count import (
     cache_scales,
     cached_positions,
     read_positions,
-    widest_window,
 )
 from meshwright.models.count import caches as caches_of
 from meshwright.models.parameters import dimensions
@@ -128,7 +127,7 @@ def keys_read(
     """
     if attention_form(config, hardware, layout, queries, positions, positions) != "tables":
         return positions
-    block = TOGETHER * page_of(longest, widest_window(config))
+    block = TOGETHER * page_of(config, longest)
     return min(longest, -(-positions // block) * block)
 
 
@@ -155,6 +154,7 @@ class _CachedOps(SymbolicOps):
         super().__init__(config, layout, shape, replace(lowering, by_blocks=form == "blocks"))
         self.form, self.verified = form, verified
         self._rows, self._lanes = rows, copied_lanes
+        self._page = page_of(config, shape.key_len)
         self._read_shares: dict[MoE, Any] = {}  # all products of an expert have the same share
         # Prompts whose positions are split are kept as generation reads them.
         self._kept_as = layout.at("generate") if layout.table.position_axes else layout
@@ -348,8 +348,12 @@ class _CachedOps(SymbolicOps):
         return self.cached(1, self.sizes["S"] // every)["index"]
 
     def _keys_scored(self, keys: Value) -> Any:
+        """With chosen keys in pages, TOGETHER pages at a time on platforms that read them page by page."""
+        if not self._reads_chosen:
+            return super()._keys_scored(keys)
         pages = self._pages_read(None)
-        return self._page * sum(pages) / len(pages) if self._reads_chosen else super()._keys_scored(keys)
+        count = min(TOGETHER, -(-self.sizes["S"] // self._page)) if self.form == "pages" else 1
+        return self._page * count * sum(-(-number // count) for number in pages) / len(pages)
 
     def _all_to_keep(self, kept: Mapping[str, Value]) -> None:
         """Gathers a prompt's positions, since the cache of a sequence has all of them."""
@@ -369,6 +373,9 @@ class _CachedOps(SymbolicOps):
         return self.form in ("pages", "tables") and self.config.indexer is not None
 
     def _keys_multiplied(self, k: Value, window: Window | None) -> Any:
+        if window and window.compressed and self.form in ("pages", "tables"):
+            # Each query gathers a whole window and its entries, also those that it does not see.
+            return window.size + window.read_entries(self.sizes["S"])
         if self._reads_chosen and self.config.indexer:
             return min(self.config.indexer.top_k, self.sizes["S"])
         if self.form == "tables":
@@ -377,10 +384,6 @@ class _CachedOps(SymbolicOps):
             return super()._keys_multiplied(k, window)
         pages = self._pages_read(window)
         return self._page * sum(pages) / len(pages)
-
-    @property
-    def _page(self) -> int:
-        return page_of(self.sizes["S"], widest_window(self.config))
 
     @property
     def _row(self) -> int:

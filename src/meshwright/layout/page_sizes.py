@@ -11,6 +11,7 @@ from meshwright.errors import PlanError
 from meshwright.layout.layout import Layout
 from meshwright.layout.workload import DEFAULT_CHUNK
 from meshwright.models.config import ModelConfig, Window
+from meshwright.models.count import widest_window
 from meshwright.units import Numeric
 
 # Positions of a page.
@@ -49,9 +50,15 @@ def chunk_of(layout: Layout, context: int, asked: int | None = None) -> int:
     return context
 
 
-def page_of(positions: int, window: Window | None) -> int:
-    """Positions of a page for sequences of `positions` tokens. window: of the widest layer with one."""
-    return min(DEFAULT_PAGE, positions, window.size if window else positions)
+def page_of(config: ModelConfig, positions: int) -> int:
+    """Positions of a page for sequences of `positions` tokens.
+
+    >>> from meshwright.models.presets import PRESETS
+    >>> page_of(PRESETS["deepseek-v4-flash"], 4096), page_of(PRESETS["llama-3-8b"], 48)
+    (128, 48)
+    """
+    window = widest_window(config)
+    return whole_page(config, min(DEFAULT_PAGE, positions, window.size if window else positions))
 
 
 def whole_page(config: ModelConfig, page_size: int) -> int:

@@ -222,7 +222,9 @@ class PagedCache:
                     of_weights = None if of_weights is None else of_weights[:, 0]
                     best = best_of_tables(of_q[:, 0], of_weights, at[:, 0], of_rows, read, indexer)
                 else:
-                    best = best_positions(of_q, of_weights, at, of_rows, read, size, indexer)
+                    best = best_positions(
+                        of_q, of_weights, at, of_rows, read, size, indexer, self.stands, every
+                    )
                 of_token = best.shape[-2:] if indexer.block else best.shape[-1:]
                 parts.append(jnp.reshape(best, (rows.num_tokens, *of_token)))
             return jnp.concatenate(parts)

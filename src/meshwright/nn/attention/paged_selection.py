@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwright.layout.page_sizes import KEYS_AT_ONCE, TOGETHER
+from meshwright.layout.page_sizes import KEYS_AT_ONCE, TOGETHER, pages_read
 from meshwright.models.config import Indexer, Window
 from meshwright.models.transformer import at_most
 from meshwright.nn.attention.by_formula import HIDDEN
@@ -29,16 +29,21 @@ def best_positions(
     read: Callable[[Array], Array],
     page_size: int,
     indexer: Indexer,
+    stands: tuple[int, int] | None = None,
+    every: int = 1,
 ) -> Array:
     """i32[R, Q, k]: the k = min(top_k, P * page_size) positions that each query reads, or NOT_CHOSEN.
 
     q[R, Q, x, y], weights[R, Q, x]: the indexer's queries and weights. positions i32[R, Q]: of the queries.
     tables i32[R, P]: the pages of each row. read: returns the index's keys [pages * page_size, y] of pages.
     If the indexer chooses blocks, i32[R, Q, K, k] by q[R, Q, K, y] without weights: the numbers of blocks.
+    stands: (queries, positions) of every sequence, if they are known. every: positions of a key.
     """
     count = min(TOGETHER, tables.shape[1])
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % count)))
     num_blocks, size = tables.shape[1] // count, count * page_size
+    # Blocks that each row of a sequence scores; an audit counts by their sum.
+    counts = pages_read(*stands, q.shape[1], size * every, None) if stands else (num_blocks,)
 
     def of_row(row: tuple[Any, ...]) -> Array:
         q, weights, positions, table = row
@@ -54,7 +59,7 @@ def best_positions(
         heads = q.shape[1:2] if indexer.block else ()
         scores = jnp.full((q.shape[0], *heads, num_blocks * size), -jnp.inf)
         used = (jnp.max(positions) + size) // size
-        with jax.named_scope(at_most(num_blocks)):
+        with jax.named_scope(at_most(sum(counts), len(counts))):
             scores = lax.fori_loop(0, used, of_pages, scores)
         return _best(scores, positions, indexer)
 

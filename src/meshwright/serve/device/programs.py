@@ -453,7 +453,7 @@ def workload_step(
     # Replicas that prefill a prompt together have rows together, and each its own sequences.
     num_rows = workload.num_sequences // num_replicas(layout, config)
     num_slots = -(-workload.num_sequences // num_kept_apart(layout, config))
-    page = page_of(workload.seq_len, window)
+    page = page_of(config, workload.seq_len)
     platform, pages_of_row = platform_of(mesh), -(-workload.seq_len // page)
     is_fresh = has_prompt_programs(platform, layout)
     if window and window.size < workload.seq_len and (phase == "generate" or is_fresh):
