@@ -9,6 +9,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.models.config import ModelConfig
+from meshwright.nn.each_device import axes_of
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -125,12 +126,13 @@ def repeated(vector: Array, dims: Sequence[int], shape: Sequence[int], split: Se
     """`vector` along the dimensions `dims` of an array of a given shape, split as `split` over the others.
 
     Its cotangent is a sum over the other dimensions, and stays partial over the axes of `vector`'s `reduced`
-    type: JAX's own rule would finish it.
+    type: JAX's own rule would finish it. Devices that have the same rows have the sum once, and zeros.
     """
     others = tuple(dim for dim in range(len(shape)) if dim not in dims)
     parts, kept = jax.typeof(vector).sharding.spec.partitions, jax.typeof(vector).sharding.spec.reduced
-    axes_of = dict(zip(dims, parts, strict=True))
-    spec = PartitionSpec(*(axes_of.get(dim, axes) for dim, axes in enumerate(split)))
+    own = dict(zip(dims, parts, strict=True))
+    spec = PartitionSpec(*(own.get(dim, axes) for dim, axes in enumerate(split)))
+    summed = {axis for dim in others for axis in axes_of(split[dim])}
 
     @jax.custom_vjp
     def out(vector: Array) -> Array:
@@ -138,7 +140,9 @@ def repeated(vector: Array, dims: Sequence[int], shape: Sequence[int], split: Se
         return jnp.broadcast_to(here, shape, out_sharding=spec)
 
     def backward(_: None, d_out: Array) -> tuple[Array]:
-        return (lax.reduce_sum(d_out, others, out_sharding=PartitionSpec(*parts, unreduced=kept)),)
+        partial = PartitionSpec(*parts, unreduced=kept & summed)
+        d = lax.reduce_sum(d_out, others, out_sharding=partial)
+        return (d if kept <= summed else reshard(d, PartitionSpec(*parts, unreduced=kept)),)
 
     out.defvjp(lambda vector: (out(vector), None), backward)
     return out(vector)
