@@ -8,4 +8,5 @@ TYPE = NumberType(
     bits=8,
     largest=2.0**127,
     jax="float8_e8m0fnu",
+    safetensors="F8_E8M0",
 )

@@ -120,22 +120,75 @@ def test_layers_that_predict_further_tokens_are_passed_over(folders, tmp_path, k
             load(tmp_path, f32())
 
 
+def _as_on_the_hub(name: str) -> str:
+    """A tensor's name in DeepSeek-V4's published files, of its name in files of transformers."""
+    parts = {f"model.hc_head.hc_{part}": f"hc_head_{part}" for part in ("fn", "base", "scale")}
+    short = parts | {"model.embed_tokens.weight": "embed.weight"}
+    return short.get(name, name.removeprefix("model.")).replace(".attn.norm.", ".attn.kv_norm.")
+
+
 @pytest.mark.slow
 def test_deepseek_v4_as_the_hub_names_it(folders, tmp_path):
     """Without the prefix, with short names of the parts outside of layers, and with a draft head."""
     from safetensors.numpy import load_file, save_file
 
     folder, _ = folders["deepseek_v4"]
-    parts = {f"model.hc_head.hc_{part}": f"hc_head_{part}" for part in ("fn", "base", "scale")}
-    short = parts | {"model.embed_tokens.weight": "embed.weight"}
     tensors = load_file(folder / "model.safetensors")
-    renamed: dict[str, Any] = {
-        short.get(name, name.removeprefix("model.")): value for name, value in tensors.items()
-    }
+    renamed: dict[str, Any] = {_as_on_the_hub(name): value for name, value in tensors.items()}
     more = {"mtp.0.norm.weight": np.zeros(2, np.float32)}
     save_file(renamed | more, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     assert_same(load(tmp_path, f32())[0], load(folder, f32())[0])
+
+
+# The numbers of 4 bits in the order of their codes, as the published inference/convert.py lists them.
+_FOUR_BITS = np.array([sign * x for sign in (1, -1) for x in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["", "fsdp=2,expert=2,kv_replicas=2"])
+def test_deepseek_v4_as_the_hub_quantises_it(tmp_path, layout):
+    """Experts in 4 bits with a scale for 32 inputs, other matrices in fp8 with a scale for each block."""
+    import ml_dtypes
+    from safetensors.numpy import load_file, save_file
+
+    source, wide, hub = (tmp_path / name for name in ("source", "wide", "hub"))
+    narrow = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 32)
+    hf_models.save("deepseek_v4", source, **narrow)
+    random, tensors = np.random.default_rng(0), load_file(source / "model.safetensors")
+    plain: dict[str, np.ndarray] = dict(tensors)
+    stored: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        scale, (rows, columns) = name.replace(".weight", ".scale"), (*value.shape, 1, 1)[:2]
+        if ".experts." in name:
+            codes, powers = (
+                random.integers(0, 16, (rows, columns)),
+                random.integers(-9, -5, (rows, columns // 32)),
+            )
+            plain[name] = (_FOUR_BITS[codes] * np.repeat(2.0**powers, 32, axis=1)).astype(np.float32)
+            stored[name] = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8).view(np.int8)
+        elif ".compressor." not in name and any(
+            part in name for part in (".wq_", ".wkv.", ".wo_", ".shared_")
+        ):
+            powers = random.integers(-4, 1, (-(-rows // 16), -(-columns // 16)))
+            stored[name] = value.astype(ml_dtypes.float8_e4m3fn)
+            spread = np.repeat(np.repeat(2.0**powers, 16, axis=0)[:rows], 16, axis=1)[:, :columns]
+            plain[name] = (stored[name].astype(np.float32) * spread).astype(np.float32)
+        else:
+            stored[name] = value
+            continue
+        stored[scale] = (2.0**powers).astype(ml_dtypes.float8_e8m0fnu)
+    config = json.loads((source / "config.json").read_text())
+    quantised = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [16, 16]}
+    for folder, content, more in (
+        (wide, plain, {}),
+        (hub, stored, {"quantization_config": quantised, "expert_dtype": "fp4"}),
+    ):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config | more))
+        save_file({_as_on_the_hub(name): x for name, x in content.items()}, folder / "model.safetensors")
+    assert sum(name.endswith(".scale") for name in stored) == 5 * (8 * 3 + 3 + 5) + 2
+    assert_same(load(hub, f32(layout))[0], load(wide, f32(layout))[0])
 
 
 def test_gpt_oss_as_it_stands_on_the_hub(tmp_path):

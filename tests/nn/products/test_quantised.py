@@ -267,13 +267,25 @@ def _blocks() -> tuple[dict, dict[str, np.ndarray], np.ndarray]:
     return config, {"a.weight": values, "a.weight_scale_inv": scales}, np.array(expected)
 
 
+def _pairs() -> tuple[dict, dict[str, np.ndarray], np.ndarray]:
+    """DeepSeek-V4's experts: two inputs in a byte, the first in its lower bits, a scale for 32 inputs."""
+    codes, powers = RANDOM.integers(0, 16, (OUT, IN)), RANDOM.integers(-3, 4, (OUT, 1))
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    expected = [[numbers[codes[o, i]] * 2.0 ** powers[o, 0] for i in range(IN)] for o in range(OUT)]
+    tensors = {
+        "a.weight": (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8).view(np.int8),
+        "a.scale": (2.0**powers).astype(ml_dtypes.float8_e8m0fnu),
+    }
+    return {"quant_method": "fp8", "weight_block_size": [128, 128]}, tensors, np.array(expected)
+
+
 def _folder(tmp_path: Path, config: dict, tensors: dict[str, np.ndarray]) -> Path:
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
     save_file({**tensors, "b.weight": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
     return tmp_path
 
 
-@pytest.mark.parametrize("form", [_gptq, _awq, _packed, _channel, _blocks])
+@pytest.mark.parametrize("form", [_gptq, _awq, _packed, _channel, _blocks, _pairs])
 def test_weights_of_other_tools_are_what_their_formats_say(form: Any, tmp_path: Path) -> None:
     config, tensors, expected = form()
     with _opened(_folder(tmp_path, config, tensors)) as stored:
@@ -299,6 +311,16 @@ def test_what_cannot_be_read_is_refused(config: dict, message: str, tmp_path: Pa
     with _opened(folder) as stored, pytest.raises(CheckpointError) as error:
         dequantised(folder, stored)
     assert str(error.value) == f"checkpoint {folder}: {message}"
+
+
+def test_pairs_without_a_scale_for_each_block_are_refused(tmp_path: Path) -> None:
+    tensors = {"a.weight": np.zeros((4, 32), np.int8), "a.scale": np.ones((4, 1), np.float32)}
+    folder = _folder(tmp_path, {"quant_method": "fp8"}, tensors)
+    with _opened(folder) as stored, pytest.raises(CheckpointError) as error:
+        dequantised(folder, stored)
+    assert str(error.value) == (
+        f"checkpoint {folder}: a.weight is [4, 32] and a.scale [4, 1]; fits: [out, in / 2] and [out, in / 32]"
+    )
 
 
 def test_blocks_without_their_scales_are_refused(tmp_path: Path) -> None:

@@ -228,7 +228,9 @@ FAMILY = Family(
         "wq_down": Tensor(f"{_ATTENTION}.wq_a.weight", ("Q", "D")),
         "wq_up": _turned(f"{_ATTENTION}.wq_b.weight", ("NH", "Q")),
         "wk": _turned(f"{_ATTENTION}.wkv.weight", ("KH", "D")),
-        "k_norm": _turned(f"{_ATTENTION}.norm.weight", ("H",)),
+        "k_norm": replace(
+            _turned(f"{_ATTENTION}.norm.weight", ("H",)), also=f"{_ATTENTION}.kv_norm.weight"
+        ),
         "wo_down": _turned(f"{_ATTENTION}.wo_a.weight", ("gj", "uH")),
         "wo": Tensor(f"{_ATTENTION}.wo_b.weight", ("D", "gj")),
         "sinks": Tensor(f"{_ATTENTION}.attn_sink", ("N",)),

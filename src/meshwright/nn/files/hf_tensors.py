@@ -61,7 +61,8 @@ def _named(tensor: Tensor, old: str, new: str, stored: Collection[str]) -> Tenso
     name, also = (
         new + each.removeprefix(old) if each.startswith(old) else each for each in (tensor.name, tensor.also)
     )
-    has_other_name = tensor.also and name not in stored and also in stored
+    is_stored, is_other_stored = (each.format(tensor.first, 0) in stored for each in (name, also))
+    has_other_name = tensor.also and not is_stored and is_other_stored
     return replace(tensor, name=also if has_other_name else name)
 
 

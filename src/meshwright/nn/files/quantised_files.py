@@ -4,6 +4,7 @@
     AWQ                  qweight, qzeros, scales           Lin et al., 2023; columns of an int32 out of order
     compressed-tensors   weight or weight_packed, with weight_scale, weight_zero_point, weight_shape
     fp8 in blocks        weight, weight_scale_inv          DeepSeek-V3, 2024
+    fp8 and mxfp4        weight, scale                     DeepSeek-V4, 2026; matrices of experts in mxfp4
     mxfp4                <weight>_blocks, <weight>_scales  gpt-oss, 2025; OCP Microscaling Formats 1.0, 2023
 
 Each replaces `<layer>.weight`, or in mxfp4 the weight of all experts, by tensors of its own. `dequantised`
@@ -100,12 +101,16 @@ def dequantised(folder: Path, stored: dict[str, Any]) -> dict[str, Any]:
         return reader.blocked(_BY_METHOD[method])
     read = {"gptq": reader.gptq, "awq": reader.awq}.get(method, reader.compressed)
     marks = {"gptq": (".qweight",), "awq": (".qweight",)}.get(
-        method, (".weight_packed", ".weight_scale", ".weight_scale_inv")
+        method, (".weight_packed", ".weight_scale", ".weight_scale_inv", _SCALE)
     )
     unpacked = dict(stored)
-    for layer in sorted(
-        {name.removesuffix(mark) for name in stored for mark in marks if name.endswith(mark)}
-    ):
+    layers = {
+        name.removesuffix(mark)
+        for name in stored
+        for mark in marks
+        if name.endswith(mark) and (mark != _SCALE or f"{name.removesuffix(mark)}.weight" in stored)
+    }
+    for layer in sorted(layers):
         for part in _PARTS:
             unpacked.pop(f"{layer}.{part}", None)
         unpacked[f"{layer}.weight"] = read(layer)
@@ -114,8 +119,9 @@ def dequantised(folder: Path, stored: dict[str, Any]) -> dict[str, Any]:
 
 _PARTS = (
     "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_zero_point",
-    "weight_shape",    "weight_scale_inv", "weight_g_idx", "input_scale",
+    "weight_shape",    "weight_scale_inv", "weight_g_idx", "input_scale", "scale",
 )  # fmt: skip
+_SCALE = ".scale"
 _PASSED_OVER = (".k_scale", ".v_scale", ".input_scale", ".output_scale")  # of activations and caches
 
 
@@ -183,7 +189,10 @@ class _Reader:
         """w[out, in] = scale * (q - zero); a scale for the tensor, each output, group or block."""
         if f"{layer}.weight_packed" in self._stored:
             return self._packed(layer)
-        scale = f"{layer}.weight_scale_inv" if f"{layer}.weight_scale_inv" in self._stored else None
+        of_blocks = (f"{layer}.weight_scale_inv", layer + _SCALE)
+        scale = next((name for name in of_blocks if name in self._stored), None)
+        if scale == layer + _SCALE and self._stored[f"{layer}.weight"].get_dtype() == "I8":
+            return self._in_pairs(layer)
         shape = self._shape(f"{layer}.weight")
 
         def read(index: tuple[slice, ...]) -> np.ndarray:
@@ -212,6 +221,24 @@ class _Reader:
             return (q * scales[:, groups])[index]
 
         return _Weight((num_out, num_in), read)
+
+    def _in_pairs(self, layer: str) -> _Weight:
+        """w[out, in] of numbers of 4 bits, two inputs in a byte, with a scale for each block of inputs."""
+        record = _BY_METHOD["mxfp4"]
+        assert record.scales is not None and record.scales.block is not None, "the type has blocks"
+        weight, scale, block = f"{layer}.weight", layer + _SCALE, record.scales.block
+        (num_out, num_bytes), of_scales = self._shape(weight), self._shape(scale)
+        if of_scales != [num_out, 2 * num_bytes // block] or 2 * num_bytes % block:
+            raise CheckpointError(
+                f"checkpoint {self._folder}: {weight} is {[num_out, num_bytes]} and {scale} {of_scales}; "
+                f"fits: [out, in / 2] and [out, in / {block}]"
+            )
+
+        def read(index: tuple[slice, ...]) -> np.ndarray:
+            scales = self._read(scale).astype(np.float32)
+            return _scaled_pairs(record.jax, self._read(weight).view(np.uint8), scales)[index]
+
+        return _Weight((num_out, 2 * num_bytes), read)
 
     def _groups(self, layer: str, name: str, num_in: int, num_groups: int) -> np.ndarray:
         """The group of each input: as listed, otherwise in order."""
@@ -251,9 +278,19 @@ def _of_blocks(kind: str, blocks: Any, scales: Any, index: tuple[slice, slice, s
     """
     experts, inputs, outputs = index
     packed, exponents = blocks[experts, outputs], scales[experts, outputs].astype(np.int32) - 127
-    codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-    wide = np.ldexp(codes.view(kind).astype(np.float32), exponents[..., None])
-    return wide.reshape(*wide.shape[:2], -1).swapaxes(1, 2)[:, inputs]
+    packed = packed.reshape(*packed.shape[:2], -1)
+    wide = _scaled_pairs(kind, packed, np.ldexp(np.float32(1), exponents))
+    return wide.swapaxes(1, 2)[:, inputs]
+
+
+def _scaled_pairs(kind: str, packed: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """f32[..., in] of pairs of 4-bit numbers u8[..., in / 2], the first in the lower bits.
+
+    kind: JAX's type of the numbers. scales: f32[..., in / block].
+    """
+    codes = np.stack([packed & 15, packed >> 4], axis=-1)
+    wide = codes.view(kind).astype(np.float32).reshape(*scales.shape, -1) * scales[..., None]
+    return wide.reshape(*packed.shape[:-1], -1)
 
 
 def _num_bits(config: Mapping[str, Any]) -> Any:
