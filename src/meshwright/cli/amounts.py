@@ -27,7 +27,7 @@ _REQUESTS = r"(?:requests?|reqs?|queries|prompts|calls|chats|messages)"
 _LENGTH = rf"(?P<n>{_NUMBER}[km]?)"
 _ANSWERS, _PROMPTS = "(?:outputs?|answers?|responses?|completions?|replies)", "(?:inputs?|prompts?)"
 _CONTEXTS = r"(?:context|ctx|seq(?:uences?|[-\s]len(?:gth)?)?\s?(?:length)?)"
-# The forms of amounts, in the order in which they are looked for: longer forms first.
+# The forms of amounts, the longer forms first.
 _FORMS: tuple[tuple[Role, str], ...] = (
     ("hourly", _MONEY + _HOURLY),
     ("budget", _MONEY),

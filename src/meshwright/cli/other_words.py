@@ -578,7 +578,7 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     return letters[0] if letters else plain if plain in options and plain != given else ""
 
 
-# Words of an option for the length of a run: the first are needed, the others may stand with them.
+# Words of an option for the length of a run: a word of the first set is needed, the others may come with it.
 _TIMES = {"hours", "hour", "minutes", "minute", "mins", "time", "walltime", "duration", "seconds", "days"}
 _WITH_TIMES = {"max", "train", "training", "run", "wall", "limit", "total", "num", "for"}
 

@@ -32,7 +32,7 @@ _UNITS = {
     **dict.fromkeys(("seqs", "seq", "sequences", "samples"), ""),
 }
 _PATTERN = re.compile(r"[*?]")
-_MOST_FILES = 16  # that a pattern stands for
+_MOST_FILES = 16  # of a pattern
 _MOST_DEVICES = 16  # of one host
 _NUMBER = re.compile(r"\d+(\.\d+)?([eE]\d+|[kKMGBT]i?)?")
 

@@ -87,7 +87,7 @@ class BatchRows:
             tokens, targets = place(deal(rows[:, :-1])), place(deal(rows[:, 1:]))
             return tokens, targets, Places(deal(positions))
         begins = (rows[:, :-1] & BEGINS) != 0
-        first = lax.cummax(jnp.where(begins, positions, 0), axis=1)  # where each token's document begins
+        first = lax.cummax(jnp.where(begins, positions, 0), axis=1)  # the first position of its document
         targets = rows[:, 1:]
         targets = jnp.where((targets & (BEGINS | UNCOUNTED)) == 0, targets & ID_BITS, NOT_COUNTED)
         tokens = place(deal(rows[:, :-1] & ID_BITS))
