@@ -14,15 +14,14 @@ DeepSeek-V4.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
+from meshwright.models.at_layer import CommonOps, V
 from meshwright.models.fields import check_fields
 from meshwright.models.param import Param
 
-V = TypeVar("V")
 
-
-class StreamOps(Protocol[V]):
+class StreamOps(CommonOps[V], Protocol[V]):
     """The operations of a residual of several streams.
 
     spread: x[B, T, D] in each of the streams, [B, T, o, D]. stream_gates: [B, T, k] of a product m[B, T, k],
@@ -31,18 +30,6 @@ class StreamOps(Protocol[V]):
     y[B, T, D].
     """
 
-    def norm(
-        self,
-        name: str,
-        x: V,
-        scale: V | None,
-        bias: V | None = None,
-        *,
-        kind: str = "rms",
-        num_letters: int = 1,
-        eps: float | None = None,
-    ) -> V: ...
-    def einsums(self, x: V, weights: Mapping[str, V], **specs: str) -> tuple[V, ...]: ...
     def spread(self, name: str, x: V, streams: "HyperConnections") -> V: ...
     def stream_gates(self, name: str, m: V, bias: V, scale: V, streams: "HyperConnections") -> V: ...
     def collapsed(self, name: str, x: V, gates: V) -> V: ...

@@ -27,9 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, cast
 
-from meshwright.models.at_layer import AtLayer, Cache, Kind, Places
+from meshwright.models.at_layer import AtLayer, Cache, CommonOps, Kind, Places, V
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.mixers.mixer import StateOps, V
+from meshwright.models.mixers.mixer import StateOps
 from meshwright.models.parameters import (
     ADAPTER_A,
     ADAPTER_B,
@@ -124,16 +124,9 @@ class Entries(NamedTuple, Generic[V]):
     places: Places
 
 
-class Ops(Protocol[V]):
+class Ops(CommonOps[V], Protocol[V]):
     """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
 
-    norm: over the last letter, or the last `num_letters`; scale and bias have the last letters of x; eps: the
-      model's if None.
-    kept: x, the result of the operation or product of this name, in the type that a backward pass keeps
-      it in for `einsums`, `activation`, `router` and `experts`. The result of attention is not narrowed,
-      since attention's own backward pass reads it (DeepSeek-V3, arXiv:2412.19437, section 3.3.3, gives it 12
-      bits).
-    bias: b has the last letters of y, for experts also E.
     rope: turns all of H, or `rotary_dim` elements; with latent attention the last A, or with `leading` the
       first A. Leaves x as it is in layers without rotary positions. back: turns it the other way.
     turned_norm: over H, without weights, in layers with rotary positions.
@@ -159,23 +152,9 @@ class Ops(Protocol[V]):
     def embed(self, name: str, tokens: V, table: V) -> V: ...
     def add_positions(self, name: str, x: V, places: Places, table: V) -> V: ...
     def scale(self, name: str, x: V, factor: float) -> V: ...
-    def norm(
-        self,
-        name: str,
-        x: V,
-        scale: V | None,
-        bias: V | None = None,
-        *,
-        kind: str = "rms",
-        num_letters: int = 1,
-        eps: float | None = None,
-    ) -> V: ...
     def dot(self, name: str, x: V, w: V) -> V: ...
     def clip(self, name: str, x: V, limit: float) -> V: ...
     def gated(self, name: str, y: V, gate: V) -> V: ...
-    def kept(self, name: str, x: V) -> V: ...
-    def einsums(self, x: V, weights: Mapping[str, V], **specs: str) -> tuple[V, ...]: ...
-    def bias(self, name: str, y: V, b: V) -> V: ...
     def rope(self, name: str, x: V, at: AtLayer, *, leading: bool = False, back: bool = False) -> V: ...
     def turned_norm(self, name: str, x: V, kind: Kind) -> V: ...
     def temperature(self, name: str, q: V, at: AtLayer) -> V: ...

@@ -13,9 +13,9 @@ is. The latent m that experts read in place of a token (models/config.py, MoE) i
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol
 
-from meshwright.models.at_layer import AtLayer, Kind
+from meshwright.models.at_layer import AtLayer, CommonOps, Kind, V
 from meshwright.models.param import Param
 
 HEADS = "gu"  # letters of heads; arrays of mixers with one group have no g
@@ -25,8 +25,6 @@ LIKE_LETTERS: Mapping[str, str] = {"N": HEADS, "F": "i", "D": "m"}
 WIDE_FUNCTIONS = ("decay", "decayed_step", "sigmoid", "slow_decay", "step")
 # Positions that the chunked form computes at once.
 CHUNK = 64
-# The operations' values: arrays in `nn/`, recorded values in `cost/`.
-V = TypeVar("V")
 
 
 class State(NamedTuple):
@@ -87,7 +85,7 @@ class Loops(NamedTuple):
     backward: LoopPass
 
 
-class StateOps(Protocol[V]):
+class StateOps(CommonOps[V], Protocol[V]):
     """The operations of mixers with a state.
 
     apply: an elementwise function (`nn/mixers/elementwise.py`) of activations and small weights; the spec
@@ -106,9 +104,6 @@ class StateOps(Protocol[V]):
       a = exp(decay), and v at the first position of a document.
     """
 
-    def einsums(self, x: V, weights: Mapping[str, V], **specs: str) -> tuple[V, ...]: ...
-    def bias(self, name: str, y: V, b: V) -> V: ...
-    def kept(self, name: str, x: V) -> V: ...
     def apply(self, name: str, function: str, spec: str, *operands: V, **constants: object) -> V: ...
     def all_positions(self, name: str, x: V) -> V: ...
     def for_heads(self, name: str, x: V) -> V: ...
