@@ -191,6 +191,105 @@ def test_deepseek_v4_as_the_hub_quantises_it(tmp_path, layout):
     assert_same(load(hub, f32(layout))[0], load(wide, f32(layout))[0])
 
 
+def _same(name: str, _: dict[str, Any]) -> tuple[str, None]:
+    return name, None
+
+
+def _of_internlm2(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
+    """Its queries, keys and values are one array: for each KV head its queries, key and value."""
+    short = {
+        "embed_tokens": "tok_embeddings", "lm_head": "output", "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo", "mlp.gate_proj":
+        "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2",
+    }  # fmt: skip
+    if ".q_proj." in name:
+        q, k, v = (tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv")
+        width, num_kv_heads = q.shape[1], 4
+        heads = [x.reshape(num_kv_heads, -1, width) for x in (q, k, v)]
+        return name.replace("self_attn.q_proj", "attention.wqkv"), np.concatenate(heads, 1).reshape(-1, width)
+    for old, new in short.items():
+        name = name.replace(old, new)
+    return name, None
+
+
+def _of_exaone(name: str, _: dict[str, Any]) -> tuple[str, None]:
+    short = {
+        "model.embed_tokens": "transformer.wte", "model.layers": "transformer.h",
+        "model.norm": "transformer.ln_f",
+        "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn": "attn.attention",
+        "o_proj": "out_proj", "gate_proj": "c_fc_0", "up_proj": "c_fc_1", "down_proj": "c_proj",
+    }  # fmt: skip
+    for old, new in short.items():
+        name = name.replace(old, new)
+    return name, None
+
+
+def _of_qwen(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
+    short = {
+        "model.embed_tokens": "transformer.wte", "model.layers": "transformer.h",
+        "model.norm": "transformer.ln_f",
+        "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn.o_proj": "attn.c_proj",
+        "up_proj": "w1", "gate_proj": "w2", "down_proj": "c_proj", "self_attn.q_proj": "attn.c_attn",
+    }  # fmt: skip
+    joined = None
+    if ".q_proj." in name:
+        joined = np.concatenate([tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"])
+    for old, new in short.items():
+        name = name.replace(old, new)
+    return name, joined
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("like", "more", "renamed", "keys"),
+    [
+        ("grouped", {}, _of_internlm2, {"model_type": "internlm2"}),
+        ("grouped", {}, _same, {"model_type": "internlm3"}),
+        ("ungrouped", {"attention_bias": True}, _same, {"model_type": "internlm", "bias": True}),
+        (
+            "stretched",
+            {"tie_word_embeddings": False},
+            _of_exaone,
+            {"model_type": "exaone", "num_layers": 3, "layer_norm_epsilon": 1e-6},
+        ),
+        (
+            "qwen2",
+            {"num_key_value_heads": 8},
+            _of_qwen,
+            {
+                "model_type": "qwen", "intermediate_size": 96, "kv_channels": 6, "rotary_emb_base": 10_000.0,
+                "num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 8, "vocab_size": 64,
+                "seq_length": 64,
+            },
+        ),
+    ],
+    ids=["internlm2", "internlm3", "internlm1", "exaone", "qwen"],
+)  # fmt: skip
+def test_files_whose_code_comes_with_them(tmp_path, like, more, renamed, keys):
+    """They compute what a model of transformers computes, under other names."""
+    from safetensors.numpy import load_file, save_file
+
+    source, own = tmp_path / "source", tmp_path / "own"
+    expected = hf_models.logits(hf_models.save(like, source, **more), TOKENS)
+    tensors, stored = load_file(source / "model.safetensors"), {}
+    for name in tensors:
+        new, value = renamed(name, tensors)
+        is_joined = keys["model_type"] in ("internlm2", "qwen") and (".k_proj." in name or ".v_proj." in name)
+        if not is_joined:
+            stored[new] = np.ascontiguousarray(tensors[name] if value is None else value)
+    own.mkdir()
+    save_file(stored, own / "model.safetensors")
+    config = json.loads((source / "config.json").read_text()) | keys
+    of_source = {"architectures", "attention_bias", "mlp_bias", "pretraining_tp"}
+    if keys["model_type"] == "exaone":
+        of_source |= {"num_hidden_layers", "hidden_act", "rms_norm_eps"}
+    config = keys if keys["model_type"] == "qwen" else {k: v for k, v in config.items() if k not in of_source}
+    (own / "config.json").write_text(json.dumps(config))
+    for layout in (f32(), f32("fsdp=2,tensor=4")):
+        params, read = load(own, layout)
+        assert_close(logits(params, read, layout), expected, "qwen2")
+
+
 def test_gpt_oss_as_it_stands_on_the_hub(tmp_path):
     """Its experts in mxfp4."""
     from safetensors.numpy import load_file, save_file

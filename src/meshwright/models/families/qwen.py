@@ -3,7 +3,11 @@ from typing import Any
 
 from meshwright.errors import ModelError
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Key, fixed, ignored, needed
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.rope import Rope
+from meshwright.models.families.tensors import HEAD, QKV, feed_forward, fused, linear, norms
+
+_LAYER = "transformer.h.{}"
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -31,15 +35,24 @@ FAMILY = Family(
     | ignored(
         "of texts longer than in training", "use_dynamic_ntk", "use_logn_attn", "max_position_embeddings"
     )
-    | ignored("planned only, and positions change no plan", "rotary_emb_base")
     | ignored("training only", "attn_dropout_prob", "emb_dropout_prob")
     | ignored(
         "how transformers runs it",
         "bf16", "fp16", "fp32", "onnx_safe", "use_flash_attn", "use_cache_quantization", "use_cache_kernel",
         "softmax_in_fp32",
     ),
-    sets={"qkv_bias": True, "planned_only": "names of weights in files with their own code (Qwen 1)"},
-    groups=(ByLayer(_read, {"kv_channels": ("d_head",)}),),
-    tensors={},
+    sets={"qkv_bias": True},
+    groups=(ByLayer(_read, {"kv_channels": ("d_head",)}), Rope()),
+    tensors={
+        "embed": Tensor("transformer.wte.weight", ("V", "D")),
+        **norms("attention_norm", f"{_LAYER}.ln_1"),
+        **fused(("wq", "wk", "wv"), f"{_LAYER}.attn.c_attn", QKV),
+        **linear("wo", f"{_LAYER}.attn.c_proj", "D", "NH"),
+        **norms("mlp_norm", f"{_LAYER}.ln_2"),
+        # The product with w2 is the gate.
+        **feed_forward("w", f"{_LAYER}.mlp", "F", ("w2", "w1", "c_proj")),
+        **norms("final_norm", "transformer.ln_f"),
+    }
+    | HEAD,
     is_written=False,
 )  # fmt: skip
