@@ -19,6 +19,7 @@ Our own invariants use `assert`.
 """
 
 import difflib
+import re
 
 # Longer lists of names do not help to choose.
 _MOST_NAMED, _ALL_NAMED = 5, 10  # names in a hint: of more known ones, and of all
@@ -122,6 +123,15 @@ class RequestError(MeshwrightError):
         super().__init__(shorten(message, limit=_MOST_CHARS))
         self.status, self.param, self.code = status, param and shorten(param), code
         self.retry_after_seconds = retry_after_seconds
+
+
+def plain_name(name: str) -> str:
+    """The letters and digits of a name, in lower case, which writers separate differently.
+
+    >>> plain_name("ZBV-ZeroBubble"), plain_name("llama3.1:8b")
+    ('zbvzerobubble', 'llama318b')
+    """
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -1,6 +1,5 @@
 """Records in folders of TOML files; each states what differs from its parent, with sources."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -14,15 +13,6 @@ from meshwright.points import Points
 
 _Record = TypeVar("_Record", bound="Record")
 Curves = Mapping[str, Points]
-
-
-def plain_name(name: str) -> str:
-    """The letters and digits of a name, in lower case, which writers separate differently.
-
-    >>> plain_name("ZBV-ZeroBubble"), plain_name("llama3.1:8b")
-    ('zbvzerobubble', 'llama318b')
-    """
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import re
 from math import prod
 
-from meshwright.records import plain_name
+from meshwright.errors import plain_name
 from meshwright.units import parse_bytes
 
 # The sign of a product. The book adds the contracted dimension: In[B, D] *D W[D, F].

@@ -8,8 +8,7 @@ from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
 
-from meshwright.errors import MeshwrightError
-from meshwright.records import plain_name
+from meshwright.errors import MeshwrightError, plain_name
 
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"

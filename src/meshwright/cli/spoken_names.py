@@ -10,10 +10,10 @@ from pathlib import Path
 
 from meshwright.cli.line_pieces import LISTS
 from meshwright.cli.value_kinds import is_machine
+from meshwright.errors import plain_name
 from meshwright.hardware.catalog import everyday
 from meshwright.layout.short import WORDS, word_here
 from meshwright.platforms import PLATFORMS
-from meshwright.records import plain_name
 
 _VENDORS = {"nvidia", "google", "amd", "intel", "apple", "aws", "amazon", "tpu", "gpu", "geforce", "cloud"}
 # First words after which `gpu`, `local` and the like are not replaced by a machine: `audit plan.toml tpu`.

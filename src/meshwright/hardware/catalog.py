@@ -11,7 +11,7 @@ from math import log, prod
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import HardwareError, nearest
+from meshwright.errors import HardwareError, nearest, plain_name
 from meshwright.files import read_text
 from meshwright.hardware.chip import Chip, SharedMemory, Switch, Torus
 from meshwright.hardware.description import Description, read_chip, share_cores
@@ -20,7 +20,6 @@ from meshwright.hardware.topology import Hardware
 from meshwright.hardware.unlisted import Unlisted, unlisted
 from meshwright.platforms import PLATFORMS
 from meshwright.programs.program import DEFAULT as XLA
-from meshwright.records import plain_name
 from meshwright.units import divisors, format_bytes
 
 _FORMS = (

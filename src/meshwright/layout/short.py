@@ -8,7 +8,7 @@ from math import lcm, prod
 from typing import Any
 
 from meshwright.dtypes import KNOWN, named
-from meshwright.errors import LayoutError, nearest
+from meshwright.errors import LayoutError, nearest, plain_name
 from meshwright.layout.axes import (
     AXES,
     DATA,
@@ -27,7 +27,6 @@ from meshwright.layout.rules import Rules
 from meshwright.layout.schedule import REMAT_ALSO, REMATS, Schedule, check_positive
 from meshwright.notation.mesh import Mesh
 from meshwright.optimizers import OPTIMIZERS
-from meshwright.records import plain_name
 from meshwright.units import divisors
 
 # Words that need the same degree of others, to be words of any layout.
