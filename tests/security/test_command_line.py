@@ -5,6 +5,7 @@ others; a failing line is printed, and runs again by itself as `mw ...`.
 """
 
 import io
+import logging
 import os
 import random
 import shlex
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from meshwright.cli.faults import logger
 from meshwright.cli.main import main
 
 pytestmark = pytest.mark.slow
@@ -152,6 +154,9 @@ def fault(line: list[str], seconds: float = SECONDS) -> str | None:
         raise Late
 
     out, err, began = io.StringIO(), io.StringIO(), time.perf_counter()
+    searches = logging.StreamHandler(io.StringIO())
+    logger.addHandler(searches)
+    logger.setLevel(logging.DEBUG)
     signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -165,7 +170,10 @@ def fault(line: list[str], seconds: float = SECONDS) -> str | None:
         return traceback.format_exc(limit=-6)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        logger.removeHandler(searches)
         durations.append(time.perf_counter() - began)
+    if said := searches.stream.getvalue():
+        return said
     if code not in (0, 1, 2, None):
         return f"exit code {code!r}"
     ours = [each for each in err.getvalue().splitlines() if each.startswith("mw: ")]
