@@ -19,8 +19,8 @@ _MEMORY_BYTES = 2**30
 _SECONDS = 10.0
 _START_SECONDS = 30.0
 # A call that takes longer gives way to steps of the model and to calls of others.
-_LONG_SECONDS = 0.1
-_NICENESS = 5
+_LONG_SECONDS = 0.02
+_NICENESS = 10
 _FEWEST = 4  # workers, so that a client has two: one address may be many users
 
 
