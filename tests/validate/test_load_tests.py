@@ -94,7 +94,9 @@ def test_an_expert_group_that_is_counted_twice_is_counted_once(tmp_path):
     read = row(tmp_path, tensor="64", data="1", expert_tensor="8", expert="8", chips="64")
     assert isinstance(read, LoadTestRow)
     assert read.pools() == [(1, WorkerDegrees(8, 1, 1, 8))]
-    read = replace(read, tensor=8, expert_tensor=8, expert=1, chips=8)
+    read = replace(read, tensor=4, data=4, expert_tensor=1, expert=16, chips=16)
+    assert read.pools() == [(1, WorkerDegrees(4, 1, 1, 4))]
+    read = replace(read, tensor=8, data=1, expert_tensor=8, expert=1, chips=8)
     assert read.pools() == [(1, WorkerDegrees(8, 1, 8, 1))]
 
 
