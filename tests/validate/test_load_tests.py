@@ -135,6 +135,13 @@ def test_ranks_that_do_not_divide_the_heads_share_redundant_experts(tmp_path):
     assert predict_load_test(read).layout == "data=72,expert=72,remat=none"
 
 
+def test_engines_take_a_share_of_the_memory_that_the_driver_reports():
+    """nvidia-smi on a B200 has 183,359 MiB, its data sheet 180 GB. TPUs have no such figure."""
+    assert load("b200:1x4").chip.reported_bytes == pytest.approx(183_359 * 2**20, rel=1e-6)
+    assert load("h100:1x8").chip.reported_bytes == pytest.approx(81_559 * 2**20, rel=1e-6)
+    assert load("v5p:2x2x1").chip.reported_bytes == load("v5p:2x2x1").chip.hbm_bytes
+
+
 def test_a_model_that_is_unknown_is_skipped_by_name(tmp_path):
     read = row(tmp_path, model="no-such-model")
     [prediction] = predict_load_tests([read])

@@ -238,6 +238,13 @@ class Chip:
         return replace(self, spared_bytes=self.spared_bytes + round(num_bytes))
 
     @property
+    def reported_bytes(self) -> int:
+        """HBM that a GPU's driver reports, of which engines take a share; the rated HBM if unknown."""
+        if self.kind != "gpu" or not self.hbm_usable_bytes:
+            return self.hbm_bytes
+        return round(self.hbm_usable_bytes / (1 - RESERVED_SHARE))
+
+    @property
     def host_program_bytes(self) -> float:
         """A chip's share of its host's memory, less the part that the host needs."""
         return self.host_bytes / self.chips_per_host * (1 - HOST_RESERVED_SHARE)

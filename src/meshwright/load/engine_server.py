@@ -68,7 +68,7 @@ class EngineServer:
 
     def num_positions(self, context: int) -> int:
         """Positions of the cache of each group of devices."""
-        room = self.hardware.chip.hbm_bytes * self.engine.memory_share - self.weight_bytes
+        room = self.hardware.chip.reported_bytes * self.engine.memory_share - self.weight_bytes
         at = self.layout.at("generate")
         each = float(cache_bytes(self.config, at, at.num_batch_shards, context)) / context
         return int(room / max(each, 1e-9))

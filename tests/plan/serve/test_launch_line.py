@@ -16,7 +16,7 @@ def test_ranks_of_a_mixture_share_experts():
     assert line.command == (
         "python -m sglang.launch_server --model-path deepseek-v3 --tp-size 8 "
         "--attn-dp-size 8 --ep-size 8 --max-running-requests 512 --chunked-prefill-size 16384 "
-        "--context-length 9216 --mem-fraction-static 0.9 --kv-cache-dtype fp8_e4m3"
+        "--context-length 9216 --mem-fraction-static 0.85 --kv-cache-dtype fp8_e4m3"
     )
     assert line.needs == ("a checkpoint with weights in fp8",) and line.defaults
     line = launch_line(ENGINES["tensorrt-llm"], MIXTURE, layout, sequences=512, context=9216)

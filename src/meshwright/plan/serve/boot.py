@@ -68,7 +68,7 @@ def boot_of(
         return None
     prompts = max(1, engine.step_tokens // _PROMPT) * layout.at("prefill").num_batch_shards
     _, memory = pass_cost(config, layout.at("prefill"), hardware, prompts, _PROMPT, _PROMPT)
-    at, device = layout.at("generate"), int(hardware.chip.hbm_bytes)
+    at, device = layout.at("generate"), hardware.chip.reported_bytes
     weights, activations = int(memory.weights), int(memory.buffers)
     caches = max(0, int(engine.memory_share * device) - weights - activations)
     position_bytes = float(cache_bytes(config, at, at.num_batch_shards, context)) / context
