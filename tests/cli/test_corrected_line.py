@@ -175,6 +175,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan train $P --weeks 6 --tokens 500B", "plan train $P --smallest --days 42 --tokens 500B"),
         ("plan train $P --activation_checkpoint.mode selective", "plan train $P --given remat=attention"),
         ("plan train $P --layout 'X=4 Y=2'", "plan train $P --layout fsdp=4,tensor=2"),
+        ("plan train $P --layout 'FSDP 4, TP 2'", "plan train $P --layout fsdp=4,tensor=2"),
         ("fit gpt2 -gpu rtx4090", "fit gpt2 --hardware rtx4090"),
         ("collective all-to-all --bytes 64MB --mesh X=8 --hardware v5p",
          "collective 'AllToAll_X([B_X, D] -> [B, D_X])' --mesh X=8 --dims B=4000000,D=8 --hardware v5p:8"),
@@ -510,6 +511,8 @@ def test_a_number_of_hosts_is_the_plans(
     )
     for typed in ("launch --nodes 2 train plan.toml", "launch slurm --nnodes 2 train plan.toml"):
         assert _answer(typed, capsys).endswith("type mw launch slurm -- mw train plan.toml")
+    torchrun = "train plan.toml --nproc_per_node 8 --nnodes 2 --master_addr a --master_port 1 --steps 5"
+    assert _answer(torchrun, capsys).endswith("type mw launch slurm -- mw train plan.toml --steps 5")
     other = _answer("launch --nodes 3 train plan.toml", capsys)
     assert "--hardware h100:3x8 -o plan.toml plans for 3 hosts" in other
     assert not other.endswith("mw train plan.toml")

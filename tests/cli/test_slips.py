@@ -267,6 +267,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("train plan.toml --data https://example.com/x.jsonl", "download it first: curl -LO"),
         ("train plan.toml --data 'a.jsonl b.jsonl'", "write --data a.jsonl --data b.jsonl"),
         ("train stdlib", "mw train plan.toml --data stdlib"),
+        ("train --from none --data a.jsonl", "--from none: there is no such folder; it takes a Hugging Face"),
         ("train plan.toml --from llama --lora r16", "write 16"),
         ("train --plan plan.toml", "has no dashes here"),
         ("plan train --model llama-3-8b h100:8 --batch-tokens 1M --seq-len 8k", "write --hardware h100:8"),

@@ -43,6 +43,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load as load_hardware
 from meshwright.launch.cluster_job import cluster_job
 
+# Parts of options of torchrun, which mw launch sets itself.
+_OF_STARTS = {"nproc", "rdzv", "master", "rank", "node", "standalone", "processes"}
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
 # Options of other programs: for the function of a script, and for the page of a plan (mw report).
 _FUNCTIONS = {"--fn", "--function", "--func", "--entry", "--entrypoint"}
@@ -114,7 +116,7 @@ def _line_of(words: Sequence[str], commands: Collection[str]) -> str:
     possible = list(candidates(words, commands))
 
     for command, rest in possible:
-        if command.path == ("train",) and (line := _planned_first(command, rest)):
+        if command.path == ("train",) and (line := _planned_first(command, rest) or _on_hosts(command, rest)):
             return line
         if command.path[0] == "plan" and (line := _with_page(command, rest)):
             return line
@@ -141,6 +143,24 @@ def _planned_first(training: Command, rest: Sequence[str]) -> str:
     run = [each for piece in of_run for each in _in_our_words(piece, training) or []]
     lines = _finished(of_plan, planning, drops=True), _finished(run, training, drops=True)
     return " && ".join(lines) if all(lines) else ""
+
+
+def _on_hosts(training: Command, rest: Sequence[str]) -> str:
+    """`mw launch slurm -- mw train ...` for a line of mw train with a number of hosts; empty for others.
+
+    Empty too if its plan is for another number of hosts.
+    """
+    pieces = pieces_of(rest, training)
+    of_hosts = {piece.option for piece in pieces if set(words_of(piece.option)) & (HOSTS | _OF_STARTS)}
+    slurm = command_at(("launch", "slurm"))
+    if not any(set(words_of(option)) & HOSTS for option in of_hosts) or slurm is None:
+        return ""
+    hosts = [word for piece in pieces if set(words_of(piece.option)) & HOSTS for word in piece.words]
+    run = [word for piece in pieces if piece.option not in of_hosts for word in piece.words]
+    plan = [word for word in run if word.endswith(".toml")]
+    line = _repaired(training, run)
+    is_right = line and plan and _is_for_its_hosts([*hosts, *plan], slurm)
+    return f"mw launch slurm -- {line}" if is_right else ""
 
 
 def _with_page(planning: Command, rest: Sequence[str]) -> str:

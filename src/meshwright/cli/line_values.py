@@ -174,9 +174,13 @@ def layout_here(text: str) -> str:
 
     >>> layout_here("X=256,Y=16"), layout_here("DATA=4,TP=8"), layout_here("data=64,model=64")
     ('fsdp=256,tensor=16', 'data=4,tensor=8', 'data=64,tensor=64')
+    >>> layout_here("FSDP 1792, TP 4")
+    'fsdp=1792,tensor=4'
     """
     from meshwright.layout.short import WORDS, word_here
 
+    if re.fullmatch(r"\s*[A-Za-z_]+ \d+(\s*,\s*[A-Za-z_]+ \d+)*\s*", text):  # FSDP 1792, TP 4
+        text = re.sub(r"([A-Za-z_]) (\d)", r"\1=\2", text)
     words = []
     for word in re.split(r",\s*|(?<=\d)\s+(?=[A-Za-z_]\w*=)", text):
         name, sign, value = word.partition("=")

@@ -13,7 +13,7 @@ import typer
 from meshwright.cli.command_options import OptionsOf, command
 from meshwright.cli.console import JSON, emit, note, progress, show
 from meshwright.cli.train_text import continue_text, of_checkpoint, of_text
-from meshwright.errors import DeviceError, MeshwrightError, PlanError
+from meshwright.errors import CheckpointError, DeviceError, MeshwrightError, PlanError
 from meshwright.files import check_writable, held
 from meshwright.hardware import catalog
 from meshwright.native.processor import keep_freed_memory
@@ -102,10 +102,20 @@ def train(
 
 
 def _new_base(options: RunOptions, given: Mapping[str, object]) -> Path | None:
-    """The checkpoint that a new run without a plan begins with; None for a run that has a plan."""
+    """The checkpoint that a new run without a plan begins with; None for a run that has a plan.
+
+    Raises CheckpointError if there is no such folder.
+    """
     planned = options.run is not None and (options.run / PLAN_FILE).is_file()
     base = given.get("from_")
-    return None if base is None or planned or not Path(str(base)).is_dir() else Path(str(base))
+    if base is None or planned:
+        return None
+    if not Path(str(base)).is_dir():
+        raise CheckpointError(
+            f"--from {base}: there is no such folder; it takes a Hugging Face model with its weights, from "
+            "hf download OWNER/NAME --local-dir NAME"
+        )
+    return Path(str(base))
 
 
 def _operations(job: TrainingJob) -> list["OperationTime"]:

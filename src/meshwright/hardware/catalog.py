@@ -93,12 +93,12 @@ def usual(spec: str) -> str:
     ('h100:8x8', 'h100:64', 'h100:64', 'h100:64')
     >>> usual("64 x H100 80GB SXM"), usual("A100-SXM4-40GB:8")
     ('h100:64', 'A100-SXM4-40gb:8')
-    >>> usual("v5p:8*8*8"), usual("v5p (8x8x8)"), usual("2*v5p:4x4x4")
-    ('v5p:8x8x8', 'v5p:8x8x8', '2*v5p:4x4x4')
+    >>> usual("v5p:8*8*8"), usual("v5p (8x8x8)"), usual("2*v5p:4x4x4"), usual("Google TPU v5p 4x4x4")
+    ('v5p:8x8x8', 'v5p:8x8x8', '2*v5p:4x4x4', 'v5p:4x4x4')
     >>> usual("8 nodes of 8 H100"), usual("4 x 8 x A100-80GB"), usual("a100-80gb:128x8")
     ('h100:8x8', 'a100-80gb:4x8', 'a100-80gb:128x8')
     """
-    spec = _as_sizes(spec)
+    spec = _as_sizes(re.sub(r"^(google |cloud |aws |amd |nvidia )*(tpu )?(?=\S)", "", spec, flags=re.I))
     for form in _HOSTS:
         if (hosts := form.fullmatch(spec)) and (name := _aliases().get(hosts["name"].lower())):
             return f"{name}:{hosts['hosts']}x{hosts['each']}"

@@ -62,7 +62,7 @@ class RunOptions:
         None,
         parser=parse_seconds,
         above=0,
-        help="End with a checkpoint after this time: 30min, 2h. A text alone gets the steps that fit.",
+        help="End with a checkpoint after this time: 30min, 2h. Without a plan, train the steps that fit.",
         unset="no limit",
         after="epochs",
     )
