@@ -435,6 +435,58 @@ def _cropped(*spec: str | None) -> Callable[[], Any]:
     return run
 
 
+def _combined(*, gathered: bool) -> Callable[[], Any]:
+    """Results of an expert on each device, weighted after they are gathered or before a sum."""
+
+    def run() -> Any:
+        m = mesh("expert")
+
+        def local(x: Any, w: Any, gates: Any) -> Any:
+            rows = jnp.tanh(x @ w[0])
+            if gathered:
+                return jnp.einsum("etd,te->td", lax.all_gather(rows, "expert"), gates)
+            return lax.psum(rows * lax.dynamic_slice_in_dim(gates, lax.axis_index("expert"), 1, 1), "expert")
+
+        args = array(m, (128, 64)), array(m, (8, 64, 64), "expert"), array(m, (128, 8))
+        return _shard_map(m, local, (P(), P("expert"), P()), P()), args
+
+    return run
+
+
+def _centred(*, ring: bool) -> Callable[[], Any]:
+    """Rows less their mean over devices, by rows that are passed round a ring or by a psum."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def local(x: Any) -> Any:
+            total, passed = x.sum(0), x
+            for _ in range(7 if ring else 0):
+                passed = lax.ppermute(passed, "data", [(i, (i + 1) % 8) for i in range(8)])
+                total += passed.sum(0)
+            return x - (total if ring else lax.psum(total, "data")) / 512
+
+        return _shard_map(m, local, P("data"), P("data")), (array(m, (512, 64), "data"),)
+
+    return run
+
+
+def _normed(*, whole: bool) -> Callable[[], Any]:
+    """A layer norm of split features, made whole before it or not, and a product with their rows."""
+
+    def run() -> Any:
+        m = mesh("x")
+
+        def forward(w: Any, x: Any) -> Any:
+            h = constrained(m, x) if whole else x
+            h = (h - h.mean(-1, keepdims=True)) * lax.rsqrt(h.var(-1, keepdims=True) + 1e-6)
+            return constrained(m, constrained(m, h, None, "x") @ w)
+
+        return jax.jit(forward), (array(m, (512, 64), "x"), array(m, (256, 512), None, "x"))
+
+    return run
+
+
 NEEDS = {
     "a window of gathered rows": Case("gathered_for_a_part", _window(whole=True), _window(whole=False)),
     "a neighbour's rows out of a gather": Case(
@@ -477,6 +529,13 @@ NEEDS = {
     "gradients gathered for their mean": Case(
         "gathered_for_one_operation", _mean_of_gradients(gathered=True), _mean_of_gradients(gathered=False)
     ),
+    "experts' rows gathered for their weighted sum": Case(
+        "contraction_gathered", _combined(gathered=True), _combined(gathered=False)
+    ),
+    "rows round a ring for their mean": Case(
+        "summed_round_a_ring", _centred(ring=True), _centred(ring=False)
+    ),
+    "features made whole for a norm": Case("contraction_gathered", _normed(whole=True), _normed(whole=False)),
     "split rows cut at both ends": Case("activation_resharded", _cropped(None, "x"), _cropped("x")),
     "exchanges for attention over frames": Case(None, _frames_of_videos),
 }

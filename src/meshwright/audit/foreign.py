@@ -37,6 +37,7 @@ from meshwright.audit.remarks.replication import (
     repeated_calls,
     repeated_products,
     replicated_state,
+    summed_after_gather,
 )
 from meshwright.errors import AuditError
 from meshwright.files import read_text
@@ -137,6 +138,7 @@ def audit_program(
     if machine and machine.chip.platform == program.platform:
         line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
     faults = accidents(schedule, reading.sent, prices)
+    faults += summed_after_gather(program, prices, reading.sent)
     gathers = gathered_operands(faults, reading.sent)
     warnings = at_the_root(
         [

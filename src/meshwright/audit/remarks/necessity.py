@@ -158,7 +158,7 @@ def summed_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | No
         is_next_turn = at < 0 and is_carry and user.path == origin.path
         if is_next_turn or user.instruction.name in permutes:
             passed_on = True
-        elif user.instruction.opcode == "add":
+        elif user.instruction.opcode in ("add", "reduce"):
             added = True
         else:
             return None

@@ -1123,10 +1123,14 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
         context.program, emitted.collective.groups, emitted.value.instruction.shapes[-1], uses
     )
     name = primitive_of(emitted.collective.op_name)
+    # A norm also reads a mean and a variance of the whole, which could be sums of its shards' own.
+    others = [user for user, _ in uses if user not in sliced]
+    is_reduced = all(user.instruction.opcode in _REDUCES for user in others)
     # `repeated_calls` reports an array that a shard_map takes whole.
-    if not uses or len(sliced) < len(uses) or name == "shard_map":
+    if not sliced or not is_reduced or name == "shard_map":
         return None
-    is_constrained = name in _CONSTRAINTS and emitted.collective.parameter in context.batch_names
+    is_of_batch = emitted.collective.parameter in context.batch_names
+    is_constrained = name in _CONSTRAINTS and (is_of_batch or bool(others))
     if is_constrained or is_computed(context.program, emitted.operand()):
         is_of_rule = name == "custom_partitioning"
         return (

@@ -261,6 +261,43 @@ def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> l
     return [_of_equal(equal, prices)] if equal else []
 
 
+def summed_after_gather(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
+    """A warning of arrays gathered by hand, which all devices multiply alike, for a far smaller result.
+
+    The product sums over the gathered parts then, as a combination of all experts' rows does.
+    """
+    gathers = list[tuple[Emitted, int]]()
+    for one in sent:
+        if one.op != "all_gather" or not one.is_written or not one.axes:
+            continue
+        differing = [_Differing(program, prices.mesh, axis) for axis in one.axes]
+        for user, _ in one.products(program):
+            result = user.instruction.shapes[0].num_bytes
+            is_small = one.collective.gathered_bytes > _SENT_BY_A_SUM * result
+            if is_small and not any(each.differs(user) for each in differing):
+                gathers.append((one, result))
+    return [_of_sum(one, result, prices) for one, result in gathers]
+
+
+# An all-reduce sends its operand twice.
+_SENT_BY_A_SUM = 2
+
+
+def _of_sum(gather: Emitted, result_bytes: int, prices: Prices) -> Remark:
+    over = prices.over(gather.axes, gather.collective.groups.size)
+    return Remark(
+        "contraction_gathered",
+        gather.tensor,
+        f"`{gather.tensor}` ({gather.collective.gathered_bytes:,} B) is gathered over {over} for a matmul "
+        f"that sums over the devices' parts: all devices compute the same result of {result_bytes:,} B",
+        gather.where,
+        "multiply each device's own part with its part of the other operand, and sum the results (psum)",
+        prices.sent(gather),
+        prices.seconds(gather),
+        instruction=gather.collective.name,
+    )
+
+
 def _of_equal(equal: Sequence[Emitted], prices: Prices) -> Remark:
     largest = max(equal, key=prices.sent)
     others = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
