@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.nn.saving import save
 from tests.nn.test_layouts import (
+    COMPRESSED,
     CONVOLUTION,
     DELTA,
     GPT,
@@ -83,6 +84,24 @@ def test_loss_and_gradients_are_those_of_one_device() -> None:
 )
 def test_layers_with_a_state(config: ModelConfig, text: str) -> None:
     assert_agrees(config, text, tolerance=OF_STATES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipe=2,fsdp=2,kv_replicas=2,microbatches=4,schedule=1f1b",
+        "pipe=2,data=2,microbatches=4,schedule=zb-v",
+    ],
+)
+def test_streams_compressed_keys_and_a_table_of_experts(text: str) -> None:
+    """All streams pass from stage to stage, and stages whose experts a table chooses read the tokens.
+
+    Gradients of gates are sums that cancel, as in tests/nn/test_layouts.py.
+    """
+    hashed = replace(COMPRESSED.variants[0], layers=(0, 1))
+    config = replace(COMPRESSED, variants=(hashed, *COMPRESSED.variants[1:]))
+    assert_agrees(config, text, tolerance=3e-5)
 
 
 @pytest.mark.slow

@@ -82,8 +82,8 @@ def _streams_lack(config: ModelConfig, layout: Layout, phase: str) -> str | None
         return f"compressed keys of {config.num_kv_heads} KV heads"
     if phase != "train":
         return _entries_lack(layout)
-    if layout.pipe > 1:
-        return f"{part} in a pipeline"
+    if layout.pipe > 1 and layout.schedule.is_spmd:
+        return f"{part} in a pipeline with schedule={layout.schedule.pipeline}"
     if uses_ring(layout) or layout.table.attending is not None:
         return f"{part} with context_method={'ring' if uses_ring(layout) else 'ulysses'}"
     if axes := layout.activation("x", "BTD").axes_of("D"):

@@ -262,12 +262,13 @@ class StagedStep:
         """`made` of each stage that reads rows of the batch, and None for other stages.
 
         The first chunk reads tokens and the last reads targets. Layers read the beginnings of documents, if
-        rows have them.
+        rows have them, and tokens if a table of these chooses their experts.
         """
         reads = [False] * len(self.stages)
         for (stage, _), depth in self.table.depths.items():
             chunk = self.chunks[depth]
             reads[stage] |= chunk.is_first or chunk.is_last or (self.first.masked and bool(chunk.layers))
+            reads[stage] |= chunk.reads_tokens(self.config)
         return [made(stage) if needed else None for stage, needed in zip(self.stages, reads, strict=True)]
 
     def _rows(self, tokens: np.ndarray) -> list[Array | None]:

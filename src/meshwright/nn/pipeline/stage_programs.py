@@ -83,6 +83,11 @@ class Chunk:
         stack, _, _ = path.rpartition("/")
         return stack in self.rows if stack else (self.is_first if path in ENTERING else self.is_last)
 
+    def reads_tokens(self, config: ModelConfig) -> bool:
+        """Whether a table of tokens chooses the experts of a layer."""
+        of_layers = (config.at(layer.kind.variant).moe for layer in self.layers)
+        return any(moe is not None and moe.hashed for moe in of_layers)
+
     def home(self, path: str) -> int:
         """The depth of the chunk that has a parameter read here: the first chunk has a tied table."""
         return self.depth if self.has(path) else 0
@@ -222,7 +227,7 @@ class ChunkPrograms:
         token: Array | None,
     ) -> tuple[Totals, Array, list[Array]]:
         """(totals, y or, for the last chunk, its cotangent, residuals)."""
-        _, targets, places = self.batch(rows, index)
+        _, targets, places = self._read(rows, index)
         stacks, leaves = self._parts(weights, stacks_of(weights))
         x = self._entered(self.ops, self._ends(weights)[0], x, rows, index)
 
@@ -297,7 +302,7 @@ class ChunkPrograms:
 
     def loss(self, weights: Mapping[str, Any], x: Array | None, rows: Rows, index: Array) -> Array:
         """y, or for the last chunk the microbatch's share of the loss, as in validation."""
-        _, targets, places = self.batch(rows, index)
+        _, targets, places = self._read(rows, index)
         ops = self.ops.of_validation()
         entered = self._entered(ops, self._ends(weights)[0], x, rows, index)
         stacks, leaves = self._parts(weights, stacks_of(weights))
@@ -308,6 +313,11 @@ class ChunkPrograms:
         return self._left_with_loss(ops, self._ends(weights)[0], y, targets, rows)
 
     # Shared by the programs
+
+    def _read(self, rows: Rows, index: Array) -> tuple[Array, Array, Places]:
+        """Tokens, targets and places of a microbatch, with the tokens' ids if layers read them."""
+        tokens, targets, places = self.batch(rows, index)
+        return tokens, targets, transformer.with_tokens(self.config, places, tokens)
 
     def _pulled_back(
         self,
@@ -320,7 +330,7 @@ class ChunkPrograms:
     ) -> tuple[Any, Array]:
         """(gradients of the layers' weights, dx)."""
         assert self._saved is not None, "forward is traced first"
-        _, _, places = self.batch(rows, index)
+        _, _, places = self._read(rows, index)
         vjp = self._saved.made((token, self._parts(weights, stacks_of(weights)), places), saved)
         d_routers = self.router_weights
         if d_routers is not None:
@@ -333,7 +343,7 @@ class ChunkPrograms:
         if not self.is_first:
             assert x is not None, "the chunk before sends its result"
             return x
-        tokens, _, places = self.batch(rows, index)
+        tokens, _, places = self._read(rows, index)
         with jax.named_scope(FORWARD):
             return transformer.enter(self.config, ops, ops.reads(ends), tokens, places)
 
