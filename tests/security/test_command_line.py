@@ -23,6 +23,8 @@ from typer.main import get_command
 
 from meshwright.cli.faults import logger
 from meshwright.cli.main import main
+from meshwright.errors import PlanError
+from meshwright.plan.given import parse_conditions
 
 pytestmark = pytest.mark.slow
 NUM_LINES = int(os.environ.get("NUM_LINES", "300"))
@@ -210,3 +212,9 @@ def test_the_lines_that_are_changed_are_right(tmp_path: Path, monkeypatch: pytes
 
 if __name__ == "__main__":
     run_lines(Path(sys.argv[3]), int(sys.argv[1]), int(sys.argv[2]))
+
+
+def test_a_long_word_is_no_condition_at_once():
+    """It took 100 s: each of its letters could begin the name of a field."""
+    with pytest.raises(PlanError, match="not a condition"):
+        parse_conditions("a" * 100_000)

@@ -86,9 +86,9 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
     >>> [str(condition) for condition in parse_conditions("pipe<=4, schedule!=zb-v,tensor=8")]
     ['pipe<=4', 'schedule!=zb-v', 'tensor=8']
     """
-    if listed := re.search(r"(\w+)\s+in\s+[\[({]?([\w., ]+)[\])}]?", text):
+    if listed := re.search(r"\b(\w+)\s+in\s+[\[({]?([\w., ]+)[\])}]?", text):
         raise PlanError(f"--given {text.strip()}: {_bounds(listed[1], re.findall(_VALUE, listed[2]))}")
-    if several := re.search(r"(\w+)\s*(!?=)\s*([\w.-]+(?:,\s*[\w.-]+)+)\s*(?:,|$)", text):
+    if several := re.search(r"\b(\w+)\s*(!?=)\s*([\w.-]+(?:,\s*[\w.-]+)+)\s*(?:,|$)", text):
         values = [value.strip() for value in several[3].split(",")]
         if several[2] == "!=":
             fits = "write " + ",".join(f"{several[1]}!={value}" for value in values)
