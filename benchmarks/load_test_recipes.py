@@ -6,9 +6,10 @@
     python ../../../benchmarks/load_test_recipes.py InferenceX --one-pool > one_pool_recipes.csv
 
 Reads the searches of up to three commits a month, since later commits replace searches. A search with pools
-apart names the workers and degrees of both pools, and a recipe whose name has the decode workers' batch and
-draft tokens (`ctx1_gen3_dep8_batch384_mtp3`). A search with one pool names its degrees, and whether it drafts
-tokens; models that no search drafts for are left out. No measured figure is read. Needs PyYAML.
+apart (prefill and decode on different devices) names the workers and degrees of both pools, and a recipe
+whose name has the decode workers' batch and draft tokens (`ctx1_gen3_dep8_batch384_mtp3`). A search with one
+pool names its degrees, and whether it drafts tokens; models that no search drafts for are left out. No
+measured figure is read. Needs PyYAML.
 """
 
 import argparse
@@ -114,7 +115,7 @@ def _one_pool_lines(entry: Mapping[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def _of_drafting_models(lines: set[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
-    """The lines of engines, chips, models and types that some search drafts tokens for.
+    """The lines whose engine, chip, model and type some search drafts tokens for.
 
     Lines that differ only in their last cell, the concurrency, become one.
     """

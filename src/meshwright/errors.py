@@ -126,7 +126,7 @@ class RequestError(MeshwrightError):
 
 
 def plain_name(name: str) -> str:
-    """The letters and digits of a name, in lower case, which writers separate differently.
+    """The letters and digits of a name in lower case, the same for all spellings of its separators.
 
     >>> plain_name("ZBV-ZeroBubble"), plain_name("llama3.1:8b")
     ('zbvzerobubble', 'llama318b')

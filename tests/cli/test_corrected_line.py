@@ -362,7 +362,7 @@ def test_lines_without_values_are_answered(typed: str, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.startswith("mw: ")
 
 
-def test_a_fault_of_the_search_for_a_line_leaves_the_message(
+def test_an_error_in_the_search_for_a_corrected_line_leaves_the_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: object) -> str:
@@ -373,7 +373,7 @@ def test_a_fault_of_the_search_for_a_line_leaves_the_message(
     assert "trian" in capsys.readouterr().err
 
 
-def test_words_of_white_space_are_answered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_of_white_space_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     line = "plan serve --model llama-3.2-1b WHITE h100:1x8 --prompt-tokens 512 --output-tokens 128 --set h100"
     assert main([word.replace("WHITE", "\n") for word in line.split()]) == 2
     assert capsys.readouterr().err.startswith("mw: ")

@@ -11,7 +11,7 @@ from meshwright.nn.start.device_mesh import device_mesh
 
 
 def test_a_partial_sum_counts_copies_of_rows_once() -> None:
-    """Axes that split only other arrays, as kv_replicas split queries and not keys, have the same rows."""
+    """Devices along kv_replicas, which splits queries and not keys, hold the same rows of keys."""
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
 
     def gradient(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -156,8 +156,9 @@ def fault(line: list[str], seconds: float = SECONDS) -> str | None:
         raise Late
 
     out, err, began = io.StringIO(), io.StringIO(), time.perf_counter()
-    searches = logging.StreamHandler(io.StringIO())
-    logger.addHandler(searches)
+    # An error in the search for a corrected line is only logged.
+    handler = logging.StreamHandler(io.StringIO())
+    logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -172,10 +173,10 @@ def fault(line: list[str], seconds: float = SECONDS) -> str | None:
         return traceback.format_exc(limit=-6)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        logger.removeHandler(searches)
+        logger.removeHandler(handler)
         durations.append(time.perf_counter() - began)
-    if said := searches.stream.getvalue():
-        return said
+    if logged := handler.stream.getvalue():
+        return logged
     if code not in (0, 1, 2, None):
         return f"exit code {code!r}"
     ours = [each for each in err.getvalue().splitlines() if each.startswith("mw: ")]

@@ -135,7 +135,7 @@ def test_ranks_that_do_not_divide_the_heads_share_redundant_experts(tmp_path):
     assert predict_load_test(read).layout == "data=72,expert=72,remat=none"
 
 
-def test_engines_take_a_share_of_the_memory_that_the_driver_reports():
+def test_memory_that_the_driver_reports_differs_from_the_data_sheet():
     """nvidia-smi on a B200 has 183,359 MiB, its data sheet 180 GB. TPUs have no such figure."""
     assert load("b200:1x4").chip.reported_bytes == pytest.approx(183_359 * 2**20, rel=1e-6)
     assert load("h100:1x8").chip.reported_bytes == pytest.approx(81_559 * 2**20, rel=1e-6)
@@ -237,7 +237,7 @@ def test_a_row_with_pools_apart_has_the_settings_of_its_search(tmp_path):
     assert recipes_of(replace(read, prefill_tensor=72, decode_tensor=72), "deepseek-v3") == (recipe,)
 
 
-def test_a_row_with_one_pool_drafts_if_only_such_searches_have_its_load(tmp_path):
+def test_a_row_with_one_pool_drafts_tokens_if_all_searches_with_its_load_do(tmp_path):
     """InferenceX, dsr1-fp4-b200-trt-mtp: 16 to 64 requests on expert groups of 4 devices draft 3 tokens."""
     cells = {
         "engine": "trtllm", "model": "deepseek-v3", "weight_dtype": "nvfp4", "hardware": "b200:1x4",
@@ -285,8 +285,8 @@ def test_draft_tokens_are_verified_with_attention_of_their_own():
     assert 1 < drafting.decode(1, 2) / plain.decode(1, 2) < 2
 
 
-def test_steps_that_draft_and_prefill_save_the_drafts_tokens():
-    """A decode step of 2 tokens a sequence is shared out over 2 simulated steps; one with prompts is not."""
+def test_drafts_save_the_same_time_in_steps_with_and_without_prompts():
+    """A step that generates 2 tokens per sequence has half the price of a decode step; prompts have all."""
     machine = on_engine(load("b200:1x8"), ENGINES["tensorrt-llm"])
     layout = Layout.of(tensor=8, expert=8, weights_dtype="fp8", kv_dtype="fp8")
     table = EngineTable(PRESETS["deepseek-v3"], layout, machine, 8192, 8192, drafts=1)

@@ -79,16 +79,17 @@ def _sums_no_matrix_as_vectors(wide: Layout, config: ModelConfig) -> bool:
 
 
 class Saving(NamedTuple):
-    """The policy of values saved for the backward pass. offload: they wait in the host's memory."""
+    """Which values are saved for the backward pass. offload: they are kept in the host's memory."""
 
     remat: str = "none"
     offload: bool = False
 
 
 class LayoutFamily:
-    """Members with one recorded layout (`pattern`), all with one microbatch or all with several.
+    """Layouts that share one recorded graph, and differ in the sizes of mesh axes.
 
-    Attention has a kernel in all or in none. The graph is recorded when a figure first needs it.
+    All have one microbatch or all have several, and attention has a kernel in all or in none. The graph is
+    recorded when a figure first needs it.
     """
 
     def __init__(

@@ -348,7 +348,10 @@ class _CachedOps(SymbolicOps):
         return self.cached(1, self.sizes["S"] // every)["index"]
 
     def _keys_scored(self, keys: Value) -> Any:
-        """With chosen keys in pages, TOGETHER pages at a time on platforms that read them page by page."""
+        """Keys of whole pages, if they are chosen from pages.
+
+        Programs that read page by page score TOGETHER pages at a time.
+        """
         if not self._reads_chosen:
             return super()._keys_scored(keys)
         pages = self._pages_read(None)
@@ -374,7 +377,7 @@ class _CachedOps(SymbolicOps):
 
     def _keys_multiplied(self, k: Value, window: Window | None) -> Any:
         if window and window.compressed and self.form in ("pages", "tables"):
-            # Each query gathers a whole window and its entries, also those that it does not see.
+            # Each query gathers a whole window and its entries, also the keys that are masked.
             return window.size + window.read_entries(self.sizes["S"])
         if self._reads_chosen and self.config.indexer:
             return min(self.config.indexer.top_k, self.sizes["S"])

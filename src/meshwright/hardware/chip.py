@@ -239,7 +239,10 @@ class Chip:
 
     @property
     def reported_bytes(self) -> int:
-        """HBM that a GPU's driver reports, of which engines take a share; the rated HBM if unknown."""
+        """HBM that a GPU's driver reports; the rated HBM if that is unknown.
+
+        Serving engines set a share of it aside for weights and cache.
+        """
         if self.kind != "gpu" or not self.hbm_usable_bytes:
             return self.hbm_bytes
         return round(self.hbm_usable_bytes / (1 - RESERVED_SHARE))

@@ -1,10 +1,10 @@
-"""Chips that the catalog lacks, each with the nearest one, whose file is a start for an own one."""
+"""Chips that the catalog lacks, each with the nearest one, whose file can be copied and edited."""
 
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-# Names of cards without punctuation, each with the chip of the catalog that is nearest by architecture.
+# Patterns of cards' names without punctuation, each with the catalog's chip of the nearest architecture.
 _NEAREST = (
     (r"(rtx|gtx)?50[5-9]0(ti)?(super)?d?", "rtx5090"),
     (r"(rtx|gtx)?40[5-9]0(ti)?(super)?d?", "rtx4090"),
@@ -25,7 +25,10 @@ _COUNT = re.compile(
 
 @dataclass(frozen=True)
 class Unlisted:
-    """A machine of a chip that the catalog lacks. nearest: the catalog's chip; file: for its own figures."""
+    """A machine of a chip that the catalog lacks.
+
+    name: the chip, with hyphens. nearest: the catalog's chip. count: devices, or hosts x devices.
+    """
 
     name: str
     nearest: str
@@ -33,6 +36,7 @@ class Unlisted:
 
     @property
     def file(self) -> str:
+        """The name of a file for the chip's figures."""
         return f"{self.name}.toml"
 
     @property
@@ -43,7 +47,7 @@ class Unlisted:
     @property
     def hint(self) -> str:
         return (
-            f"{self.template} writes a file to edit, from the nearest chip, for --hardware "
+            f"{self.template} writes the figures of the nearest chip; edit them, then use --hardware "
             f"{self.file}:{self.count}"
         )
 

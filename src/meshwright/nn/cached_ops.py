@@ -593,7 +593,10 @@ def _letters_there(plan: Contraction) -> str:
 
 
 def _from_the_start(q: Array, kind: KindInLoop) -> AtLayer:
-    """The places of whole prompts q[R, Q, ...], padding included, which no token before it sees."""
+    """Positions from 0 on, without a cache, for whole prompts q[R, Q, ...].
+
+    Padding has later positions than its prompt, so no token of the prompt sees it.
+    """
     spec = PartitionSpec(_split_of(q)[0], None)
     return AtLayer(Places(lax.broadcasted_iota(jnp.int32, q.shape[:2], 1, out_sharding=spec)), None, kind)
 

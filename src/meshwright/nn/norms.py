@@ -126,7 +126,8 @@ def repeated(vector: Array, dims: Sequence[int], shape: Sequence[int], split: Se
     """`vector` along the dimensions `dims` of an array of a given shape, split as `split` over the others.
 
     Its cotangent is a sum over the other dimensions, and stays partial over the axes of `vector`'s `reduced`
-    type: JAX's own rule would finish it. Devices that have the same rows have the sum once, and zeros.
+    type: JAX's own rule would finish it. If several devices have the same rows, one has their sum and the
+    others have zeros.
     """
     others = tuple(dim for dim in range(len(shape)) if dim not in dims)
     parts, kept = jax.typeof(vector).sharding.spec.partitions, jax.typeof(vector).sharding.spec.reduced

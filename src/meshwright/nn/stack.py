@@ -78,7 +78,7 @@ def run_layers(
     for loop, parts in zip(loops, _parts(weights, loops, by_slices=False), strict=True):
         if loop.times == 1:
             kinds = [KindInLoop((layer.kind,)) for layer in loop.layers]
-            period = {stack: _only(part) for stack, part in parts.items()}
+            period = {stack: _without_periods(part) for stack, part in parts.items()}
             x, total = _in_order(run, x, total, _with_weights(loop, period, kinds, by_slices=False))
         else:
             x, total = _scan(run, parts, x, total, [loop])
@@ -138,33 +138,35 @@ _read_twice.defvjp(lambda shared: ((shared, shared), None), _added)
 
 
 def _parts(weights: Mapping[str, Any], loops: Sequence[_Loop], *, by_slices: bool) -> list[dict[Stack, Any]]:
-    """The rows that each loop reads, [n, ...], of each of its stacks.
+    """For each loop, the rows [n, ...] of each stack that it reads.
 
     A stack that several loops read is split once: the gradient of each slice would be padded to the whole
-    stack, and padded gradients added. by_slices: as of `_each`.
+    stack, and padded gradients added. by_slices: see `_each`.
     """
     parts: list[dict[Stack, Any]] = [{} for _ in loops]
     for stack in dict.fromkeys(stack for loop in loops for stack in loop.pattern):
-        rows = [[layer.row for layer in loop.layers if layer.kind.stack == stack] for loop in loops]
-        readers = [number for number, own in enumerate(rows) if own]
+        rows_of_loops = [[layer.row for layer in loop.layers if layer.kind.stack == stack] for loop in loops]
+        readers = [number for number, rows in enumerate(rows_of_loops) if rows]
         leaves, structure = jax.tree.flatten(weights[stack])
-        is_split = [*chain.from_iterable(rows)] == [*range(leaves[0].shape[0])] and not by_slices
-
-        def cut(leaf: Array, rows: Sequence[Sequence[int]], is_split: bool) -> Sequence[Array]:
-            if len(rows) == 1 and len(rows[0]) == leaf.shape[0]:
-                return [leaf]
-            if is_split:
-                return lax.split(leaf, [len(own) for own in rows])
-            return [leaf[own[0] : own[-1] + 1] for own in rows]
-
-        each = [cut(leaf, [rows[number] for number in readers], is_split) for leaf in leaves]
-        for number, own in zip(readers, zip(*each, strict=True), strict=True):
-            parts[number][stack] = jax.tree.unflatten(structure, own)
+        all_rows = [*range(leaves[0].shape[0])]
+        by_split = [*chain.from_iterable(rows_of_loops)] == all_rows and not by_slices
+        cuts = [_cut(leaf, [rows_of_loops[number] for number in readers], by_split) for leaf in leaves]
+        for number, cut in zip(readers, zip(*cuts, strict=True), strict=True):
+            parts[number][stack] = jax.tree.unflatten(structure, cut)
     return parts
 
 
-def _only(part: Any) -> Any:
-    """A part of one row without that dimension, as `_each` takes it; other parts as they are."""
+def _cut(leaf: Array, rows_of_parts: Sequence[Sequence[int]], by_split: bool) -> Sequence[Array]:
+    """The consecutive rows of each part."""
+    if len(rows_of_parts) == 1 and len(rows_of_parts[0]) == leaf.shape[0]:
+        return [leaf]
+    if by_split:
+        return lax.split(leaf, [len(rows) for rows in rows_of_parts])
+    return [leaf[rows[0] : rows[-1] + 1] for rows in rows_of_parts]
+
+
+def _without_periods(part: Any) -> Any:
+    """A part [n, ...] as `_each` takes the weights of one period: [...] if n is 1."""
     return jax.tree.map(lambda w: lax.squeeze(w, (0,)) if w.shape[0] == 1 else w, part)
 
 
@@ -187,7 +189,7 @@ def _scan(
     of_stages: Sequence[_Loop],
     stage: Array | None = None,
 ) -> tuple[Array, Any]:
-    """x and the total after a loop that all stages of a pipeline run; its parts of stacks are of `stage`."""
+    """x and the total after a loop that all stages of a pipeline run. parts: of `stage`, by stack."""
     loop = of_stages[0]
     kinds = [
         tuple(dict.fromkeys(layer.kind for own in of_stages for layer in own.at(place)))
@@ -202,10 +204,8 @@ def _scan(
 
     def body(carry: tuple[Array, Any], step: dict[str, Any]) -> tuple[tuple[Array, Any], None]:
         of_period = [KindInLoop(*kind) for kind in zip(kinds, step["kinds"], strict=True)]
-        by_slices = stage is not None
-        return _in_order(
-            run, *carry, _with_weights(loop, step["weights"], of_period, by_slices=by_slices)
-        ), None
+        layers = _with_weights(loop, step["weights"], of_period, by_slices=stage is not None)
+        return _in_order(run, *carry, layers), None
 
     (x, total), _ = lax.scan(body, (x, total), steps)
     return x, total
@@ -282,7 +282,7 @@ def _each(stack: Any, count: int, *, by_slices: bool) -> list[Any]:
 
 
 def _periods(part: Any, each: int, times: int) -> Any:
-    """A part [n, ...] of a stack as [times, each, ...], or [times, ...] with a layer in each period."""
+    """A part [n, ...] of a stack as [times, each, ...], or as [times, ...] if `each` is 1."""
 
     def cut(w: Array) -> Array:
         if each == 1:

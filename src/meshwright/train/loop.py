@@ -148,10 +148,10 @@ class Rhythm:
     """Intervals of the loop, in steps; 0 is for the end only.
 
     save_seconds: time between checkpoints, in addition to checkpoint_every. run_seconds: time after which the
-    run ends with a checkpoint. keep: the number of last
-    checkpoints to keep; the one with the lowest validation loss is kept too. on_spike: whether the batch of a
-    loss that is not finite, or a spike, is skipped, or the run ends. finds_spikes: whether a loss far above
-    its trend is a spike. profile: the first and the last step to trace into run/profile.
+    run ends with a checkpoint. keep: the number of last checkpoints to keep; the one with the lowest
+    validation loss is kept too. on_spike: whether the batch of a loss that is not finite, or a spike, is
+    skipped, or the run ends. finds_spikes: whether a loss far above its trend is a spike. profile: the first
+    and the last step to trace into run/profile.
     """
 
     log_every: int = 10

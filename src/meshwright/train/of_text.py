@@ -33,7 +33,7 @@ _VOCABULARIES, _BYTES_PER_ENTRY = (4096, 2048, 1024, 512), 64
 _SHAPES = ((128, 4), (256, 6), (384, 8), (512, 10))
 _STEPS_OF_LARGER, _BYTES_PER_PARAMETER = 2500, 2
 _WIDTH_OF_HEAD = 32
-# Samples of 42 KB have no sentences with any setting (docs/log.md), and samples of 420 KB have some.
+# Models trained on 42 KB of text write no sentences with any setting (docs/log.md), those on 420 KB some.
 _LEAST_FOR_SENTENCES = 200_000
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 

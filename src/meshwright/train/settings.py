@@ -106,7 +106,7 @@ def check_one_length(given: Mapping[str, Any]) -> None:
 
 
 def num_steps(settings: Settings, steps_of_epoch: int) -> int:
-    """The steps of a run: as given, or of its epochs, by default one."""
+    """The steps of a run: as given, otherwise of its epochs, one by default."""
     return settings.steps or max(1, round((settings.epochs or 1) * steps_of_epoch))
 
 
@@ -132,7 +132,7 @@ def changed_settings(run: Path, stored: Settings, given: Mapping[str, Any]) -> t
         f"{flag_of(name)}: {getattr(stored, name)} until now, {value} from here on"
         for name, value in changed.items()
     ]
-    # A new number of steps replaces the epochs, and the other way round.
+    # A new number of steps replaces the run's epochs, and new epochs its number of steps.
     length = {"epochs": None} if "steps" in changed else {"steps": None} if "epochs" in changed else {}
     return replace(stored, **(length | changed)), sentences
 

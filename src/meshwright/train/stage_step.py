@@ -262,7 +262,7 @@ class StagedStep:
         """`made` of each stage that reads rows of the batch, and None for other stages.
 
         The first chunk reads tokens and the last reads targets. Layers read the beginnings of documents, if
-        rows have them, and tokens if a table of these chooses their experts.
+        rows have them, and tokens if they look up experts by token.
         """
         reads = [False] * len(self.stages)
         for (stage, _), depth in self.table.depths.items():

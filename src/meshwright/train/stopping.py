@@ -31,7 +31,7 @@ class Agreement:
         self._agreed_step, self._next = 0, 0
 
     def anew(self) -> "Agreement":
-        """A new agreement with the same wish to stop and its own count of steps."""
+        """A new agreement on the same signal to stop, without an end by time, that counts its own steps."""
         return Agreement(self._stop, self._save_seconds)
 
     def after(self, step: int) -> tuple[bool, bool]:

@@ -121,7 +121,7 @@ def test_layers_that_predict_further_tokens_are_passed_over(folders, tmp_path, k
 
 
 def _as_on_the_hub(name: str) -> str:
-    """A tensor's name in DeepSeek-V4's published files, of its name in files of transformers."""
+    """The name in DeepSeek-V4's published files of a tensor named as in files of transformers."""
     parts = {f"model.hc_head.hc_{part}": f"hc_head_{part}" for part in ("fn", "base", "scale")}
     short = parts | {"model.embed_tokens.weight": "embed.weight"}
     return short.get(name, name.removeprefix("model.")).replace(".attn.norm.", ".attn.kv_norm.")
@@ -265,8 +265,8 @@ def _of_qwen(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None
     ],
     ids=["internlm2", "internlm3", "internlm1", "exaone", "qwen"],
 )  # fmt: skip
-def test_files_whose_code_comes_with_them(tmp_path, like, more, renamed, keys):
-    """They compute what a model of transformers computes, under other names."""
+def test_models_whose_repositories_bring_their_code(tmp_path, like, more, renamed, keys):
+    """Without code in transformers, they compute what a model of it computes from tensors of other names."""
     from safetensors.numpy import load_file, save_file
 
     source, own = tmp_path / "source", tmp_path / "own"

@@ -1,4 +1,4 @@
-"""Products of which few devices' results are kept: the head of a pipeline that each stage computes.
+"""Products whose results only few devices keep, such as the head of a pipeline that each stage computes.
 
 A device drops a result if a select by the device's number replaces it by zeros, and nothing else reads it.
 """
@@ -41,14 +41,14 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
         for ancestor in ancestors(program, value):
             key = value_key(ancestor)
             kept_by[key] = max(share, kept_by.get(key, 0.0))
-    every = list(products(program))
+    of_program = list(products(program))
     dropped = [
         (one, one.flops * (1 - kept_by[key]))
-        for one in every
+        for one in of_program
         if (key := value_key(one.value)) in kept_by and key not in needed
     ]
     excess = sum(flops for _, flops in dropped)
-    if excess <= _LEAST_SHARE * sum(one.flops for one in every):
+    if excess <= _LEAST_SHARE * sum(one.flops for one in of_program):
         return []
     largest, _ = max(dropped, key=lambda pair: pair[1])
     instruction = largest.value.instruction
@@ -58,7 +58,7 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
     kept = round(kept_by[value_key(largest.value)] * program.num_devices)
     what = (
         f"the matmul `{name}`{others}: all {program.num_devices} devices compute it, and all but {kept} "
-        f"replace the result by zeros, {excess:.3g} FLOPs per device for nothing"
+        f"replace the result by zeros, which wastes {excess:.3g} FLOPs per device"
     )
     change = (
         "share its work: give each device a part of the rows (psum_scatter of the masked operand, before the "
@@ -72,7 +72,7 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
 def _selects(program: Program) -> Iterator[tuple[_Key, tuple[TracedValue, float]]]:
     """Selects by the device's number between a value and zeros.
 
-    For each the value, and the share of devices that keep it.
+    For each select its key, the value, and the share of the devices that keep the value.
     """
     for place in places(program):
         for instruction in place.computation.instructions.values():
@@ -98,7 +98,7 @@ def _is_zero(program: Program, value: TracedValue) -> bool:
 
 
 def _needed(program: Program, selects: Mapping[_Key, object]) -> set[_Key]:
-    """Values on which results or collectives depend, apart from the operands that the selects drop."""
+    """Values that results or collectives need, without the operands that the selects may drop."""
     left = deque([TracedValue(program.main.result, CallPath(program.main))])
     for place in places(program):  # another device may need what a collective sends
         sent = (one for one in place.computation.instructions.values() if op_of(one))

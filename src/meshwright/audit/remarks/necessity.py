@@ -1,7 +1,7 @@
-"""Rules that ask of any collective whether its devices need the bytes that it sends.
+"""Rules for collectives that send more bytes than the devices need.
 
-No rule knows a kind of program. Bytes are not needed if a device reads few of them, could compute them from
-fewer, gets them again in each step or turn, or could reduce arrays before it sends them.
+They hold for programs of any kind. Bytes are not needed if a device reads few of them, could compute them
+from fewer, gets the same ones in each step or turn of a loop, or could reduce arrays before it sends them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,21 +24,22 @@ from meshwright.audit.hlo.trace import (
     value_key,
 )
 from meshwright.audit.remarks.patterns import Fault, FaultRule, ProgramContext, is_integer
+from meshwright.units import format_number_of
 
-# A transfer is reported if this factor fewer numbers would do.
+# A transfer is reported if it sends at least this factor more numbers than necessary.
 _FEWER = 2
-# Steps of a search through elementwise operations.
+# Limit of the values that a backward search visits.
 _MOST_STEPS = 64
-_FORMS = ELEMENTWISE | {"pad", "concatenate"}
+_ELEMENTWISE_OR_JOINED = ELEMENTWISE | {"pad", "concatenate"}
 _SENDS = ("all_gather", "all_to_all", "permute")
 
 
 def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An array gathered by hand, of which each device reads a small part, such as its neighbour's rows."""
+    """An array gathered by the user's all_gather although a device reads few rows, as its neighbour's."""
     if emitted.op != "all_gather" or not emitted.is_written:
         return None
     place, num_read = emitted.value.place, 0
-    for user, at in _ends(context, emitted.result(), _FORMS, emitted.elements / _FEWER):
+    for user, at in _ends(context, emitted.result(), _ELEMENTWISE_OR_JOINED, emitted.elements / _FEWER):
         is_part = at == 0 and user.instruction.opcode in SLICES
         if not is_part or len(user.place.loops) != len(place.loops):
             return None
@@ -55,7 +56,7 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def sent_from_less(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Numbers that could be computed after the transfer, from fewer: repeated heads, rows of one-hot."""
+    """Numbers that a device could compute from fewer after the transfer: repeated heads, one-hot rows."""
     if emitted.op not in _SENDS:
         return None
     fewer = _made_from(context, emitted.operand())
@@ -64,15 +65,18 @@ def sent_from_less(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     return (
         "sent_from_less",
-        f"`{emitted.tensor}` is sent over {context.over(emitted)} ({emitted.op}): {sent:,} numbers of a "
+        f"`{emitted.tensor}` is sent over {context.over(emitted)} ({emitted.op}): {sent:,} numbers per "
         f"device, which are repeated or computed from {fewer:,}",
-        "send those, and repeat or compute after the transfer: for keys and values of grouped queries, "
-        "gather the heads as they are stored, then jnp.repeat",
+        "send those, and repeat or compute after the transfer: for keys and values of grouped-query "
+        "attention, gather the KV heads, then jnp.repeat",
     )
 
 
 def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
-    """Numbers from which elementwise operations and broadcasts compute a value; None if that is unknown."""
+    """The number of elements that a value is computed from; None if unknown.
+
+    Follows elementwise operations, broadcasts and concatenations backwards.
+    """
     left, total = [value], 0
     seen = set[tuple[object, ...]]()
     for _ in range(_MOST_STEPS):
@@ -83,7 +87,7 @@ def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
         if key in seen or instruction.opcode in ("constant", "iota", "partition-id"):
             continue
         seen.add(key)
-        if instruction.opcode in _FORMS | {"broadcast", "compare", "and", "or"}:
+        if instruction.opcode in _ELEMENTWISE_OR_JOINED | {"broadcast", "compare", "and", "or"}:
             left += sources(context.program, origin)
         elif instruction.opcode in ("parameter", "while", "fusion") and origin.path:
             return None  # an element of a tuple
@@ -93,7 +97,7 @@ def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
 
 
 def updated_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Several arrays gathered to be combined element by element, for fewer results that are needed whole."""
+    """Arrays gathered for elementwise operations whose results are fewer, or are sliced again."""
     if emitted.op != "all_gather":
         return None
     groups, shape = emitted.collective.groups, emitted.value.instruction.shapes[-1]
@@ -124,30 +128,37 @@ def updated_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return (
         "updated_whole",
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is one of {len(partners)} arrays that "
-        f"are gathered over {context.over(emitted)} to be combined element by element, for {len(results)} "
-        "result that is needed whole: every device computes all of it",
+        f"are gathered over {context.over(emitted)} to be combined element by element, but only "
+        f"{format_number_of(len(results), 'result')} must be whole, and every device computes all of it",
         "compute each device's own part from the shards, and gather the result: an optimizer's state stays "
         "sharded, and only the new weights are gathered (ZeRO-1)",
     )
 
 
 def _gathers_of(context: ProgramContext, value: TracedValue) -> Iterator[Emitted]:
-    """The gathers from which elementwise operations compute a value."""
+    """The all-gathers whose results a value is computed from by elementwise operations."""
     by_name = {one.value.instruction.name: one for one in context.sent if one.op == "all_gather"}
+    for origin in _origins(context, value, MOVES - SLICES):
+        if origin.instruction.name in by_name:
+            yield by_name[origin.instruction.name]
+
+
+def _origins(context: ProgramContext, value: TracedValue, moves: frozenset[str]) -> Iterator[TracedValue]:
+    """The values that `value` is computed from by elementwise operations and `moves`."""
     left, seen = [value], set[tuple[object, ...]]()
     while left and len(seen) < _MOST_STEPS:
-        *_, origin = history(context.program, left.pop(), MOVES - SLICES)
+        *_, origin = history(context.program, left.pop(), moves)
         if value_key(origin) in seen:
             continue
         seen.add(value_key(origin))
-        if origin.instruction.name in by_name:
-            yield by_name[origin.instruction.name]
-        elif origin.instruction.opcode in ELEMENTWISE:
+        if origin.instruction.opcode in ELEMENTWISE:
             left += sources(context.program, origin)
+        else:
+            yield origin
 
 
 def summed_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Whole arrays passed from device to device, only to be added up."""
+    """Whole arrays passed round the devices, which only add them up."""
     if emitted.op != "permute" or emitted.collective.follows_sum:
         return None
     *_, origin = history(context.program, emitted.operand(), MOVES - SLICES)
@@ -174,7 +185,7 @@ def summed_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | No
 
 
 def kept_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Weights gathered in a loop's turns, and kept whole for the backward pass."""
+    """Weights gathered in each turn of a loop, and kept whole for the backward pass."""
     is_of_weight = emitted.op == "all_gather" and not is_computed(context.program, emitted.operand())
     if not (is_of_weight and context.differentiated and emitted.value.place.loops):
         return None
@@ -196,7 +207,7 @@ def kept_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def moved_state(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """A donated cache that each step exchanges from its stored sharding to the one in which it is read."""
+    """A donated cache that is stored with one sharding, and exchanged to be read with another."""
     if emitted.op != "all_to_all" or emitted.is_written or context.differentiated:
         return None
     origin = _stored(context, emitted.operand())
@@ -209,13 +220,13 @@ def moved_state(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return (
         "input_resharded",
         f"`{name}` is stored with one sharding and read with another: each step exchanges it over "
-        f"{context.over(emitted)}, and returns it as it was",
-        "store it with the sharding of its use, such as a cache by the heads that read it",
+        f"{context.over(emitted)}, and returns it in the stored sharding",
+        "store it with the sharding that its readers need, such as a cache split over heads",
     )
 
 
 def _stored(context: ProgramContext, value: TracedValue) -> Instruction | None:
-    """The input of the program of which a value is a form, perhaps with a part rewritten."""
+    """The program's input that a value is, moved or with a part overwritten; None if it is not one."""
     for _ in range(_MOST_STEPS):
         value = entered_as(context.program, value)
         if value.instruction.opcode in ("dynamic-update-slice", "scatter"):
@@ -228,7 +239,7 @@ def _stored(context: ProgramContext, value: TracedValue) -> Instruction | None:
 
 
 def batch_turned(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """The rows of a batch exchanged between devices in a training step, in which their order is free."""
+    """Rows of a batch exchanged between devices in a training step, although their order does not matter."""
     if emitted.op != "permute" or emitted.is_written or not context.differentiated:
         return None
     *_, origin = history(context.program, emitted.operand(), COPIES | {"convert"})
@@ -241,10 +252,10 @@ def batch_turned(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     return (
         "batch_shuffled",
-        f"all rows of the batch (`{name}`, {emitted.collective.gathered_bytes:,} B a device) go to another "
+        f"all rows of the batch (`{name}`, {emitted.collective.gathered_bytes:,} B per device) go to another "
         f"device over {context.over(emitted)} ({primitive_of(emitted.collective.op_name)}), although each "
         "device holds some",
-        "pair or turn the rows within each device: x.reshape(devices, -1, ...)[:, ::-1] with the first "
+        "pair or reverse the rows within each device: x.reshape(devices, -1, ...)[:, ::-1] with the first "
         "dimension split, or jax.shard_map",
     )
 
@@ -275,7 +286,7 @@ def returned_by_hand(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def input_of_no_matmul(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An input that is not trained, stored in shards and read whole by elementwise operations: a mask."""
+    """An input that is not trained, such as a mask, stored in shards and read whole elementwise."""
     if emitted.op != "all_gather" or emitted.is_written:
         return None
     *_, origin = history(context.program, emitted.operand(), COPIES | {"convert", "transpose"})
@@ -301,31 +312,25 @@ def input_of_no_matmul(emitted: Emitted, context: ProgramContext) -> Fault | Non
 
 
 def at_fixed_places(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Positions read along a split dimension at places that no data change: frames of a signal."""
+    """A split dimension read at indices that do not depend on data: frames of a signal."""
     is_lookup = primitive_of(emitted.collective.op_name) == "gather" and not emitted.is_written
     if not is_lookup or emitted.op not in ("all_reduce", "all_gather"):
         return None
     after = (user for user, at in emitted.uses(context.program) if at == 0)
     for each in (*after, *_lookups_before(context, emitted.operand())):
         if each.instruction.opcode == "gather" and not _depends_on_data(context, each.operand(1)):
-            return _fixed(emitted, context, "read at fixed places (frames, patches)")
+            return _fixed(emitted, context, "read at fixed indices (frames, patches)")
     return None
 
 
 def _lookups_before(context: ProgramContext, value: TracedValue) -> Iterator[TracedValue]:
-    """The gathers whose results elementwise operations make a value of."""
-    left, seen = [value], 0
-    while left and seen < _MOST_STEPS:
-        *_, origin = history(context.program, left.pop(), MOVES)
-        if origin.instruction.opcode == "gather":
-            yield origin
-        elif origin.instruction.opcode in ELEMENTWISE:
-            left += sources(context.program, origin)
-        seen += 1
+    """The look-ups (HLO's gather) whose results a value is computed from by elementwise operations."""
+    origins = _origins(context, value, MOVES)
+    return (origin for origin in origins if origin.instruction.opcode == "gather")
 
 
 def mixed_by_constants(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An array gathered for a product with a matrix that no input changes: a resize, an interpolation."""
+    """An array gathered for a product with a constant matrix: a resize, an interpolation."""
     if emitted.op != "all_gather" or emitted.is_written:
         return None
     for user, other in emitted.products(context.program):
@@ -355,9 +360,10 @@ def _depends_on_data(context: ProgramContext, value: TracedValue) -> bool:
 def _ends(
     context: ProgramContext, value: TracedValue, through: frozenset[str], most: float = float("inf")
 ) -> Iterator[tuple[TracedValue, int]]:
-    """The readers of a value past operations of `through`, each with the number of its operand.
+    """The first readers of a value that are not in `through`, each with the number of its operand.
 
-    Slices of more than `most` numbers, such as the pieces that a roll joins again, are passed too.
+    through: opcodes whose results are followed to their own readers. Slices of more than `most` numbers, such
+    as the pieces that a roll joins again, are followed too.
     """
     left, seen = [value], set[tuple[object, ...]]()
     while left:

@@ -436,8 +436,8 @@ def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
     uses = list(emitted.uses(context.program, elementwise=True, joined=True))
     shard_elements = emitted.elements / emitted.collective.groups.size
     reads = _REDUCES if not emitted.is_written else (*_REDUCES, "gather")  # of a target's logit
-    # The user's all_gather may add a dimension, over which a plain sum has the size of a shard. A masked one,
-    # as of the totals of earlier shards, cannot be taken before the transfer.
+    # The user's all_gather may add a dimension, so that a sum over it is as large as a shard. It is reported
+    # only if nothing is between: a masked sum, as of the totals of earlier shards, needs the gathered totals.
     is_plain = all(user.instruction.opcode in _REDUCES for user, _ in emitted.uses(context.program))
     most = shard_elements if emitted.is_written and is_plain else shard_elements - 1
     if not any(user.instruction.opcode in _REDUCES for user, _ in uses) or not all(
@@ -483,7 +483,7 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
             "add up each device's own whole gradient in the loop and reduce-scatter it once, after it: run "
             "the loop in jax.shard_map, with an all_gather of the weight before it",
         )
-    if not uses or not all(adds_to_the_carry(context.program, *use) for use in uses):
+    if not uses or not all(_adds_to_the_carry(context.program, *use) for use in uses):
         return None
     return (
         "summed_repeatedly",
@@ -503,7 +503,7 @@ def _is_summed_for_shards(
     if not uses or len(slices) < len(uses):
         return False
     added = [use for each in slices for use in readers(program, each)]
-    if not added or not all(adds_to_the_carry(program, *use) for use in added):
+    if not added or not all(_adds_to_the_carry(program, *use) for use in added):
         return False
     loop = emitted.value.place.loops[-1]
     return any(
@@ -593,7 +593,7 @@ def _writes_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
     return is_written and _replaces_operand(program, user, 0)
 
 
-def adds_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
+def _adds_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
     """Whether an instruction adds its operand `at` to an array of the loop's carry, for the next turn."""
     is_sum = at in (0, 1) and user.instruction.opcode == "add"
     return is_sum and _replaces_operand(program, user, 1 - at)
@@ -812,8 +812,9 @@ def _is_moved_before(emitted: Emitted, program: Program) -> bool:
 
 # The distances of an exchange of halos: from the device before and from the one after.
 _BOTH_WAYS = 2
-# A halo is less than a half of the shard. An array that is cut at both ends may send more in both directions.
-_OF_A_SHARD = 2
+# A halo in both directions is smaller than the shard divided by this. Permutes in both directions that send
+# more move an array that is cut at both ends.
+_SHARD_PER_HALO = 2
 
 
 def _is_halo(emitted: Emitted, context: ProgramContext) -> bool:
@@ -823,7 +824,7 @@ def _is_halo(emitted: Emitted, context: ProgramContext) -> bool:
         return False
     *_, shard = history(context.program, emitted.operand(), MOVES)
     sent = emitted.operand().instruction.shapes[0].num_elements
-    return distances < _BOTH_WAYS or sent * _OF_A_SHARD < shard.instruction.shapes[0].num_elements
+    return distances < _BOTH_WAYS or sent * _SHARD_PER_HALO < shard.instruction.shapes[0].num_elements
 
 
 def _distances(emitted: Emitted, context: ProgramContext) -> set[int]:
@@ -924,7 +925,7 @@ def there_and_back(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A computed array exchanged to another sharding and back, with no product between."""
     if emitted.op != "all_to_all" or emitted.is_written:
         return None
-    # A residual is also read by the layers between, which need the sharding in which they multiply it.
+    # The layers between may multiply the array (a residual), and need it in the other sharding.
     if not is_computed(context.program, emitted.operand()) or any(emitted.products(context.program)):
         return None
     for user, at in emitted.uses(context.program, elementwise=True, joined=True):
@@ -1071,12 +1072,12 @@ def two_sides(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 _GATHER_ONE = (
     "both are split along their rows, not along the contracted dimension: gather only one of them, so that "
-    "each device computes its own rows of the result, and combine the values that are reduced from these"
+    "each device computes its own rows of the result, and combine the sums or maxima of the devices' rows"
 )
 
 
 def _are_rows(emitted: Emitted, product: TracedValue, other: TracedValue) -> bool:
-    """Whether a gathered dimension of an operand is one of the product's result, and not summed over."""
+    """Whether a gathered operand was split along a dimension of the product's result, not a summed one."""
     side = 1 if other.instruction is product.operand(0).instruction else 0
     name = ("lhs", "rhs")[side] + "_contracting_dims"
     dims = product.operand(side).instruction.shapes[0].dims
@@ -1123,7 +1124,7 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
         context.program, emitted.collective.groups, emitted.value.instruction.shapes[-1], uses
     )
     name = primitive_of(emitted.collective.op_name)
-    # A norm also reads a mean and a variance of the whole, which could be sums of its shards' own.
+    # A norm also reduces the whole array to a mean and a variance, which could come from sums over shards.
     others = [user for user, _ in uses if user not in sliced]
     is_reduced = all(user.instruction.opcode in _REDUCES for user in others)
     # `repeated_calls` reports an array that a shard_map takes whole.

@@ -262,21 +262,21 @@ def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> l
 
 
 def summed_after_gather(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
-    """A warning of arrays gathered by hand, which all devices multiply alike, for a far smaller result.
+    """Warnings of arrays that the user gathers and all devices multiply alike, to a far smaller result.
 
-    The product sums over the gathered parts then, as a combination of all experts' rows does.
+    Such a product sums over the gathered dimension, as a weighted sum of all experts' rows does.
     """
-    gathers = list[tuple[Emitted, int]]()
-    for one in sent:
-        if one.op != "all_gather" or not one.is_written or not one.axes:
+    remarks = list[Remark]()
+    for gather in sent:
+        if gather.op != "all_gather" or not gather.is_written or not gather.axes:
             continue
-        differing = [_Differing(program, prices.mesh, axis) for axis in one.axes]
-        for user, _ in one.products(program):
-            result = user.instruction.shapes[0].num_bytes
-            is_small = one.collective.gathered_bytes > _SENT_BY_A_SUM * result
+        differing = [_Differing(program, prices.mesh, axis) for axis in gather.axes]
+        for user, _ in gather.products(program):
+            result_bytes = user.instruction.shapes[0].num_bytes
+            is_small = gather.collective.gathered_bytes > _SENT_BY_A_SUM * result_bytes
             if is_small and not any(each.differs(user) for each in differing):
-                gathers.append((one, result))
-    return [_of_sum(one, result, prices) for one, result in gathers]
+                remarks.append(_of_sum(gather, result_bytes, prices))
+    return remarks
 
 
 # An all-reduce sends its operand twice.

@@ -83,12 +83,12 @@ def blockwise(
     """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O]: `attend` in linear memory.
 
     If S of k and v is split, they pass round a ring. If they are typed `reduced`, as after a gather, their
-    cotangents stay partial sums. queries: split as q over T; keys: of all positions. first: i32[B, T], split
-    as the queries, the first position that each sees; None if that is position 0 for all. windows: of the
-    layers that share this program; an audit counts blocks by them. chosen: the visible keys that count,
-    bool[B, T, S], or their blocks of positions, bool[B, T, K, blocks]; split as the queries. entries:
-    compressed keys [B, S, K, H], which are their own values, whole on each device. They follow k and v, and
-    `keys` and `chosen` include them.
+    cotangents stay partial sums. queries: split as q over T; keys: of all positions. If v is k, their
+    cotangents are summed as one. first: i32[B, T], split as the queries, the first position that each sees;
+    None if that is position 0 for all. windows: of the layers that share this program; an audit counts blocks
+    by them. chosen: the visible keys that count, bool[B, T, S], or their blocks of positions, bool[B, T, K,
+    blocks]; split as the queries. entries: compressed keys [B, S, K, H], which are their own values, whole on
+    each device. They follow k and v, and `keys` and `chosen` include them.
     """
     assert entries is None or not uses_ring(layout), "entries are whole on each device"
     heads, held = layout.activation("q", "BTNH"), layout.activation("k", "BTKH")

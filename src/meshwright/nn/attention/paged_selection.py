@@ -37,12 +37,12 @@ def best_positions(
     q[R, Q, x, y], weights[R, Q, x]: the indexer's queries and weights. positions i32[R, Q]: of the queries.
     tables i32[R, P]: the pages of each row. read: returns the index's keys [pages * page_size, y] of pages.
     If the indexer chooses blocks, i32[R, Q, K, k] by q[R, Q, K, y] without weights: the numbers of blocks.
-    stands: (queries, positions) of every sequence, if they are known. every: positions of a key.
+    stands: (queries, positions) of every sequence, if they are known. every: positions that a key compresses.
     """
     count = min(TOGETHER, tables.shape[1])
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % count)))
     num_blocks, size = tables.shape[1] // count, count * page_size
-    # Blocks that each row of a sequence scores; an audit counts by their sum.
+    # Blocks that each row of a sequence scores: an audit reads the loop's number of turns from their sum.
     counts = pages_read(*stands, q.shape[1], size * every, None) if stands else (num_blocks,)
 
     def of_row(row: tuple[Any, ...]) -> Array:

@@ -223,7 +223,7 @@ class _Reader:
         return _Weight((num_out, num_in), read)
 
     def _in_pairs(self, layer: str) -> _Weight:
-        """w[out, in] of numbers of 4 bits, two inputs in a byte, with a scale for each block of inputs."""
+        """w[out, in] of 4-bit numbers, two inputs in a byte, with a scale for each block of inputs."""
         record = _BY_METHOD["mxfp4"]
         assert record.scales is not None and record.scales.block is not None, "the type has blocks"
         weight, scale, block = f"{layer}.weight", layer + _SCALE, record.scales.block

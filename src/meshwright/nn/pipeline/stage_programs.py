@@ -84,7 +84,7 @@ class Chunk:
         return stack in self.rows if stack else (self.is_first if path in ENTERING else self.is_last)
 
     def reads_tokens(self, config: ModelConfig) -> bool:
-        """Whether a table of tokens chooses the experts of a layer."""
+        """Whether a layer looks up the experts of each token in a table."""
         of_layers = (config.at(layer.kind.variant).moe for layer in self.layers)
         return any(moe is not None and moe.hashed for moe in of_layers)
 
@@ -315,7 +315,7 @@ class ChunkPrograms:
     # Shared by the programs
 
     def _read(self, rows: Rows, index: Array) -> tuple[Array, Array, Places]:
-        """Tokens, targets and places of a microbatch, with the tokens' ids if layers read them."""
+        """Tokens, targets and places of a microbatch; places have the tokens too if a layer reads them."""
         tokens, targets, places = self.batch(rows, index)
         return tokens, targets, transformer.with_tokens(self.config, places, tokens)
 

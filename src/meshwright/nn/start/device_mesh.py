@@ -151,9 +151,9 @@ def named_here(x: Array) -> Array:
 
 
 def sum_named_here(x: Array) -> Array:
-    """`x`, a partial sum, whose sum over devices is named after this scope.
+    """A copy of the partial sum `x`, so that its sum over devices is named after this scope.
 
-    XLA removes the operation, which rounds numbers to their own precision.
+    The copy rounds numbers to the precision that they have, and XLA removes it.
     """
     info = jnp.finfo(x.dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant)

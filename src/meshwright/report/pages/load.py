@@ -44,7 +44,7 @@ def read_load_test(path: Path) -> JsonDocument | None:
 
 def times_table(document: JsonDocument, title: str = "") -> Table:
     """Percentiles, mean and maximum of each measured time."""
-    keys = ("p50", "p95", "p99", "mean", "max")  # a phone shows the first without scrolling
+    keys = ("p50", "p95", "p99", "mean", "max")  # a phone shows the first columns only
     rows = [(words, *(seconds_text(document[row][key]) for key in keys)) for row, words in _ROWS.items()]
     return Table.of(title, ("", *(f"{key}|number" for key in keys)), rows)
 

@@ -92,8 +92,7 @@ class StepShape(NamedTuple):
 class InferencePrograms:
     """The steps of one model under one layout, over a cache of these sizes.
 
-    The array `last` has an entry for each entry of the states,
-    and holds the last token of each slot.
+    The array `last` has an entry for each entry of the states, and holds the last token of each slot.
     with_native: the programs call native/kernels.py, which must be built. Otherwise they have only XLA's
     operations, for audits that count their FLOPs and bytes.
     batch_invariant: results of a token do not depend on other tokens of its step or on the step's shape, bit

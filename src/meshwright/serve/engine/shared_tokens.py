@@ -12,10 +12,10 @@ class SharedTokens(Policy):
     separate_prompts: a step has only prompts or only sequences that generate, which wait until no prompt can
     run (SGLang).
     cuts_prompts: whether a prompt may continue in the next step (chunked prefill); otherwise a prompt that
-    does not fit waits for the next step. counts_generated: whether tokens of sequences that generate count to
-    `max_tokens` (vLLM and TensorRT-LLM); otherwise only prompts do (SGLang).
-    balance_steps: while all replicas generate, prompts wait until each replica can start one, or until they
-    have waited for this number of steps (TensorRT-LLM's `attention_dp_config`); 0: they do not wait.
+    does not fit waits for the next step. counts_generated: whether tokens of sequences that generate count
+    towards `max_tokens` (vLLM and TensorRT-LLM); otherwise only prompts do (SGLang).
+    balance_steps: while no replica is idle, prompts wait until each replica can start one, but for fewer than
+    this number of steps (TensorRT-LLM's `attention_dp_config`); 0 and 1: they do not wait.
     """
 
     def __init__(

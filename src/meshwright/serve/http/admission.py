@@ -177,11 +177,11 @@ class Bodies:
 
     @asynccontextmanager
     async def parts(self, request: Request) -> AsyncGenerator[Sequence[bytes]]:
-        """The request's body as it arrived in parts, which count until the block ends.
+        """The request's body in the parts that arrived, which count as held until the block ends.
 
         Raises RequestError 413 as soon as it is too long, 429 if the server holds too many.
         """
-        # Not joined: to copy megabytes takes milliseconds in which no other thread of Python runs.
+        # Not joined: copying megabytes holds the interpreter's lock for milliseconds.
         parts, client, held, num_bytes = list[bytes](), client_of(request.scope), self._short, 0
         try:
             async for chunk in request.stream():

@@ -92,7 +92,7 @@ class Reader:
                 param="n",
             )
         prompts = self._prompts(asked, texts, "prompt", asked.limit or 0)
-        # As the engine does, which first prepares up to hundreds of answers to the prompt.
+        # The engine checks this too, but only after it has prepared all answers to the prompt (`n`).
         check_length(max(map(len, prompts)), self.context, self.context - (asked.limit != 0))
         _check_scores(asked, prompts)
         self._check_lists(asked)
