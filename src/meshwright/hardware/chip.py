@@ -243,7 +243,7 @@ class Chip:
 
         Serving engines set a share of it aside for weights and cache.
         """
-        if self.kind != "gpu" or not self.hbm_usable_bytes:
+        if not (self.platform.driver_reports and self.hbm_usable_bytes):
             return self.hbm_bytes
         return round(self.hbm_usable_bytes / (1 - RESERVED_SHARE))
 

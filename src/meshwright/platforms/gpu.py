@@ -49,6 +49,7 @@ GPU = Platform(
     resources={"ici": "NVLink", "dcn": "the network"},
     engine="vllm",
     device_per_process=True,
+    driver_reports=True,
     slurm=True,
     node_labels=("cloud.google.com/gke-accelerator",),
     node_resource="nvidia.com/gpu",

@@ -26,6 +26,7 @@ from meshwright.files import parse_json, read_text
 from meshwright.models.stored import declared_quantisation
 
 _BY_METHOD = {record.quant_method: record for record in NUMBER_TYPES.values() if record.quant_method}
+_FOUR_BITS = next(record for record in _BY_METHOD.values() if record.bits == 4)
 METHODS = ("gptq", "awq", "compressed-tensors", *_BY_METHOD)
 # Types of JAX by their names in safetensors, which does not return them as numpy arrays.
 _EIGHT_BITS = {
@@ -224,7 +225,7 @@ class _Reader:
 
     def _in_pairs(self, layer: str) -> _Weight:
         """w[out, in] of 4-bit numbers, two inputs in a byte, with a scale for each block of inputs."""
-        record = _BY_METHOD["mxfp4"]
+        record = _FOUR_BITS
         assert record.scales is not None and record.scales.block is not None, "the type has blocks"
         weight, scale, block = f"{layer}.weight", layer + _SCALE, record.scales.block
         (num_out, num_bytes), of_scales = self._shape(weight), self._shape(scale)

@@ -49,9 +49,12 @@ _FILE_BYTES = 5_000_000_000
 # (name of HF's tensor, tensor) -> the tensors to write.
 Store = Callable[[str, np.ndarray], Mapping[str, np.ndarray]]
 _WHOLE_NUMBERS = ("I32", "I64")  # of tables of experts
-# HF's names of the types of weights that are read; quantised types need scales too.
+# HF's names of the types of weights that are read. Quantised types need scales too, and types without uses
+# are those of scales.
 _READABLE = tuple(
-    record.safetensors for record in NUMBER_TYPES.values() if record.safetensors and not record.scales
+    record.safetensors
+    for record in NUMBER_TYPES.values()
+    if record.safetensors and record.uses and not record.scales
 )
 
 
