@@ -13,7 +13,7 @@ Role = Literal[
     "latency", "days", "dtype", "memory",
 ]  # fmt: skip
 _NUMBER = r"\d[\d,_]*(?:\.\d+)?(?:e\d+)?"
-# A number with a suffix or a word for a factor.
+# A number, perhaps with a factor: 15T, 500 thousand.
 _COUNT = rf"(?P<n>{_NUMBER}(?:\s?(?:thousand|million|billion|trillion)|[kmbt]i?)?)"
 _MONEY = (
     rf"(?:[$€]\s?(?P<n>{_NUMBER}\s?(?:thousand|million|k|m|b)?)(?:\s?(?:usd|eur))?"
@@ -27,7 +27,7 @@ _REQUESTS = r"(?:requests?|reqs?|queries|prompts|calls|chats|messages)"
 _LENGTH = rf"(?P<n>{_NUMBER}[km]?)"
 _ANSWERS, _PROMPTS = "(?:outputs?|answers?|responses?|completions?|replies)", "(?:inputs?|prompts?)"
 _CONTEXTS = r"(?:context|ctx|seq(?:uences?|[-\s]len(?:gth)?)?\s?(?:length)?)"
-# The forms of amounts, the longer forms first.
+# The patterns of amounts. An earlier pattern takes the words before a later one is tried.
 _FORMS: tuple[tuple[Role, str], ...] = (
     ("hourly", _MONEY + _HOURLY),
     ("budget", _MONEY),
@@ -53,7 +53,7 @@ _FORMS: tuple[tuple[Role, str], ...] = (
     ("dtype", rf"\b(?P<n>{'|'.join(map(re.escape, KNOWN))}|[48][-\s]?bits?)\b"),
     ("memory", r"(?P<n>\d+)\s?gi?b\b(?:\sof\s(?:v?ram|memory))?"),
 )  # fmt: skip
-_MOST_OF_A_CHIP = 50.0  # dollars an hour; higher prices are of all chips
+_MOST_OF_A_CHIP = 50.0  # dollars an hour; a higher price is taken for the whole machine's
 _FACTORS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
 
 
@@ -74,16 +74,17 @@ def amounts_of(text: str) -> tuple[list[Amount], str]:
     >>> [each.value for each in amounts_of("1000 users, 5M requests per month, 2k prompts")[0]]
     ['1000', '5M/month', '2k']
     """
-    found: list[tuple[int, Amount]] = []
+    amounts: list[tuple[int, Amount]] = []
     for role, form in _FORMS:
         while match := re.search(rf"(?<![\w.]){form}", text, re.I):
-            found.append((match.start(), _amount(role, match)))
-            # Blanks keep the places of the other words.
+            amounts.append((match.start(), _amount(role, match)))
+            # Blanks, so that the matches after it keep their places.
             text = text[: match.start()] + " " * len(match[0]) + text[match.end() :]
-    return [amount for _, amount in sorted(found, key=lambda each: each[0])], " ".join(text.split())
+    return [amount for _, amount in sorted(amounts, key=lambda each: each[0])], " ".join(text.split())
 
 
 def _amount(role: Role, match: re.Match[str]) -> Amount:
+    """The amount of a match of a pattern of `_FORMS`, in the form that our options take."""
     groups = match.groupdict()
     value = _plain(groups.get("n") or groups.get("m") or "")
     period, unit = groups.get("period") or "", groups.get("unit") or ""

@@ -43,7 +43,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load as load_hardware
 from meshwright.launch.cluster_job import cluster_job
 
-# Parts of options of torchrun, which mw launch sets itself.
+# Words in torchrun's options, for values that mw launch sets itself.
 _OF_STARTS = {"nproc", "rdzv", "master", "rank", "node", "standalone", "processes"}
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
 # Options of other programs: for the function of a script, and for the page of a plan (mw report).
@@ -81,8 +81,8 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
 
 
 def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
-    """The options of a wrong line that the offered `line` leaves out, each with the reason."""
-    line = line.rpartition(", then type ")[2]
+    """Notes on an offered `line`: what it leaves out, each with the reason, and models that it assumes."""
+    line = line.rpartition(", then type ")[2]  # as `with_its_file` writes it
     typed = (of_typed(shlex.split(words)) for words in re.findall(r"mw ([^&]+)", line))
     commands = [command for command, _ in filter(None, typed)]
     if not commands:
@@ -148,7 +148,7 @@ def _planned_first(training: Command, rest: Sequence[str]) -> str:
 def _on_hosts(training: Command, rest: Sequence[str]) -> str:
     """`mw launch slurm -- mw train ...` for a line of mw train with a number of hosts; empty for others.
 
-    Empty too if its plan is for another number of hosts.
+    Also empty without a plan, or if the plan is for another number of hosts.
     """
     pieces = pieces_of(rest, training)
     of_hosts = {piece.option for piece in pieces if set(words_of(piece.option)) & (HOSTS | _OF_STARTS)}

@@ -67,7 +67,7 @@ def usage_fault(
 def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     """The message `answer` about a command line, with the whole line to type if one is known."""
     if any(len(os.fsencode(part)) > _LONGEST_NAME for word in args for part in word.split("/")):
-        return answer  # what a word means depends on whether it is a file, and the system refuses to look
+        return answer  # the system refuses to look for a file with so long a name
     # Imported here, since most command lines are right.
     from meshwright.cli.corrected_line import corrected_line, notes_of, unknown_names
     from meshwright.cli.line_notes import without_contradictions, without_kept
@@ -76,8 +76,8 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
         line = corrected_line(args, commands)
         other = "" if line else unknown_names(args, commands)
     except Exception:
-        # The message answers the line in any case; tests of generated lines read this log.
-        logger.debug("no line to type is found", exc_info=True)
+        # The answer is complete without a line. Tests of generated lines read this log.
+        logger.debug("the search for a line to type failed", exc_info=True)
         return answer
     if not line:
         return answer if not other or other in answer else f"{answer}; {other}"

@@ -471,7 +471,7 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
 
 
 def _within_context(length: str, pieces: Sequence[Piece]) -> str:
-    """An example of a sequence's length, at most the context of the line's model."""
+    """The example `length` of a sequence, or the context of the line's model if that is shorter."""
     from meshwright.models.presets import load_model
     from meshwright.units import parse_length
 

@@ -59,7 +59,7 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     if ours := next((name for name in OF_PLANS if value and name in options and KINDS[name](value)), ""):
         return [Piece(ours, value)]
     if subject(given, path) or subject(given, ""):
-        # The answer explains that a user asks once a minute.
+        # One request a minute for each user, as the answer says.
         is_load = is_of_users(given) and value.isdecimal() and "--rate" in options
         return [Piece("--rate", f"{value}/min")] if is_load else []
     is_input = given.lstrip("-").replace("_", "-") in _INPUTS
@@ -69,7 +69,7 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
 
 
 def _has_no_place(piece: Piece, path: str, options: Collection[str]) -> bool:
-    """Whether an option asks for shown figures, or for a property that the command's results lack."""
+    """Whether to leave an option out: it asks for figures that are shown anyway, or the command lacks it."""
     is_of_epochs = "--epochs" not in options and _OF_EPOCHS & set(re.split(r"\W|_", piece.option.lower()))
     return bool(_asks_for_price(piece, options) or answer_here(piece.option, path) or is_of_epochs)
 
@@ -95,7 +95,7 @@ def _deferred(given: str, value: str, command: Command) -> list[Piece]:
     return [Piece("--mesh" if given[-1] in "XYZ" else "--dims", f"{given[-1]}={value}")]
 
 
-# The options for the letters of dimensions; the first that a command has counts. SET is --set with the field.
+# The options for a dimension's letter; the first that the command has is taken. SET is --set with the field.
 _LETTERS = {
     "B": ("--batch", "--batch-tokens"), "T": ("--seq-len",), "S": ("--context", "--seq-len"),
     "D": ("SET d_model",), "F": ("SET d_ff",), "L": ("SET num_layers",), "N": ("SET num_heads",),

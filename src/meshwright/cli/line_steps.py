@@ -86,7 +86,7 @@ def _examples(pieces: Sequence[Piece]) -> list[Piece]:
     """Examples of the machine, sequence length and batch that a plan lacks: this machine's CPUs."""
     from meshwright.models.presets import load_model
 
-    given = {piece.option: piece.value for piece in reversed(pieces)}  # the first, if it is given twice
+    given = {piece.option: piece.value for piece in reversed(pieces)}  # the first value of each
     longest = min(load_model(given["--model"].lower()).max_seq_len, _LONGEST_SEQUENCE)
     length = int(given["--seq-len"]) if given.get("--seq-len", "").isdecimal() else longest
     batch = f"{_SEQUENCES * length}"

@@ -430,7 +430,7 @@ def meaning(given: str, options: Collection[str]) -> str:
 
 
 def is_of_users(given: str) -> bool:
-    """Whether an option's name is of a number of users."""
+    """Whether an option's name is that of a number of users."""
     return bool(set(words_of(given)) & _USERS)
 
 

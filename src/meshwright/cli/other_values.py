@@ -83,7 +83,7 @@ def with_value(words: str, value: str) -> str:
 
 
 def time_here(option: str, value: str) -> str:
-    """A time with a unit, which may be in the name of another program's option; other values unchanged.
+    """A time with a unit, taken from the option's name if the value has none; other values unchanged.
 
     >>> time_here("--max-hours", "2"), time_here("--minutes", "30"), time_here("--walltime", "01:30:00")
     ('2h', '30min', '90min')

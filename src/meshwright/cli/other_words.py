@@ -578,12 +578,13 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     return letters[0] if letters else plain if plain in options and plain != given else ""
 
 
-# Words of an option for the length of a run: a word of the first set is needed, the others may come with it.
+# Words in the name of an option for a run's time: at least one of the first set, others of the second.
 _TIMES = {"hours", "hour", "minutes", "minute", "mins", "time", "walltime", "duration", "seconds", "days"}
 _WITH_TIMES = {"max", "train", "training", "run", "wall", "limit", "total", "num", "for"}
 
 
 def _is_of_time(plain: str) -> bool:
+    """Whether an option is for the time of a run."""
     words = set(plain.strip("-").split("-"))
     return bool(words & _TIMES) and words <= _TIMES | _WITH_TIMES
 
@@ -604,7 +605,7 @@ def _of_type(plain: str, value: str, options: Collection[str]) -> str:
     return f"{option} {types[0]}" if is_type and not value else ""
 
 
-# Last words of options that mean nothing without their group: --activation_checkpoint.mode.
+# Names of settings that are unclear without their group: --activation_checkpoint.mode.
 _WITH_GROUPS = {"mode", "enable", "enabled", "type", "policy", "recipe"}
 
 

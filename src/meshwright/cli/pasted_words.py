@@ -42,7 +42,7 @@ def unpasted(words: Sequence[str]) -> list[str]:
 
 
 def _in_our_case(word: str, at: int) -> str:
-    """A word in our case, with `--option:value` as `--option=value` and `-gpu` as `--gpu`.
+    """A word in the case that we use, with `--option:value` as `--option=value` and `-gpu` as `--gpu`.
 
     at: the word's place in the line. Single letters such as --T, which are sizes, keep their case.
     """

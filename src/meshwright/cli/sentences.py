@@ -11,7 +11,7 @@ from meshwright.hardware.catalog import everyday, usual
 
 _LONGEST_NAME, _FEWEST_WORDS = 5, 3  # words of a name, and of a sentence
 _LEAST_DIGITS = 4  # of a card's name without letters: 4090
-# Words of a sentence, each with the command that it asks for. The amounts of `_ROLES_OF` ask for one too.
+# Words that ask for a command, by command. The amounts of `_ROLES_OF` ask for one too.
 _ASKS_FOR = {
     ("plan", "serve"): "serve serving inference host hosting deploy deployment chatbot api endpoint service "
     "latency throughput",
@@ -39,7 +39,7 @@ _OPTIONS: dict[tuple[str, ...], dict[Role, str]] = {
     ("fit",): {"context": "--seq-len {}"},
     ("model",): {"context": "--seq-len {}"},
 }  # fmt: skip
-# Reasons why a command's line has no place for an amount; the one of None is of the other commands.
+# Why a command has no option for an amount, by role and command; None stands for all other commands.
 _REASONS: dict[Role, dict[tuple[str, ...] | None, str]] = {
     "budget": {
         ("plan", "train"): "with --tokens the plan prints the price of the run, to compare with it",
@@ -50,39 +50,38 @@ _REASONS: dict[Role, dict[tuple[str, ...] | None, str]] = {
     "dtype": {None: "every type is shown"},
 }
 _NUMBERS = {"two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16"}
-_BETWEEN = "|"  # in place of a name, so that the words around it are not joined
-_SPEED = {"tokens", "second"}
+_BETWEEN = "|"  # replaces a name, so that the words before and after it are not read as one amount
+_SPEED = {"tokens", "second"}  # both words: tokens per second
 _QUESTIONS = {"how", "which", "what", "can", "is", "cost"}
 _HARDWARE: tuple[str, ...] = ("hardware",)
-# Commands that take files and folders. With a model and amounts in a sentence they mean a plan.
+# Commands that take files and folders. In a sentence with a model and amounts they ask for a plan.
 MEANS_PLANS = "compare", "serve", "train"
-_QUESTION_OF_NUMBER = {"how", "many"}
+_HOW_MANY = {"how", "many"}
 _COUNTED = re.compile(r"(\d+)x?", re.I)
 _CHIPS = re.compile(r"(gpu|chip|tpu|card|accelerator|node|host)s?", re.I)
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """The model, machines and amounts that a sentence names, and its other words.
+    """The model, machines and amounts that a sentence names.
 
-    is_of_size: the sentence gives a model's size and no name, and `model` is a preset of that size.
-    has_several_models: it names others too.
+    is_of_size: the sentence has the model's size, but not its name; `model` is a preset of that size.
+    has_several_models: the sentence names more than one model; `model` is the first.
     """
 
     model: str
     machines: tuple[str, ...]
     amounts: tuple[Amount, ...]
-    others: tuple[str, ...]
     is_of_size: bool = False
     has_several_models: bool = False
 
 
 def read(words: Sequence[str]) -> Sentence:
-    """The things that the words of a sentence name.
+    """The model, machines and amounts in the words of a sentence.
 
-    >>> read("fit a 13b on my 3090".split())
-    Sentence(model='llama-2-13b', machines=('3090',), amounts=(), others=('fit', 'a', '13b', 'on', 'my'), \
-is_of_size=True, has_several_models=False)
+    >>> sentence = read("fit a 13b on my 3090".split())
+    >>> sentence.model, sentence.is_of_size, sentence.machines
+    ('llama-2-13b', True, ('3090',))
     """
     spoken = [_NUMBERS.get(word.lower(), word) for word in each_word(" ".join(words))]
     machines: list[str] = []
@@ -104,14 +103,8 @@ is_of_size=True, has_several_models=False)
     memory = next((amount.value for amount in amounts if amount.role == "memory"), "")
     if memory and not machines:
         machines = list(everyday(f"{memory}GB")[:1])
-    return Sentence(
-        model or of_size,
-        tuple(machines),
-        tuple(amounts),
-        tuple(others),
-        bool(of_size and not model),
-        has_several,
-    )
+    is_of_size = bool(of_size and not model)
+    return Sentence(model or of_size, tuple(machines), tuple(amounts), is_of_size, has_several)
 
 
 def _named(words: Sequence[str]) -> tuple[str, str, int]:
@@ -139,7 +132,7 @@ def _named(words: Sequence[str]) -> tuple[str, str, int]:
 
 
 def _counted(machines: Sequence[str], others: list[str]) -> Iterator[str]:
-    """The machines with the number of chips that `others` names, from which it is removed: `8 gpus`."""
+    """The machines with a number of chips such as `8 gpus`, which is removed from `others`."""
     at = next((n for n, word in enumerate(others[1:], 1) if _CHIPS.fullmatch(word)), 0)
     number = _COUNTED.fullmatch(others[at - 1]) if at else None
     if number is not None:
@@ -180,13 +173,13 @@ def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
         elif amount.role == "batch" and path == ("plan", "train"):
             number, _, unit = amount.value.partition(" ")
             line += ["--batch-tokens" if unit else "--global-batch-size", number]
-    if path == ("plan", "train") and _is_of_number(words) and "--smallest" not in line:
+    if path == ("plan", "train") and _asks_how_many(words) and "--smallest" not in line:
         line.append("--smallest")
     return line
 
 
-def _is_of_number(words: Sequence[str]) -> bool:
-    return {word.lower() for word in words} >= _QUESTION_OF_NUMBER
+def _asks_how_many(words: Sequence[str]) -> bool:
+    return {word.lower() for word in words} >= _HOW_MANY
 
 
 def _command(words: Sequence[str], sentence: Sentence, commands: Collection[str]) -> tuple[str, ...]:
@@ -198,23 +191,23 @@ def _command(words: Sequence[str], sentence: Sentence, commands: Collection[str]
         return ()
     spoken = {word.lower() for word in each_word(" ".join(words))}
     roles = {amount.role for amount in sentence.amounts}
-    asked = {path: len(spoken & set(theirs.split())) for path, theirs in _ASKS_FOR.items()}
-    for path, theirs in _ROLES_OF.items():
-        asked[path] += 2 * len(roles & set(theirs))
-    if _is_of_number(words):
-        asked[("plan", "train")] += 1
+    scores = {path: len(spoken & set(asking.split())) for path, asking in _ASKS_FOR.items()}
+    for path, asking in _ROLES_OF.items():
+        scores[path] += 2 * len(roles & set(asking))
+    if _asks_how_many(words):
+        scores[("plan", "train")] += 1
     if spoken & set(_ASKS_FOR[("plan", "serve")].split()) or spoken >= _SPEED:
-        asked[("plan", "serve")] += 3  # the cost of serving is no training
+        scores[("plan", "serve")] += 3  # outweighs `cost`, which alone asks for training
     if len(sentence.machines) > 1:
-        asked[("fit",)] = 0  # one machine
+        scores[("fit",)] = 0  # mw fit takes one machine
     if not sentence.model and len(sentence.machines) == 1 and words[0] != "fit":
         return _HARDWARE
-    best = max(asked, key=lambda path: asked[path])
-    return best if asked[best] else ("plan", "train") if len(sentence.machines) > 1 else ()
+    best = max(scores, key=lambda path: scores[path])
+    return best if scores[best] else ("plan", "train") if len(sentence.machines) > 1 else ()
 
 
 def notes_of_sentence(words: Sequence[str], path: tuple[str, ...]) -> Mapping[str, str]:
-    """The amounts of a sentence that a command's line assumes or has no place for, each with the reason."""
+    """Notes on the amounts that a command's line leaves out or takes with an assumption, by their words."""
     sentence = read(words)
     notes = {}
     for amount in sentence.amounts:
@@ -230,5 +223,6 @@ def notes_of_sentence(words: Sequence[str], path: tuple[str, ...]) -> Mapping[st
 
 
 def _reason(role: Role, path: tuple[str, ...]) -> str:
+    """Why a command's line leaves out an amount."""
     reasons = _REASONS.get(role, {})
     return reasons.get(path) or reasons.get(None) or f"mw {' '.join(path)} has no option for it"

@@ -32,7 +32,7 @@ _UNITS = {
     **dict.fromkeys(("seqs", "seq", "sequences", "samples"), ""),
 }
 _PATTERN = re.compile(r"[*?]")
-_MOST_FILES = 16  # of a pattern
+_MOST_FILES = 16  # that match a pattern
 _MOST_DEVICES = 16  # of one host
 _NUMBER = re.compile(r"\d+(\.\d+)?([eE]\d+|[kKMGBT]i?)?")
 
@@ -82,9 +82,9 @@ _OF_MODELS = {"fit", "model", "support"}  # commands whose argument is a model
 
 
 def of_this_size(billions: str, family: str = "") -> str:
-    """A preset with that number of billions of parameters; "" if none is known.
+    """The preset of the latest version with that number of billions of parameters; "" if none has it.
 
-    family: the beginning of its name. Without one, LLaMA is preferred. The latest version is taken.
+    family: the beginning of the preset's name; without presets of the family, a LLaMA is preferred.
 
     >>> of_this_size("13"), of_this_size("72", "qwen"), of_this_size("999")
     ('llama-2-13b', 'qwen2.5-72b', '')
@@ -103,7 +103,7 @@ def of_this_size(billions: str, family: str = "") -> str:
 
 
 def size_note(model: str) -> str:
-    """The note to a line with a model that was taken for its size."""
+    """The note to a line in which `model` stands for a size such as 13b."""
     return f"{model} is a model of that size; mw model lists others"
 
 

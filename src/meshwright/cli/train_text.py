@@ -72,7 +72,7 @@ def of_text(text: Path, options: RunOptions, given: dict[str, object]) -> tuple[
         plan = plans[number]
         if not has_length:
             given["steps"] = steps_in(time, seconds[number], most_steps(text, plan.workload.num_tokens))
-            options = replace(options, time=None)  # the steps fit it
+            options = replace(options, time=None)  # the number of steps is chosen for it
         length = f"{given['epochs']:g} epochs in" if given.get("epochs") else f"{given['steps']}"
         given.setdefault("learning_rate", LEARNING_RATE)
         given.setdefault("weight_decay", WEIGHT_DECAY)

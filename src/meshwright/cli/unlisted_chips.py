@@ -1,12 +1,13 @@
-"""The nearest chip of the catalog in place of one that it lacks, and the lines for an own file."""
+"""Lines for chips that the catalog lacks, by the nearest chip and by a file of figures."""
 
 from collections.abc import Sequence
 
 from meshwright.hardware.catalog import unlisted_machine
 from meshwright.hardware.unlisted import Unlisted
 
-_MOST_WORDS = 5
+_MOST_WORDS = 5  # of a machine's name
 _FORMS = ("--hardware=", "--gpu=")
+# Options, also of other programs, whose value is a machine.
 _MACHINES = {
     "--hardware",
     "--gpu",
@@ -41,10 +42,13 @@ def with_nearest(words: Sequence[str]) -> tuple[list[str], Unlisted | None]:
 
 
 def with_its_file(line: str, machine: Unlisted) -> str:
-    """A line for the nearest chip as the lines for the machine's own file; "" if it names no machine."""
+    """The command that writes the machine's file, and the line for the nearest chip with this file.
+
+    "" if the line does not name the nearest chip.
+    """
     spec = f"{machine.nearest}:{machine.count}"
     before, option, after = line.partition(f"--hardware {spec}")
     if not option or after[:1] not in ("", " "):
         return ""
-    own = f"--hardware {machine.file}:{machine.count}"
-    return f"{machine.template}, edit its figures, then type {before}{own}{after}"
+    hardware = f"--hardware {machine.file}:{machine.count}"
+    return f"{machine.template}, edit its figures, then type {before}{hardware}{after}"

@@ -19,7 +19,8 @@ from meshwright.serve.engine.shared_tokens import SharedTokens
 
 # Contexts and numbers of sequences that price tables share: the next power of two, at least this.
 _SHORTEST_TABLE = 8192
-# Steps that prompts wait for each other: TensorRT-LLM's `timeout_iters` in InferenceX's launch scripts.
+# Maximum steps for which a prompt waits for those of other replicas: TensorRT-LLM's `timeout_iters` in
+# InferenceX's launch scripts.
 _BALANCE_STEPS = 60
 
 

@@ -273,7 +273,10 @@ def _servers(
 
 @dataclass(frozen=True)
 class _Alone:
-    """A layout with the times of one request: its prompt, and decode steps by their number of sequences."""
+    """A layout with the seconds of a mean prompt, and of decode steps by their number of sequences.
+
+    For a layout that no other request delays.
+    """
 
     server: EngineServer
     prompt_seconds: float
@@ -281,7 +284,7 @@ class _Alone:
 
 
 def _alone(server: EngineServer, load: RatedLoad) -> _Alone | None:
-    """None if the layout does not hold a request."""
+    """The times of a server's layout; None if it does not hold a request."""
     try:
         limits = server.limits(load.context, _SEQUENCES)
     except MeshwrightError:
@@ -296,7 +299,7 @@ def _alone(server: EngineServer, load: RatedLoad) -> _Alone | None:
 
 
 def _bound(alone: _Alone, load: RatedLoad) -> _Bound | None:
-    """None if the layout is too slow for a single request."""
+    """A bound of the servers that a load needs; None if the layout is too slow for a single request."""
     fitting = [seconds / n for n, seconds in alone.steps.items() if seconds <= load.tpot_p95]
     if not fitting or alone.prompt_seconds > load.ttft_p95:
         return None
@@ -306,7 +309,7 @@ def _bound(alone: _Alone, load: RatedLoad) -> _Bound | None:
 
 
 def _too_slow(config: ModelConfig, holding: Sequence[_Alone], load: RatedLoad) -> str:
-    """The message that no layout meets the targets for one request alone, with the nearest one."""
+    """The message that no layout meets the targets for a single request, with the nearest layout."""
 
     def excess(alone: _Alone) -> float:
         return max(alone.prompt_seconds / load.ttft_p95, min(alone.steps.values()) / load.tpot_p95)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 # The operations' values: arrays in `nn/`, recorded values in `cost/`.
 V = TypeVar("V")
-# A LayerKind; an implementation that runs several kinds at once passes a record of its own with `stack`.
+# A LayerKind, or a record with the same `stack` from an implementation that runs several kinds at once.
 Kind = Any
 # Keys, values and states of earlier positions; None in training.
 Cache = Any
@@ -14,9 +14,9 @@ Cache = Any
 class Places(NamedTuple):
     """The position of each token of [B, T], and the segment (document) that it is part of.
 
-    A query sees the keys of its own segment up to its own position. segments: None if each row is one
-    segment. Positions must be given whole over T: every operation takes its own share of them. tokens: the
-    ids of the tokens, if a table lists their experts.
+    A query sees the keys of its own segment up to its own position. positions: not sharded over T; every
+    operation takes its own part. segments: None if each row is one segment. tokens: the ids of the tokens,
+    if a table lists their experts.
     """
 
     positions: Any
@@ -36,7 +36,7 @@ class AtLayer(NamedTuple):
 
     @property
     def uncached(self) -> "AtLayer":
-        """The same without a cache, as in training: tokens see only each other."""
+        """The record without a cache, as in training."""
         return self._replace(cache=None)
 
 

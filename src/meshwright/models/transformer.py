@@ -137,9 +137,8 @@ class Ops(CommonOps[V], Protocol[V]):
     dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
       has the first letters of y.
     activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
-    layers: runs `block(ops, w, x, at, shared)` for each of `layers`, in order. A reader that
-      runs several kinds of layers at once passes its own `kind`, which has `stack` like a LayerKind. shared:
-      the keys and values, or chosen keys, that the last layer with its own returned; None before the first.
+    layers: runs `block(ops, w, x, at, shared)` for each of `layers`, in order. shared: the keys and values,
+      or chosen keys, that the last layer with its own returned; None before the first.
     take: x[B, n, D] at indices[B, n] into T.
     join: x[B, T, h] of two x[B, T, D], one after the other. detached: x without a gradient for its readers.
     undifferentiated: the result of block(*inputs), through which no gradient passes.
@@ -276,7 +275,7 @@ class ExpertOps(Ops[V], Protocol[V]):
 
 def _block(
     config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, at: AtLayer, shared: Sequence[V] | None = None
-) -> tuple[V, AtLayer, tuple[V, ...] | None]:
+) -> tuple[V, Cache, tuple[V, ...] | None]:
     """One layer: x[B, T, D] -> x[B, T, D], the layer's cache, and its keys and values for other layers.
 
     shared: keys and values of an earlier layer, for a layer without its own. A block has only a mixer or only
@@ -355,7 +354,7 @@ def _planned(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V) -> None
 def _attend(
     config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, at: AtLayer, shared: Sequence[V] | None
 ) -> tuple[V, AtLayer, tuple[V, ...] | None]:
-    """y[B, T, D] of the normed h[B, T, D], the cache, and keys, values or a choice for other layers."""
+    """y[B, T, D] of the normed h[B, T, D], `at` with the new cache, and keys, values or a choice to share."""
     made = None
     if config.mla:
         a, at, made = _latent_attention(config, cast("LatentOps[V]", ops), w, h, at, shared)
@@ -434,7 +433,7 @@ def adapter_specs(spec: str) -> tuple[str, str]:
 def _attention(
     config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, at: AtLayer, shared: Sequence[V] | None
 ) -> tuple[V, AtLayer, tuple[V, ...] | None]:
-    """a[B, T, N, H] of the normed h[B, T, D], the cache, and k, v[B, S, K, H] for other layers."""
+    """a[B, T, N, H] of the normed h[B, T, D], `at` with the new cache, and k, v[B, S, K, H] to share."""
     o = value_letter(config)
     specs = {"wq": "BTD,DNH->BTNH", "wk": "BTD,DKH->BTKH", "wv": f"BTD,DK{o}->BTK{o}"}
     products = _products(config, ops, w, h, **{name: spec for name, spec in specs.items() if name in w})
@@ -491,7 +490,7 @@ def _compressed_keys(
     name: str = "compressor",
     letter: str = "H",
 ) -> tuple[Entries[V], AtLayer]:
-    """The entries [B, S, H] of h[B, T, D], normed and with rotary positions, and the cache.
+    """The entries [B, S, H] of h[B, T, D], normed and with rotary positions, and `at` with the new cache.
 
     Source: DeepSeek-AI, "DeepSeek-V4", 2026, sections 2.3.1 and 2.3.2.
     """
@@ -522,7 +521,7 @@ def _normed(
 def _latent_attention(
     config: ModelConfig, ops: LatentOps[V], w: Mapping[str, V], h: V, at: AtLayer, shared: Sequence[V] | None
 ) -> tuple[V, AtLayer, tuple[V, ...] | None]:
-    """a[B, T, N, O] of the normed h[B, T, D] through latents, and the cache (DeepSeek-V2, 2024).
+    """a[B, T, N, O] of the normed h[B, T, D] through latents, and `at` with the new cache (DeepSeek-V2).
 
     Also returns the keys that the layer's indexer chose if later layers read them, otherwise None.
 
@@ -562,7 +561,7 @@ def _chosen_keys(
     at: AtLayer,
     entries: Places | None = None,
 ) -> tuple[V | None, AtLayer]:
-    """The keys that an indexer chooses for each query, None without an indexer, and the cache.
+    """The keys that an indexer chooses for each query, None without an indexer, and `at` with the new cache.
 
     entries: the first positions of compressed keys, if it chooses among them. The indexer reads the normed
     h[B, T, D] and the queries' latent down[B, T, Q]. No gradient passes through the choice, so training

@@ -83,7 +83,7 @@ class Fastest:
         self._serial = count()
         self._heap: list[tuple[float, int, _Members | _Scheduled | _Single]] = []
         self._ready: list[tuple[float, Considered]] = []
-        # Members whose state alone exceeds a chip. Only if no layout fits are they gone through too.
+        # Members whose weights, gradients and optimizer state exceed a chip: tried only if no layout fits.
         self._too_large: list[tuple[_Members, tuple[str, int], list[int]]] = []
         self.lacking: list[Considered] = []
         self.add(groups)
@@ -147,7 +147,7 @@ class Fastest:
         ]
 
     def _has_more(self) -> bool:
-        """Whether entries are left; those whose state is too large come last, if nothing fits."""
+        """Whether the heap has entries. If nothing fits, the members in `_too_large` are added first."""
         if not self._heap and not self._ready:
             too_large, self._too_large = self._too_large, []
             for members in too_large:
@@ -188,6 +188,7 @@ class Fastest:
         self._push(later)
 
     def _first_schedules(self, entry: _Members, schedule: tuple[str, int], places: list[int]) -> None:
+        """Add members under a schedule, with the remat policies that are tried first."""
         for saving in entry.group.space.first_savings(entry.group.pipe) if places else ():
             self._schedule(entry, schedule, saving, places)
 

@@ -377,7 +377,7 @@ class StageGroup:
         return self._slowdown * stages.least_seconds(places, schedule)
 
     def holds_state(self, schedule: str, interleave: int) -> Any:
-        """Whether a chip holds the weights, gradients and optimizer of each member, an array of bool."""
+        """Whether a chip holds the weights, gradients and optimizer state of each member; an array."""
         states = self.family.states(schedule, self.pipe, interleave)
         return states.least_bytes <= self.family.chip.program_bytes
 

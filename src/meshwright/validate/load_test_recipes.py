@@ -5,9 +5,10 @@ devices of both pools, whether attention is data-parallel within a worker, the s
 holds at once (0: not stated), and the draft tokens of a step. `benchmarks/load_test_recipes.py` makes it from
 a checkout of InferenceX (Apache-2.0). It has settings and no measured figure.
 
-`one_pool_recipes.csv` has the searches with one pool of models that some search drafts tokens for: the
-engine's version, a worker's devices, whether each has sequences of its own, whether whole experts are
-divided, and the draft tokens of a step.
+`one_pool_recipes.csv` has the searches with one pool, for models for which some search has draft tokens: the
+engine's version, a worker's devices, whether each has sequences of its own, whether devices hold whole
+experts, the draft tokens of a step, and the numbers of concurrent requests. The same script makes it with
+`--one-pool`.
 """
 
 from collections import defaultdict
@@ -104,8 +105,8 @@ def _recipes() -> Mapping[tuple[str, ...], list[Recipe]]:
 def one_pool_drafts(row: LoadTestRow, model: str) -> int:
     """Draft tokens of a step in the searches with one pool that have the load of `row`; 0 if none has.
 
-    Only searches of the row's version count. If some draft and others do not, the row is taken not to:
-    tables do not name drafts.
+    Only searches with the row's version of the engine count. If they differ, the least number is taken: the
+    tables do not state it.
     """
     if row.mode != "together" or row.concurrency is None:
         return 0
@@ -126,8 +127,8 @@ def one_pool_drafts(row: LoadTestRow, model: str) -> int:
 class _OnePoolRecipe:
     """Settings of load tests with one pool.
 
-    settings: a worker's devices, whether each has sequences of its own, and whether whole experts are
-    divided.
+    settings: a worker's devices, whether each has sequences of its own, and whether devices hold whole
+    experts.
     """
 
     version: str

@@ -1,7 +1,7 @@
 """Rows of a table of load tests of serving engines."""
 
 from dataclasses import dataclass
-from math import sqrt
+from math import isqrt
 
 FIGURES = ("tpot_seconds", "ttft_seconds", "e2e_seconds")
 ROW_MODES = ("together", "apart")
@@ -112,7 +112,7 @@ class LoadTestRow:
         if self.mode == "together":
             stated = (self.tensor or 1, self.data or 1, self.expert_tensor or 1, self.expert or 1)
             if _is_squared(*stated):
-                expert = round(sqrt(stated[0] * stated[1]))
+                expert = isqrt(stated[0] * stated[1])
                 tensor, data = (1, expert) if stated[1] > stated[0] else (expert, 1)
                 return [(1, WorkerDegrees(tensor, data, 1, expert))]
             degrees = WorkerDegrees(*stated)
@@ -132,10 +132,10 @@ def _is_squared(tensor: int, data: int, expert_tensor: int, expert: int) -> bool
     runs are listed with n and with n * n devices, and equal times. Workers of separate pools are counted
     correctly.
     """
-    n_by_n = tensor * data
-    of_tensor = expert_tensor == expert and n_by_n == expert * expert
-    of_data = expert_tensor == 1 and tensor == data and expert == n_by_n
-    return expert > 1 and (of_tensor or of_data)
+    num_devices = tensor * data
+    is_expert_tensor = expert_tensor == expert and num_devices == expert * expert
+    is_expert_data = expert_tensor == 1 and tensor == data and num_devices == expert
+    return expert > 1 and (is_expert_tensor or is_expert_data)
 
 
 def _degrees(*stated: int | None) -> WorkerDegrees:

@@ -43,7 +43,7 @@ _STREAMED = (
     ("trtllm", "", "qwen3-", 1),
     ("trtllm", "", "", 10),
     ("sglang", "h", "", 1),
-    ("sglang", "", "", 30),  # Qwen3.5 in fp8: 50 since the end of April 2026, after the published runs
+    ("sglang", "", "", 30),  # 50 for Qwen3.5 in fp8 since the end of April 2026; the published runs are older
 )
 
 

@@ -208,7 +208,7 @@ class StateMixer:
     def mix(
         self, ops: StateOps[V], w: Mapping[str, V], h: V, at: AtLayer, *, norm_eps: float
     ) -> tuple[V, AtLayer]:
-        """y[B, T, D] of the normed h[B, T, D], and the cache."""
+        """y[B, T, D] of the normed h[B, T, D], and `at` with the new cache."""
         raise NotImplementedError
 
 

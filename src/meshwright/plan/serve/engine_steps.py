@@ -104,7 +104,7 @@ class EngineTable:
     def mixed(self, num_sequences: int, mean_context: float, num_tokens: int, num_pairs: float) -> float:
         """Seconds of a step that prefills and generates in one program."""
         most = len(self._decode[0]) - 1
-        prompts = min(num_tokens // self._queries, most)  # sequences with the same number of tokens
+        prompts = min(num_tokens // self._queries, most)  # sequences that decode as many tokens
         products, together = self._decode[0], min(num_sequences + prompts, most)
         attention = max(0.0, self.decode(num_sequences, mean_context) - products[num_sequences])
         more = max(0.0, products[together] - products[prompts])
@@ -158,7 +158,8 @@ class EngineSteps:
                 return prompts
             return prompts + decode / self._gain
         mixed = table.mixed(num_sequences, mean_context, num_tokens, num_pairs)
-        # A simulated step has one token of a sequence, and this one has `gain`: less time for the others.
+        # The simulator adds one token to each sequence in a step, where the engine adds `gain` tokens, so
+        # decoding counts 1 / gain of its time.
         saved = decode * (1 - 1 / self._gain)
         return max(mixed, self._least_seconds) + self._step_seconds - saved
 
