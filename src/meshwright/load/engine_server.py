@@ -19,7 +19,7 @@ from meshwright.serve.engine.shared_tokens import SharedTokens
 
 # Contexts and numbers of sequences that price tables share: the next power of two, at least this.
 _SHORTEST_TABLE = 8192
-# Maximum steps for which a prompt waits for those of other replicas: TensorRT-LLM's `timeout_iters` in
+# Maximum steps that a prompt waits for prompts of other replicas: TensorRT-LLM's `timeout_iters` in
 # InferenceX's launch scripts.
 _BALANCE_STEPS = 60
 

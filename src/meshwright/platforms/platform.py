@@ -132,7 +132,7 @@ class Platform:
     # Devices.
     resources: Mapping[str, str] = field(default_factory=dict)  # words for bounds of a step, if particular
     host_memory: bool = False  # device memory is the host's
-    driver_reports: bool = False  # chips' `hbm_usable_bytes` is a share of what the driver reports
+    driver_reports: bool = False  # `hbm_usable_bytes` is a share of the driver's figure
     engine: str = "meshwright"  # the usual serving engine, a record of engines/
     virtual: bool = False  # devices are shares of one host, counted by XLA_FLAGS
     in_turn: bool = False  # a program must end before the next begins
