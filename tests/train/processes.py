@@ -43,7 +43,7 @@ class Runs:
         """The arguments that begin a run; with --resume they may be repeated until it is done."""
         return ["train", str(self.plan), "--data", str(self.corpus), "--run", str(run), *more]
 
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         """A process of `mw` with these arguments."""
         return subprocess.Popen(
             [sys.executable, "-m", "meshwright.cli.main", *arguments],
@@ -52,12 +52,11 @@ class Runs:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **options,
         )
 
-    def mw(self, *arguments: str, code: int = 0, **options: Any) -> tuple[str, str]:
+    def mw(self, *arguments: str, code: int = 0) -> tuple[str, str]:
         """(stdout, stderr) of `mw` with these arguments, which ends with `code`."""
-        process = self.start(*arguments, **options)
+        process = self.start(*arguments)
         try:
             out, err = process.communicate(timeout=LONGEST_SECONDS)
         finally:
