@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from tests.serve.mock import MockRunner, byte_tokenizer, says
 
 from meshwright.errors import MeshwrightError, PlanError, RequestError
 from meshwright.serve.engine.engine import Engine
-from meshwright.serve.http.admission import Bodies, Rates
+from meshwright.serve.http.admission import Bodies, Rates, Refusals
 from meshwright.serve.http.app import create_app
 from meshwright.serve.http.client_limits import ClientLimits
 from meshwright.serve.http.log import JsonFormatter
@@ -81,7 +82,60 @@ def test_rates_forget_who_asked_longest_ago():
     rates = Rates(per_minute=1)
     for number in range(10_001):
         rates.wait_seconds(str(number), 0.0)
-    assert len(rates._buckets) == 10_000 and "0" not in rates._buckets
+    kept = rates._buckets._buckets
+    assert len(kept) == 10_000 and "0" not in kept
+
+
+def test_a_client_with_many_refusals_waits_while_others_are_served():
+    refusals, now = Refusals(per_minute=60), 0.0
+    refusals.begin("other")
+    for _ in range(60):
+        assert refusals.wait_seconds("bad", now) == 0
+        refusals.begin("bad")
+        refusals.end("bad", 400, now)
+    assert refusals.wait_seconds("bad", now) == 1.0  # a token a second
+    assert refusals.wait_seconds("bad", now + 0.75) == pytest.approx(0.25)
+    assert refusals.wait_seconds("other", now) == 0
+    for _ in range(100):
+        refusals.begin("bad")
+        refusals.end("bad", 404, now)
+    assert refusals.wait_seconds("bad", now) == 2.0
+    refusals.end("other", 200, now)
+    assert refusals.wait_seconds("bad", now) == 0
+
+
+def test_accepted_requests_make_up_for_refused_ones():
+    refusals = Refusals(per_minute=60)
+    refusals.begin("other")
+    for status in [200, 422] * 200 + [429, 0, 500] * 100:
+        assert refusals.wait_seconds("gateway", 0.0) == 0
+        refusals.begin("gateway")
+        refusals.end("gateway", status, 0.0)
+
+
+def test_requests_of_a_client_with_many_refusals_wait():
+    async def main() -> tuple[list[float], float]:
+        runner = MockRunner(says("ok"))
+        limits = ClientLimits(refused_per_minute=2, api_keys=frozenset({"good", "bad"}))
+        good, bad = ({"Authorization": f"Bearer {key}"} for key in ("good", "bad"))
+        async with client(runner, limits=limits) as http:
+
+            async def seconds(**headers: str) -> float:
+                began = time.perf_counter()
+                assert (await http.get("/v1/nothing", headers=headers)).status_code == 404
+                return time.perf_counter() - began
+
+            alone = [await seconds(**bad) for _ in range(6)]
+            runner.gate.clear()
+            answer = asyncio.create_task(http.post(TEXT, json=BODY, headers=good))
+            await asyncio.sleep(0.1)
+            beside = await seconds(**bad)
+            runner.gate.set()
+            assert (await answer).status_code == 200
+            return alone, beside
+
+    alone, beside = asyncio.run(main())
+    assert max(alone) < 1 and 2 <= beside < 10
 
 
 def test_beyond_the_rate_is_429_and_says_when(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Keys, rates, sizes and times of clients, checked before the engine hears of a request."""
 
+import asyncio
 import hmac
 import math
 import time
@@ -11,7 +12,7 @@ from ipaddress import IPv4Address, ip_address, ip_network
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from meshwright.errors import RequestError
 from meshwright.serve.http.client_limits import ClientLimits
@@ -21,49 +22,119 @@ from meshwright.serve.http.error_bodies import error_object, headers_of
 OPEN = ("/health", "/ready", "/metrics", "/")
 _MOST_CLIENTS = 10_000
 _CLIENT = "meshwright.client"
+_LONGEST_WAIT_SECONDS = 2.0  # of a request whose client had too many refused
 # Bodies up to this size are counted apart from longer ones, so that these leave room for them.
 _SMALL_BYTES = 65_536
 _MOST_BODIES, _MOST_SMALL_BODIES = 32, 1024  # of the largest size
 
 
-class Rates:
-    """A bucket of tokens for each client: a minute's requests at once, refilled evenly.
+class _Buckets:
+    """A bucket of tokens for each client: a minute's at most, and at first, refilled evenly.
 
     The clients that asked longest ago are forgotten first, so that strangers cannot fill the memory.
     """
 
     def __init__(self, per_minute: float) -> None:
-        self._per_second, self._size = per_minute / 60, max(1.0, per_minute)
+        self.per_second, self._size = per_minute / 60, max(1.0, per_minute)
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def added(self, client: str, now: float, tokens: float = 0.0) -> float:
+        """The tokens of a client after these are added; negative if more were taken than it had."""
+        filled, at = self._buckets.pop(client, (self._size, now))
+        filled = min(self._size, filled + (now - at) * self.per_second + tokens)
+        self._buckets[client] = filled, now
+        while len(self._buckets) > _MOST_CLIENTS:
+            self._buckets.popitem(last=False)
+        return filled
+
+
+class Rates:
+    """A token of its bucket for each request of a client."""
+
+    def __init__(self, per_minute: float) -> None:
+        self._buckets = _Buckets(per_minute)
 
     def wait_seconds(self, client: str, now: float) -> float:
         """0 if the request may go on, and count it; otherwise the seconds to wait."""
-        filled, at = self._buckets.pop(client, (self._size, now))
-        filled = min(self._size, filled + (now - at) * self._per_second)
-        wait = 0.0 if filled >= 1 else (1 - filled) / self._per_second
-        self._buckets[client] = (filled - 1 if wait == 0 else filled, now)
-        while len(self._buckets) > _MOST_CLIENTS:
-            self._buckets.popitem(last=False)
-        return wait
+        missing = 1 - self._buckets.added(client, now)
+        if missing > 0:
+            return missing / self._buckets.per_second
+        self._buckets.added(client, now, -1)
+        return 0.0
+
+
+class Refusals:
+    """Slows clients most of whose requests are refused, while requests of others are under way.
+
+    A refused request takes a token of its client, and an accepted one returns it. A client without tokens
+    waits before each request for the next token, but not for long: many users may share an address.
+    """
+
+    def __init__(self, per_minute: float) -> None:
+        self._buckets, self._under_way = _Buckets(per_minute), ByClient()
+
+    def wait_seconds(self, client: str, now: float) -> float:
+        """The seconds that the client's next request must wait."""
+        if self._under_way.total == self._under_way[client]:
+            return 0.0
+        missing = 1 - self._buckets.added(client, now)
+        return min(max(0.0, missing) / self._buckets.per_second, _LONGEST_WAIT_SECONDS)
+
+    def begin(self, client: str) -> None:
+        """Count a request as under way; `end` must follow."""
+        self._under_way.add(client, 1)
+
+    def end(self, client: str, status: int, now: float) -> None:
+        """status: of the answer; 0 without one. Refusals for rates and full queues count as neither."""
+        self._under_way.add(client, -1)
+        if 0 < status < 400:
+            self._buckets.added(client, now, 1)
+        elif 400 <= status < 500 and status != 429:
+            missing = -_LONGEST_WAIT_SECONDS * self._buckets.per_second - self._buckets.added(client, now)
+            self._buckets.added(client, now, max(-1.0, missing))
 
 
 class Gate:
-    """Middleware that refuses requests without a key (401), beyond the rate (429) or too large (413)."""
+    """Middleware that refuses requests without a key (401), beyond the rate (429) or too large (413).
+
+    Requests of clients with many refusals wait (`Refusals`).
+    """
 
     def __init__(self, app: ASGIApp, limits: ClientLimits) -> None:
         self._app, self._limits = app, limits
         self._rates = Rates(limits.requests_per_minute) if limits.requests_per_minute else None
         self._wrong_keys = Rates(limits.wrong_keys_per_minute)
+        self._refusals = Refusals(limits.refused_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS":
-            try:
-                self._check(scope)
-            except RequestError as error:
-                response = JSONResponse(error_object(error), error.status, headers_of(error))
-                await response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] in OPEN or scope["method"] == "OPTIONS":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._check(scope)
+        except RequestError as error:
+            response = JSONResponse(error_object(error), error.status, headers_of(error))
+            await response(scope, receive, send)
+            return
+        await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass an admitted request on, at once or after its client's wait."""
+        client, status = client_of(scope), 0
+        if wait := self._refusals.wait_seconds(client, time.monotonic()):
+            await asyncio.sleep(wait)
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._refusals.begin(client)
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            self._refusals.end(client, status, time.monotonic())
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)

@@ -23,7 +23,8 @@ class ClientLimits:
 
     api_keys: accepted keys; without keys, every client is accepted. requests_per_minute, request_seconds:
     None for no limit. stalled_seconds: time after which a client that reads nothing is disconnected.
-    wrong_keys_per_minute: tries of an address with a wrong key.
+    wrong_keys_per_minute: tries of an address with a wrong key. refused_per_minute: a client's refused
+    requests, less the accepted ones, after which its requests wait while others' are under way.
     """
 
     api_key_file: Path | None = option(
@@ -64,6 +65,7 @@ class ClientLimits:
     )
     stalled_seconds: float = 60.0
     wrong_keys_per_minute: int = 20
+    refused_per_minute: int = 60
 
     def __post_init__(self) -> None:
         if self.api_key_file is not None:
