@@ -3,10 +3,10 @@
 import pytest
 
 from meshwright.engines.serving_engine import ENGINES
-from meshwright.errors import PlanError
 from meshwright.hardware.catalog import load
 from meshwright.load.rated import RatedLoad, cheapest_servers
 from meshwright.models.presets import load_model
+from meshwright.plan.serve.search import Infeasible
 
 MODEL, ENGINE = load_model("llama-3.1-8b"), ENGINES["vllm"]
 MACHINES = [load("h100:1x1"), load("h100:1x2")]
@@ -45,7 +45,7 @@ def test_fewer_servers_than_the_best_miss_a_target():
 
 
 def test_targets_that_nothing_meets_are_named():
-    with pytest.raises(PlanError, match=r"for one request alone; .* gives a token in .*, not 1 ms"):
+    with pytest.raises(Infeasible, match=r"for one request alone; .* gives a token in .*, not 1 ms"):
         planned(1, tpot_p95=0.001)
-    with pytest.raises(PlanError, match=r"gives the first token in .*, not 1 ms$"):
+    with pytest.raises(Infeasible, match=r"gives the first token in .*, not 1 ms$"):
         planned(1, ttft_p95=0.001)

@@ -1,6 +1,7 @@
 """mw plan serve: chips, layouts and batches to serve a model with, against latency."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
@@ -221,9 +222,11 @@ def serve(
 
         refuse_with({"--explain": explain}, "--rate simulates servers, without a frontier to explain")
         load = by.load(work)
-        plan_for_load(config, machines, software, load, precisions, asked.layout, as_json, output)
+        with _refused_as_answer(config, as_json):
+            plan_for_load(config, machines, software, load, precisions, asked.layout, as_json, output)
     else:
-        _search(asked, work, runnable, explain, output, as_json)
+        with _refused_as_answer(config, as_json):
+            _search(asked, work, runnable, explain, output, as_json)
 
 
 def _note_published(config: ModelConfig, precisions: Sequence[Mapping[str, str]]) -> None:
@@ -359,29 +362,13 @@ def _price_step(asked: _Asked, workload: Workload, output: Path | None, as_json:
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _search(
-    asked: _Asked, work: Serve, runnable: bool, explain: bool, output: Path | None, as_json: bool
-) -> None:
-    """Print the frontier and the best point. Exits 1 if nothing fits or meets the targets."""
-    from meshwright.api.serving import serve_document, write_serve_plan
-    from meshwright.plan.serve.explain import explain_serving
-    from meshwright.plan.serve.search import Infeasible, search_serving
-    from meshwright.plan.serve.serving_plan import plan_of_point
+@contextmanager
+def _refused_as_answer(config: ModelConfig, as_json: bool) -> Iterator[None]:
+    """Print why nothing fits or meets the targets inside the block, with the nearest point, and exit 1."""
+    from meshwright.plan.serve.search import Infeasible
 
-    config, software = asked.config, asked.engine
     try:
-        with waiting("searching chips, layouts and batches"):
-            result = search_serving(
-                config,
-                asked.on_engine,
-                work.requests,
-                work.targets,
-                precisions=asked.precisions,
-                layout=asked.layout,
-                runnable=runnable,
-                accepts=(lambda layout: has_settings_for(software, layout)) if software else None,
-                programs=software is None,
-            )
+        yield
     except Infeasible as error:
         if as_json:
             nearest = error.nearest.to_dict() if error.nearest else None
@@ -389,6 +376,30 @@ def _search(
         named = str(error).startswith(config.name)
         note(f"mw: {error}" if named else f"mw: {config.name}: {error}")
         raise typer.Exit(_DOES_NOT_FIT) from error
+
+
+def _search(
+    asked: _Asked, work: Serve, runnable: bool, explain: bool, output: Path | None, as_json: bool
+) -> None:
+    """Print the frontier and the best point."""
+    from meshwright.api.serving import serve_document, write_serve_plan
+    from meshwright.plan.serve.explain import explain_serving
+    from meshwright.plan.serve.search import search_serving
+    from meshwright.plan.serve.serving_plan import plan_of_point
+
+    config, software = asked.config, asked.engine
+    with waiting("searching chips, layouts and batches"):
+        result = search_serving(
+            config,
+            asked.on_engine,
+            work.requests,
+            work.targets,
+            precisions=asked.precisions,
+            layout=asked.layout,
+            runnable=runnable,
+            accepts=(lambda layout: has_settings_for(software, layout)) if software else None,
+            programs=software is None,
+        )
     document = serve_document(config, work, result, software)
     explanation = explain_serving(result.best) if explain or as_json or output else None
     document |= explanation.to_dict() if explanation else {}

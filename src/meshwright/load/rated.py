@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.engines.serving_engine import ServingEngine
-from meshwright.errors import MeshwrightError, PlanError
+from meshwright.errors import MeshwrightError
 from meshwright.hardware.prices import per_hour, per_million_tokens
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -27,6 +27,7 @@ from meshwright.plan.serve.boot import boot_of
 from meshwright.plan.serve.launch_line import has_settings_for, launch_line
 from meshwright.plan.serve.layouts import serving_layouts
 from meshwright.plan.serve.ranges import serving_ranges
+from meshwright.plan.serve.search import Infeasible
 from meshwright.plan.serve.with_engine import on_engine
 from meshwright.plan_file import Plan
 from meshwright.units import format_number_of, format_seconds
@@ -206,20 +207,20 @@ def cheapest_servers(
     precisions: Sequence[Mapping[str, object]],
     layout: Layout | None = None,
 ) -> RatedPlan:
-    """The cheapest servers for a load. Raises PlanError if no simulated layout meets the targets."""
+    """The cheapest servers for a load. Raises Infeasible if no simulated layout meets the targets."""
     considered, holding = 0, list[_Alone]()
     for server in _servers(config, machines, engine, precisions, layout):
         considered += 1
         if alone := _alone(server, load):
             holding.append(alone)
     if not holding:
-        raise PlanError(
+        raise Infeasible(
             f"{config.name}: no layout of {engine.name} on the given machines holds the weights and a "
             f"request of {load.context:,} tokens"
         )
     bounds = [bound for alone in holding if (bound := _bound(alone, load))]
     if not bounds:
-        raise PlanError(_too_slow(config, holding, load))
+        raise Infeasible(_too_slow(config, holding, load))
     bounds.sort(key=lambda bound: bound.cost)
     tried: list[RatedServers] = []
     best: RatedServers | None = None
@@ -232,7 +233,7 @@ def cheapest_servers(
                 best = servers
     if best is None:
         nearest = min(tried, key=lambda servers: _excess(servers, load))
-        raise PlanError(
+        raise Infeasible(
             f"{config.name}: none of {format_number_of(len(tried), 'simulated choice')} meets the targets; "
             f"the nearest is {format_number_of(nearest.replicas, 'server')} of "
             f"{nearest.server.hardware.spec}, {nearest.server.layout}: {nearest.missed}"
