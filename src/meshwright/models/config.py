@@ -894,7 +894,9 @@ def _record(name: str, value: Any) -> Any:
 
 
 # Fields that may differ between the layers of a model that runs.
-_RUN_BY_LAYER = {"indexer", "compressed", "compressed_top_k", "moe", "rope_theta", "rope_scaling"}
+_RUN_BY_LAYER = {
+    "attention_out_bias", "indexer", "compressed", "compressed_top_k", "moe", "rope_theta", "rope_scaling",
+}  # fmt: skip
 
 
 def _check_variants(config: ModelConfig) -> None:

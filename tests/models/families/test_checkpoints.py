@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.models.families.case import PLAIN
 from tests.models.families.table import TINY
 from tests.nn import hf_models
 from tests.nn.files.test_weights import TOKENS, assert_same, f32, load, logits
@@ -239,6 +240,64 @@ def _of_qwen(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None
     return name, joined
 
 
+def _joined(name: str, tensors: dict[str, Any]) -> np.ndarray | None:
+    """Queries, keys and values as one array, if this is the queries' tensor."""
+    if ".q_proj." not in name:
+        return None
+    return np.concatenate([tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"])
+
+
+def _of_chatglm(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
+    joined = _joined(name, tensors)
+    short = {
+        "model.embed_tokens": "transformer.embedding.word_embeddings",
+        "model.layers": "transformer.encoder.layers",
+        "model.norm": "transformer.encoder.final_layernorm", "lm_head": "transformer.output_layer",
+        "self_attn.q_proj": "self_attention.query_key_value", "self_attn.o_proj": "self_attention.dense",
+        "gate_up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h",
+    }  # fmt: skip
+    for old, new in short.items():
+        name = name.replace(old, new)
+    return name, joined
+
+
+def _of_ling(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
+    joined = _joined(name, tensors)
+    short = {
+        "model.embed_tokens": "model.word_embeddings", "self_attn.q_proj": "attention.query_key_value",
+        "self_attn.o_proj": "attention.dense", "self_attn.q_norm": "attention.query_layernorm",
+        "self_attn.k_norm": "attention.key_layernorm", "e_score_correction_bias": "expert_bias",
+    }  # fmt: skip
+    for old, new in short.items():
+        name = name.replace(old, new)
+    return name, joined
+
+
+# ChatGLM's file has names of its own for all sizes.
+_CHATGLM = {
+    "model_type": "chatglm", "num_layers": 3, "hidden_size": 32, "ffn_hidden_size": 48, "kv_channels": 8,
+    "num_attention_heads": 8, "multi_query_attention": True, "multi_query_group_num": 4, "rope_ratio": 0.01,
+    "padded_vocab_size": 64, "seq_length": 64, "layernorm_epsilon": 0.00000015625, "add_qkv_bias": True,
+    "original_rope": True,
+}  # fmt: skip
+_LING = {
+    "model_type": "bailing_moe", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "num_hidden_layers": 3, "vocab_size": 64, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_experts": 8,
+    "norm_topk_prob": True, "use_qk_norm": True, "tie_word_embeddings": False, "norm_head": False,
+}  # fmt: skip
+_BAICHUAN = {
+    "model_type": "baichuan", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8,
+    "num_hidden_layers": 3, "vocab_size": 64, "model_max_length": 64, "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6, "hidden_act": "silu",
+}  # fmt: skip
+_OWN_NAMES = ("baichuan", "qwen", "chatglm", "bailing_moe", "bailing_moe_v2")
+
+
+def _of_baichuan(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
+    return name.replace("q_proj", "W_pack"), _joined(name, tensors)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("like", "more", "renamed", "keys"),
@@ -262,8 +321,38 @@ def _of_qwen(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None
                 "seq_length": 64,
             },
         ),
+        (
+            "glm",
+            {"attention_bias": True, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}},
+            _of_chatglm,
+            _CHATGLM,
+        ),
+        (
+            "ungrouped",
+            {"head_dim": 4},
+            _of_baichuan,
+            _BAICHUAN | {"max_position_embeddings": 64, "rope_theta": 10_000.0},
+        ),
+        (
+            "qwen3_moe",
+            {"rope_parameters": PLAIN, "norm_topk_prob": True},
+            _of_ling,
+            _LING | {"rope_theta": 100.0, "head_dim": 6},
+        ),
+        (
+            "glm4_moe",
+            {"attention_bias": False, "first_k_dense_replace": 1, "rms_norm_eps": 1e-6},
+            _of_ling,
+            _LING
+            | {
+                "model_type": "bailing_moe_v2", "head_dim": 8, "num_shared_experts": 1, "n_group": 2,
+                "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+                "score_function": "sigmoid", "moe_router_enable_expert_bias": True,
+                "partial_rotary_factor": 0.5, "moe_shared_expert_intermediate_size": 24,
+            },
+        ),
     ],
-    ids=["internlm2", "internlm3", "internlm1", "exaone", "qwen"],
+    ids=["internlm2", "internlm3", "internlm1", "exaone", "qwen", "chatglm", "baichuan", "ling1", "ling2"],
 )  # fmt: skip
 def test_models_whose_repositories_bring_their_code(tmp_path, like, more, renamed, keys):
     """Without code in transformers, they compute what a model of it computes from tensors of other names."""
@@ -274,7 +363,9 @@ def test_models_whose_repositories_bring_their_code(tmp_path, like, more, rename
     tensors, stored = load_file(source / "model.safetensors"), {}
     for name in tensors:
         new, value = renamed(name, tensors)
-        is_joined = keys["model_type"] in ("internlm2", "qwen") and (".k_proj." in name or ".v_proj." in name)
+        is_joined = keys["model_type"] in ("internlm2", *_OWN_NAMES) and (
+            ".k_proj." in name or ".v_proj." in name
+        )
         if not is_joined:
             stored[new] = np.ascontiguousarray(tensors[name] if value is None else value)
     own.mkdir()
@@ -283,8 +374,42 @@ def test_models_whose_repositories_bring_their_code(tmp_path, like, more, rename
     of_source = {"architectures", "attention_bias", "mlp_bias", "pretraining_tp"}
     if keys["model_type"] == "exaone":
         of_source |= {"num_hidden_layers", "hidden_act", "rms_norm_eps"}
-    config = keys if keys["model_type"] == "qwen" else {k: v for k, v in config.items() if k not in of_source}
+    config = (
+        keys if keys["model_type"] in _OWN_NAMES else {k: v for k, v in config.items() if k not in of_source}
+    )
     (own / "config.json").write_text(json.dumps(config))
+    for layout in (f32(), f32("fsdp=2,tensor=4")):
+        params, read = load(own, layout)
+        assert_close(logits(params, read, layout), expected, "qwen2")
+
+
+@pytest.mark.slow
+def test_baichuan_13b_has_alibi(tmp_path):
+    """LLaMA without turned heads, and a mask that falls linearly with the distance, by head."""
+    import torch
+    from safetensors.numpy import load_file, save_file
+
+    source, own = tmp_path / "source", tmp_path / "own"
+    model = hf_models.save("ungrouped", source, head_dim=4)
+    num_heads, tokens = 8, torch.tensor(TOKENS)
+    at = torch.arange(tokens.shape[1])
+    distance = at[:, None] - at
+    slopes = 2.0 ** -torch.arange(1, num_heads + 1)
+    mask = torch.where(distance >= 0, -slopes[:, None, None] * distance, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        expected = model(
+            tokens,
+            attention_mask=mask.expand(len(tokens), -1, -1, -1),
+            position_ids=torch.zeros_like(tokens),
+        ).logits.numpy()
+    tensors, stored = load_file(source / "model.safetensors"), {}
+    for name in tensors:
+        new, value = _of_baichuan(name, tensors)
+        if ".k_proj." not in name and ".v_proj." not in name:
+            stored[new] = tensors[name] if value is None else value
+    own.mkdir()
+    save_file(stored, own / "model.safetensors")
+    (own / "config.json").write_text(json.dumps(_BAICHUAN))
     for layout in (f32(), f32("fsdp=2,tensor=4")):
         params, read = load(own, layout)
         assert_close(logits(params, read, layout), expected, "qwen2")

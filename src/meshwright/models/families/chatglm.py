@@ -2,13 +2,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.models.families.by_layer import ByLayer
-from meshwright.models.families.family import Family, Key, fixed, ignored, needed
+from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
+from meshwright.models.families.tensors import QKV, fused, in_pairs, linear, norms
+
+_LAYER = "transformer.encoder.layers.{}"
+_HEADS = fused(("wq", "wk", "wv"), f"{_LAYER}.self_attention.query_key_value", QKV)
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     shares = given.get("multi_query_attention", True)
     num_kv_heads = given.get("multi_query_group_num", 2) if shares else fields["num_heads"]
-    return {"num_kv_heads": num_kv_heads, "d_head": given.get("kv_channels") or fields["d_head"]}
+    d_head = given.get("kv_channels") or fields["d_head"]
+    # As in ChatGLM 3 and GLM-4: a ratio multiplies the base of positions, which turn half of a head.
+    theta = 10_000.0 * (given.get("rope_ratio") or 1)
+    return {"num_kv_heads": num_kv_heads, "d_head": d_head, "rope_theta": theta, "rotary_dim": d_head // 2}
 
 
 FAMILY = Family(
@@ -32,8 +39,8 @@ FAMILY = Family(
         apply_residual_connection_post_layernorm=False,
         post_layer_norm=True,
         prefix_projection=False,
+        original_rope=True,
     )
-    | ignored("planned only, and positions change no plan", "original_rope", "rope_ratio")
     | ignored(
         "how transformers runs it",
         "apply_query_key_layer_scaling", "attention_softmax_in_fp32", "bias_dropout_fusion",
@@ -41,17 +48,29 @@ FAMILY = Family(
     )
     | ignored("training only", "hidden_dropout", "classifier_dropout")
     | ignored("the same as padded_vocab_size", "vocab_size"),
-    sets={"planned_only": "names of weights in files with their own code (ChatGLM)"},
     groups=(
         ByLayer(
             _read,
             {
                 "multi_query_attention": ("num_kv_heads",),
                 "multi_query_group_num": ("num_kv_heads",),
-                "kv_channels": ("d_head",),
+                "kv_channels": ("d_head", "rotary_dim"),
+                "rope_ratio": ("rope_theta",),
             },
         ),
     ),
-    tensors={},
+    tensors={
+        "embed": Tensor("transformer.embedding.word_embeddings.weight", ("V", "D")),
+        **norms("attention_norm", f"{_LAYER}.input_layernorm"),
+        **_HEADS,
+        **in_pairs(_HEADS, "wq", "wk", "wq_bias", "wk_bias"),
+        **linear("wo", f"{_LAYER}.self_attention.dense", "D", "NH"),
+        **norms("mlp_norm", f"{_LAYER}.post_attention_layernorm"),
+        **fused(("w_gate", "w_in"), f"{_LAYER}.mlp.dense_h_to_4h", ("F", "F")),
+        **linear("w_out", f"{_LAYER}.mlp.dense_4h_to_h", "D", "F"),
+        **norms("final_norm", "transformer.encoder.final_layernorm"),
+        "unembed": Tensor("transformer.output_layer.weight", ("V", "D")),
+    },
+    unread=("transformer.rotary_pos_emb.inv_freq",),
     is_written=False,
 )  # fmt: skip

@@ -104,7 +104,8 @@ class Tensor:
     is [N·H, D].
     parts: for a tensor that several parameters share, the letters of each along `axis`; this parameter is
     number `index`. arranged: the parts follow each other, or do so `within` each entry of the first letter
-    that all of them have, or `alternate` element by element. pairs: a letter whose last A elements (all of
+    that all of them have, or `alternate` element by element. groups: the parts follow each other within each
+    of this number of equal groups of heads, if not 0. pairs: a letter whose last A elements (all of
     them without latent attention, the first A of an indexer's y) are stored as neighbouring pairs (x0, y0,
     x1, y1) that rotary positions turn; our halves are (x0, x1, y0, y1). pairs_last: the pairs are the
     last A elements in the file, and the first A of the parameter. swapped: a letter whose halves are (y, x),
@@ -118,6 +119,7 @@ class Tensor:
     parts: tuple[str, ...] = ()
     index: int = 0
     arranged: Arrangement = "after"
+    groups: int = 0
     pairs: str = ""
     swapped: str = ""
     factor: float = 1.0

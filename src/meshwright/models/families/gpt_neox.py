@@ -3,8 +3,24 @@ from meshwright.models.families.keys import LAYER_NORM_EPS, LLAMA_KEYS, activati
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import fused, linear, norms
 
-_LAYER = "gpt_neox.layers.{}"
 _NOT_READ = ("rms_norm_eps", "num_key_value_heads")
+
+
+def neox_tensors(model: str) -> dict[str, Tensor]:
+    """The tensors of a model whose modules are in `model`."""
+    layer = f"{model}.layers.{{}}"
+    return {
+        "embed": Tensor(f"{model}.embed_in.weight", ("V", "D")),
+        **norms("attention_norm", f"{layer}.input_layernorm"),
+        **fused(("wq", "wk", "wv"), f"{layer}.attention.query_key_value", ("NH", "KH", "KH"), "D", "within"),
+        **linear("wo", f"{layer}.attention.dense", "D", "NH"),
+        **norms("mlp_norm", f"{layer}.post_attention_layernorm"),
+        **linear("w_in", f"{layer}.mlp.dense_h_to_4h", "F", "D"),
+        **linear("w_out", f"{layer}.mlp.dense_4h_to_h", "D", "F"),
+        **norms("final_norm", f"{model}.final_layer_norm"),
+        "unembed": Tensor("embed_out.weight", ("V", "D")),
+    }
+
 
 FAMILY = Family(
     "gpt_neox",
@@ -24,15 +40,5 @@ FAMILY = Family(
     ),
     sets={"norm": "layer", "norm_bias": True, "gated": False, "mlp_bias": True},
     groups=(Rope(share=0.25, share_key="rotary_pct"),),
-    tensors={
-        "embed": Tensor("gpt_neox.embed_in.weight", ("V", "D")),
-        **norms("attention_norm", f"{_LAYER}.input_layernorm"),
-        **fused(("wq", "wk", "wv"), f"{_LAYER}.attention.query_key_value", ("NH", "KH", "KH"), "D", "within"),
-        **linear("wo", f"{_LAYER}.attention.dense", "D", "NH"),
-        **norms("mlp_norm", f"{_LAYER}.post_attention_layernorm"),
-        **linear("w_in", f"{_LAYER}.mlp.dense_h_to_4h", "F", "D"),
-        **linear("w_out", f"{_LAYER}.mlp.dense_4h_to_h", "D", "F"),
-        **norms("final_norm", "gpt_neox.final_layer_norm"),
-        "unembed": Tensor("embed_out.weight", ("V", "D")),
-    },
+    tensors=neox_tensors("gpt_neox"),
 )

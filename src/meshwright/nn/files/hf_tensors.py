@@ -151,11 +151,9 @@ def _slice(tensor: Tensor, axis: int, spans: Mapping[str, range], sizes: Mapping
         if tensor.arranged == "after":
             start = sum(_flat(part, sizes) for part in tensor.parts[: tensor.index])
         elif tensor.arranged == "within":
-            stride = sum(_flat(part[1:], sizes) for part in tensor.parts)
-            # Query heads may be stored by their KV head; there are fewer KV heads.
-            ratio = sizes[outer] // sizes[tensor.parts[tensor.index][0]]
-            assert spans[outer].start % ratio == spans[outer].stop % ratio == 0, f"groups of {dim} are split"
-            return slice(spans[outer].start // ratio * stride, spans[outer].stop // ratio * stride)
+            stride = sum(_widths(tensor, sizes))
+            groups = _groups_of(tensor, spans[outer], sizes[outer], sizes)
+            return slice(groups.start * stride, groups.stop * stride)
         else:
             stride = len(tensor.parts)
     return slice(start + spans[outer].start * stride, start + spans[outer].stop * stride)
@@ -167,12 +165,18 @@ def taken(
     """One parameter's elements of the block in `window`, a dimension for each letter."""
     axis = tensor.axis
     if tensor.arranged == "within":
-        widths = [_flat(part[1:], sizes) for part in tensor.parts]
-        start = sum(widths[: tensor.index])
+        widths = _widths(tensor, sizes)
+        start, width = sum(widths[: tensor.index]), widths[tensor.index]
         outer = tensor.dims[axis][0]
-        rows = len(spans[outer]) * sizes[tensor.parts[tensor.index][0]] // sizes[outer]
-        block = np.reshape(block, (*block.shape[:axis], rows, sum(widths), *block.shape[axis + 1 :]))
-        block = np.take(block, range(start, start + widths[tensor.index]), axis=axis + 1)
+        span, groups = spans[outer], _groups_of(tensor, spans[outer], sizes[outer], sizes)
+        before, after = block.shape[:axis], block.shape[axis + 1 :]
+        block = np.reshape(block, (*before, len(groups), sum(widths), *after))
+        block = np.take(block, range(start, start + width), axis=axis + 1)
+        # A span may begin and end inside of a group.
+        block = np.reshape(block, (*before, len(groups) * width, *after))
+        of_entry = width * _num_groups(tensor, sizes) // sizes[outer]
+        skipped = span.start * of_entry - groups.start * width
+        block = np.take(block, range(skipped, skipped + len(span) * of_entry), axis=axis)
     if tensor.arranged == "alternate":
         block = np.take(block, range(tensor.index, block.shape[axis], len(tensor.parts)), axis=axis)
     letters = "".join(tensor.dims)
@@ -220,9 +224,26 @@ def stored_tensor(parts: Sequence[tuple[Tensor, np.ndarray]], sizes: Mapping[str
         return np.concatenate(arrays, axis=axis)
     if tensor.arranged == "alternate":
         return np.stack(arrays, axis=axis + 1).reshape(stored_shape(tensor, sizes))
-    rows = sizes[tensor.parts[0][0]]
+    rows = _num_groups(tensor, sizes)
     split = [np.reshape(a, (*a.shape[:axis], rows, -1, *a.shape[axis + 1 :])) for a in arrays]
     return np.concatenate(split, axis=axis + 1).reshape(stored_shape(tensor, sizes))
+
+
+def _num_groups(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    """The groups of heads within which parts follow each other: KV heads, or a number that the file has."""
+    return tensor.groups or sizes[tensor.parts[tensor.index][0]]
+
+
+def _widths(tensor: Tensor, sizes: Mapping[str, int]) -> list[int]:
+    """The elements of each part in one of its groups."""
+    num_groups = _num_groups(tensor, sizes)
+    return [_flat(part, sizes) // num_groups for part in tensor.parts]
+
+
+def _groups_of(tensor: Tensor, span: range, size: int, sizes: Mapping[str, int]) -> range:
+    """The groups that hold a span of the first letter, which has `size` entries."""
+    entries = size // _num_groups(tensor, sizes)
+    return range(span.start // entries, -(-span.stop // entries))
 
 
 def _halves_of(tensor: Tensor, sizes: Mapping[str, int]) -> list[int]:
