@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from tests.audit.foreign_by_hand import BY_HAND
 from tests.audit.foreign_cases import CASES, SEVERAL
 from tests.audit.foreign_needs import NEEDS, SEVERAL_NEEDS
+from tests.audit.foreign_origins import ORIGINS
 
 import meshwright
 from meshwright.audit import foreign
@@ -29,9 +31,9 @@ def _kinds(program: Any) -> list[str]:
         return [one["kind"] for one in meshwright.audit(run, *args, hardware="v5p")["warnings"]]
 
 
-@pytest.mark.parametrize("name", [*CASES, *BY_HAND, *NEEDS])
+@pytest.mark.parametrize("name", [*CASES, *BY_HAND, *NEEDS, *ORIGINS])
 def test_each_program_has_its_finding_and_its_remedy_ends_it(name: str) -> None:
-    case = (CASES | BY_HAND | NEEDS)[name]
+    case = (CASES | BY_HAND | NEEDS | ORIGINS)[name]
     kinds = _kinds(case.run())
     assert set(kinds) == (set() if case.kind is None else {case.kind})
     if case.fixed is not None:
@@ -186,3 +188,118 @@ def test_a_shard_map_of_other_devices_is_told_to_leave_out_its_mesh() -> None:
 
     with pytest.raises(AuditError, match=r"names the devices of another mesh; leave out its mesh="):
         foreign._compiled(jax.jit(jnp.sin), refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("random bits of the older threefry", "jax_threefry_partitionable"),
+        ("twelve heads over eight devices", "a multiple of 8"),
+        ("a loop over split examples", "in jax.shard_map"),
+        ("prompts that are tiled", "jnp.repeat"),
+        ("convolutions of an ensemble", "in jax.shard_map"),
+        ("heads cut out of gathered positions", "all_to_all"),
+        ("stages that work in turn", "microbatches"),
+    ],
+)
+def test_the_remedy_is_of_the_operation(name: str, words: str) -> None:
+    run, args = ORIGINS[name].run()
+    assert all(words in one["change"] for one in meshwright.audit(run, *args)["warnings"])
+
+
+def _step_of_rows(batch: tuple[Any, ...], weight: tuple[str | None, ...]) -> Any:
+    """A step with its batch over some axes of a mesh of two, and a weight that is gathered in it."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "fsdp"))
+
+    def of(shape: tuple[int, ...], *spec: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+    def loss(w: Any, x: Any) -> Any:
+        w = jax.lax.with_sharding_constraint(w, NamedSharding(mesh, PartitionSpec()))
+        return jax.numpy.mean(jax.numpy.tanh(x @ w) ** 2)
+
+    step = jax.jit(lambda w, x: w - 0.1 * jax.grad(loss)(w, x), donate_argnums=0)
+    return step, (of((64, 128), *weight), of((512, 64), *batch))
+
+
+def test_a_batch_over_too_few_axes_is_to_be_split_over_all() -> None:
+    step, args = _step_of_rows(("data",), ("fsdp",))
+    (finding,) = meshwright.audit(step, *args)["warnings"]
+    assert finding["kind"] == "computed_repeatedly"
+    assert "shard the batch over `fsdp` too" in finding["change"]
+    assert _kinds(_step_of_rows((("data", "fsdp"),), ("fsdp",))) == []
+
+
+def test_a_whole_batch_is_to_be_given_in_parts() -> None:
+    step, args = _step_of_rows((), ())
+    (finding,) = meshwright.audit(step, *args)["warnings"]
+    assert "PartitionSpec('data', 'fsdp')" in finding["change"]
+    assert _kinds(_step_of_rows((("data", "fsdp"),), ())) == []
+
+
+def test_a_quantile_is_not_told_to_sort_along_another_dimension() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",))
+    x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, PartitionSpec("x")))
+    (finding,) = meshwright.audit(jax.jit(lambda x: jax.numpy.quantile(x, 0.9)), x)["warnings"]
+    assert finding["kind"] == "gathered_for_one_operation"
+    assert "count each device's numbers" in finding["change"]
+
+
+def _notes(program: Any) -> list[str]:
+    run, args = program
+    document = meshwright.audit(run, *args)
+    assert document["verdict"] == "match"
+    return document["notes"]
+
+
+def test_a_cache_that_is_not_donated_is_noted() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",))
+
+    def program(**donated: int) -> Any:
+        def of(shape: tuple[int, ...], *spec: str | None) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+        def write(cache: Any, row: Any, at: Any) -> Any:
+            cache = jax.lax.dynamic_update_slice(cache, row, (at, 0))
+            return cache, cache.sum(0)
+
+        at = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, PartitionSpec()))
+        return jax.jit(write, **donated), (of((128, 64), None, "x"), of((1, 64), None, "x"), at)
+
+    (note,) = _notes(program())
+    assert "donate" in note and "`cache`" in note
+    assert _notes(program(donate_argnums=0)) == []
+
+
+def _with_teacher(*spec: str | None) -> Any:
+    step, (student, teacher, x) = ORIGINS["a frozen teacher in shards"].run()
+    sharding = NamedSharding(student.sharding.mesh, PartitionSpec(*spec))
+    return step, (student, jax.ShapeDtypeStruct(teacher.shape, teacher.dtype, sharding=sharding), x)
+
+
+def test_a_weight_that_is_whole_beside_sharded_ones_is_noted() -> None:
+    (note,) = _notes(_with_teacher())
+    assert "whole on each device" in note
+    assert _notes(_with_teacher(None, "fsdp")) == []
+
+
+def test_sums_that_the_backward_pass_repeats_are_noted() -> None:
+    _, (weights, x) = ORIGINS["residuals of layers in a loop"].run()
+
+    def program(**policy: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            def layer(x: Any, w: Any) -> Any:
+                y = jax.numpy.tanh(x @ w[0]) @ w[1]
+                y = jax.lax.with_sharding_constraint(
+                    y, NamedSharding(weights[0].sharding.mesh, PartitionSpec())
+                )
+                x = x + checkpoint_name(y, "sum")
+                return jax.numpy.sin(x), None
+
+            return jax.numpy.mean(jax.lax.scan(jax.checkpoint(layer, **policy), x, w)[0] ** 2)
+
+        return jax.jit(jax.grad(loss)), (weights, x)
+
+    (note,) = _notes(program())
+    assert "jax.checkpoint repeats sums" in note
+    assert _notes(program(policy=jax.checkpoint_policies.save_only_these_names("sum"))) == []

@@ -39,6 +39,7 @@ from meshwright.audit.remarks.replication import (
     replicated_state,
     summed_after_gather,
 )
+from meshwright.audit.remarks.tradeoffs import repeated_sums_note, whole_weights_note
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 from meshwright.hardware.catalog import load
@@ -128,10 +129,18 @@ def audit_program(
     machine = machine_of(hardware, program.num_devices) if hardware else None
     # The first says how sure the prices are, which the page shows at its top.
     notes = _of_platforms(program, machine) if machine else []
-    notes += [note] if (note := undonated_note(program)) else []
     reading = read_program(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
+    notes += [
+        note
+        for note in (
+            undonated_note(program),
+            whole_weights_note(program, prices),
+            repeated_sums_note(reading.sent, prices),
+        )
+        if note
+    ]
     largest, schedule = buffer_peak(program), ProgramSchedule(program)
     overlapping = overlaps(schedule, reading.sent)
     line = None
@@ -208,9 +217,12 @@ def _repeated_on_parts(
     """Products repeated over parts of a named axis, on the mesh that the groups of collectives make."""
     if reading.prices.named is None:
         return []
-    parts = read_program(reading.program, machine).prices
+    of_parts = read_program(reading.program, machine)
+    parts = of_parts.prices
     named, inferred = (sum(size > 1 for size in each.mesh.sizes.values()) for each in (reading.prices, parts))
-    return repeated_products(reading.program, parts, gathers) if inferred > named else []
+    reported = {id(one.value.instruction) for one in gathers}
+    same = [one for one in of_parts.sent if id(one.value.instruction) in reported]
+    return repeated_products(reading.program, parts, same) if inferred > named else []
 
 
 def read_program(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:

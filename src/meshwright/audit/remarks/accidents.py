@@ -18,9 +18,10 @@ from meshwright.audit.facts.groups import copied_over, tiles_of
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
-from meshwright.audit.hlo.trace import TracedValue, entered_as, places
+from meshwright.audit.hlo.trace import MOVES, TracedValue, entered_as, history, places
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.necessity import NEED_RULES
+from meshwright.audit.remarks.origins import BATCH_GATHERED, ORIGIN_RULES
 from meshwright.audit.remarks.patterns import (
     FAULT_RULES,
     UNCONSTRAINED,
@@ -79,7 +80,8 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     elif is_differentiated(program):
         rows = [one for one in weights if one.shapes[0].dims not in returned]
         most_dims = max((len(one.shapes[0].dims) for one in rows), default=0)
-        rows = [one for one in rows if not _is_frozen(one, most_dims)]
+        by_rows = any(_first_tiles(one) > 1 for one in rows)
+        rows = [one for one in rows if not _is_frozen(one, most_dims, by_rows=by_rows)]
         others = Counter(shape.dims for shape in program.main.result.shapes)
         others -= Counter(one.shapes[0].dims for one in weights)
         for dims in others.elements():
@@ -104,6 +106,10 @@ def written_in_part(program: Program) -> set[str]:
     for place in places(program):
         for instruction in place.computation.instructions.values():
             if instruction.opcode in _WRITES:
+                if instruction.opcode == "select" and _chooses_whole(
+                    program, TracedValue(instruction, place)
+                ):
+                    continue
                 at = 2 if instruction.opcode == "select" else 0  # select(mask, new, old)
                 value = entered_as(program, TracedValue(instruction, place).operand(at))
                 while op_of(value.instruction) == "all_gather":
@@ -112,6 +118,12 @@ def written_in_part(program: Program) -> set[str]:
                 is_whole = instruction.opcode != "select" or origin.shapes == instruction.shapes
                 written |= {origin.name} if origin.opcode == "parameter" and is_whole else set()
     return written
+
+
+def _chooses_whole(program: Program, select: TracedValue) -> bool:
+    """Whether a select takes one of its arrays whole, by a single condition."""
+    *_, condition = history(program, select.operand(0), MOVES | {"broadcast"})
+    return not condition.instruction.shapes[0].dims
 
 
 def _first_tiles(parameter: Instruction) -> int:
@@ -124,14 +136,16 @@ def _first_tiles(parameter: Instruction) -> int:
     return tiles_of(f"{named[1]}]}}") if named else 1
 
 
-def _is_frozen(parameter: Instruction, most_dims: int) -> bool:
+def _is_frozen(parameter: Instruction, most_dims: int, *, by_rows: bool) -> bool:
     """Whether an input that is not returned is a frozen weight, and not a part of the batch.
 
-    Frozen weights are sharded, but not along their first dimension, and have fewer dimensions than the batch.
-    most_dims: the most dimensions of such an input.
+    Frozen weights are sharded, but not along their first dimension, and either have fewer dimensions than the
+    batch, or other inputs are sharded by rows. most_dims: the most dimensions of such an input. by_rows:
+    whether one is sharded along its first dimension.
     """
     parts = tiles_of(parameter.attributes.get("sharding", ""))
-    return parts > 1 and _first_tiles(parameter) == 1 and len(parameter.shapes[0].dims) < most_dims
+    is_other = by_rows or len(parameter.shapes[0].dims) < most_dims
+    return parts > 1 and _first_tiles(parameter) == 1 and is_other
 
 
 def _parts_of(parameter: Instruction, dims: tuple[int, ...], num_devices: int) -> int | None:
@@ -197,16 +211,16 @@ def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
 
 
 def gathered_operands(remarks: Iterable[Remark], sent: Iterable[Emitted]) -> list[Emitted]:
-    """The gathers that warnings of gathered contractions report.
+    """The gathers that warnings of gathered contractions and batches report.
 
     All devices of such a gather compute the same product with it, which needs no warning of its own.
     """
-    tensors = {one.tensor for one in remarks if one.kind == "contraction_gathered"}
+    tensors = {one.tensor for one in remarks if one.kind in ("contraction_gathered", BATCH_GATHERED)}
     return [one for one in sent if one.op == "all_gather" and one.tensor in tensors]
 
 
 # In order of precedence.
-_RULES = (*FAULT_RULES, *NEED_RULES, exposed)
+_RULES = (*ORIGIN_RULES, *FAULT_RULES, *NEED_RULES, exposed)
 
 
 def _faults(emitted: Emitted, context: ProgramContext) -> list[Fault]:

@@ -1,9 +1,9 @@
-"""State that a training step returns in new memory, next to the state that it was given."""
+"""State that a step returns in new memory, next to the state that it was given: weights, moments, caches."""
 
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import ELEMENTWISE, NEGLIGIBLE_BYTES
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program, arrays
-from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, sources
+from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, entered_as, history, sources
 from meshwright.units import format_bytes
 
 # The most operations to trace from a result to its input; Adam's update has some forty of them.
@@ -12,9 +12,14 @@ _THROUGH = ELEMENTWISE | {"sqrt", "abs", "select-n", "compare", "fusion", "call"
 
 
 def undonated_note(program: Program) -> str:
-    """A sentence on new state beside the old; "" if a step donates its state, or returns none."""
-    if program.donated or not is_differentiated(program):
+    """A sentence on new state beside the old; "" if a step donates its state, or returns none.
+
+    In inference, state is an input that is returned with a part written anew, such as a cache.
+    """
+    if program.donated:
         return ""
+    if not is_differentiated(program):
+        return _of_caches(program)
     results = arrays(program.main.result.shape)
     old = [one for path, shape in results if (one := _updated(program, path, shape))]
     num_bytes = sum(one.shapes[0].num_bytes for one in old)
@@ -26,6 +31,30 @@ def undonated_note(program: Program) -> str:
         f"`{largest.op_name or largest.name}`{which} updated in new memory, {format_bytes(num_bytes)} "
         "on each device next to the old state; donate the state: jax.jit(step, donate_argnums=...)"
     )
+
+
+def _of_caches(program: Program) -> str:
+    result = TracedValue(program.main.result, CallPath(program.main))
+    old = list[Instruction]()
+    for path, shape in arrays(program.main.result.shape):
+        left, written = TracedValue(result.instruction, result.place, path), False
+        while (value := entered_as(program, left)).instruction.opcode in _WRITES:
+            left, written = value.operand(0), True
+        stored = value.instruction
+        if written and stored.opcode == "parameter" and stored.shapes[0].dims == shape.dims:
+            old.append(stored)
+    num_bytes = sum(one.shapes[0].num_bytes for one in old)
+    if num_bytes <= NEGLIGIBLE_BYTES:
+        return ""
+    largest = max(old, key=lambda one: one.shapes[0].num_bytes)
+    which = f" and {len(old) - 1} more are" if len(old) > 1 else " is"
+    return (
+        f"`{largest.op_name or largest.name}`{which} written in part and returned, and the step copies all "
+        f"{format_bytes(num_bytes)} of each device for that; donate it: jax.jit(step, donate_argnums=...)"
+    )
+
+
+_WRITES = ("dynamic-update-slice", "scatter")
 
 
 def _updated(program: Program, path: tuple[int, ...], shape: ArrayShape) -> Instruction | None:

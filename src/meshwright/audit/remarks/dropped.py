@@ -1,10 +1,12 @@
 """Products whose results only few devices keep, such as the head of a pipeline that each stage computes.
 
-A device drops a result if a select by the device's number replaces it by zeros, and nothing else reads it.
+A device drops a result if a select by the device's number replaces it by zeros, and nothing else reads it; or
+if a select keeps it only in the turn of a loop whose number is the device's, so that devices work in turn.
 """
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from meshwright.audit.facts.communication import narrowest_dtype
 from meshwright.audit.facts.matmuls import products
@@ -20,6 +22,7 @@ from meshwright.audit.hlo.trace import (
     ancestors,
     history,
     places,
+    same_each_turn,
     sources,
     value_key,
 )
@@ -37,10 +40,12 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
         return []
     needed = _needed(program, selects)
     kept_by: dict[_Key, float] = {}
-    for value, share in selects.values():
-        for ancestor in ancestors(program, value):
+    by_turns = set[_Key]()
+    for chosen in selects.values():
+        for ancestor in ancestors(program, chosen.value):
             key = value_key(ancestor)
-            kept_by[key] = max(share, kept_by.get(key, 0.0))
+            kept_by[key] = max(chosen.share, kept_by.get(key, 0.0))
+            by_turns |= {key} if chosen.by_turns else set()
     of_program = list(products(program))
     dropped = [
         (one, one.flops * (1 - kept_by[key]))
@@ -56,39 +61,92 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
     name = scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name
     others = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
     kept = round(kept_by[value_key(largest.value)] * program.num_devices)
+    in_turn = value_key(largest.value) in by_turns
+    drop = (
+        "drop the result in each turn: they work one after another"
+        if in_turn
+        else ("replace the result by zeros")
+    )
     what = (
         f"the matmul `{name}`{others}: all {program.num_devices} devices compute it, and all but {kept} "
-        f"replace the result by zeros, which wastes {excess:.3g} FLOPs per device"
+        f"{drop}, which wastes {excess:.3g} FLOPs per device"
     )
     change = (
-        "share its work: give each device a part of the rows (psum_scatter of the masked operand, before the "
-        "matmul), and sum the results"
+        _MICROBATCHES
+        if in_turn
+        else (
+            "share its work: give each device a part of the rows (psum_scatter of the masked operand, before "
+            "the matmul), and sum the results"
+        )
     )
     seconds = prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0)))
     where, at = instruction.op_name, instruction.name
     return [Remark("computed_repeatedly", name, what, where, change, 0, seconds, instruction=at)]
 
 
-def _selects(program: Program) -> Iterator[tuple[_Key, tuple[TracedValue, float]]]:
-    """Selects by the device's number between a value and zeros.
+_MICROBATCHES = (
+    "cut the batch into microbatches that follow one another through the stages: in each turn a stage works "
+    "on the microbatch that it received (ppermute), the first stage takes a new one, and stages are idle "
+    "only while the pipeline fills or drains"
+)
 
-    For each select its key, the value, and the share of the devices that keep the value.
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A value that a select keeps on some devices.
+
+    operand: its number in the select. share: of the devices that keep it, in a turn if by_turns.
     """
+
+    value: TracedValue
+    operand: int
+    share: float
+    by_turns: bool = False
+
+
+def _selects(program: Program) -> Iterator[tuple[_Key, _Chosen]]:
+    """Selects that drop a value on some devices, by the device's number; for each its key."""
     for place in places(program):
         for instruction in place.computation.instructions.values():
-            if instruction.opcode != "select":
-                continue
-            select = TracedValue(instruction, place)
-            zeros = [_is_zero(program, select.operand(at)) for at in (1, 2)]
-            if zeros.count(True) != 1:
-                continue
-            *_, chosen = history(program, select.operand(0), MOVES | {"broadcast"})
-            takes_first = device_values(program, chosen)
-            if not takes_first or len(set(takes_first)) == 1:
-                continue
-            share = sum(takes_first) / len(takes_first)
-            kept = zeros.index(False)
-            yield value_key(select), (select.operand(1 + kept), 1 - share if kept else share)
+            if instruction.opcode == "select":
+                select = TracedValue(instruction, place)
+                chosen = _of_zeros(program, select) or _of_turns(program, select)
+                if chosen:
+                    yield value_key(select), chosen
+
+
+def _of_zeros(program: Program, select: TracedValue) -> _Chosen | None:
+    """The value that a select replaces by zeros on some devices."""
+    zeros = [_is_zero(program, select.operand(at)) for at in (1, 2)]
+    if zeros.count(True) != 1:
+        return None
+    *_, condition = history(program, select.operand(0), MOVES | {"broadcast"})
+    takes_first = device_values(program, condition)
+    if not takes_first or len(set(takes_first)) == 1:
+        return None
+    share = sum(takes_first) / len(takes_first)
+    kept = 1 + zeros.index(False)
+    return _Chosen(select.operand(kept), kept, share if kept == 1 else 1 - share)
+
+
+def _of_turns(program: Program, select: TracedValue) -> _Chosen | None:
+    """The value that a select in a loop takes only in the turn with the device's number."""
+    *_, condition = history(program, select.operand(0), MOVES | {"broadcast"})
+    is_equal = condition.instruction.attributes.get("direction") == "EQ"
+    if not is_equal or condition.instruction.opcode != "compare" or not select.place.loops:
+        return None
+    sides = [condition.operand(at) for at in (0, 1)]
+    numbers = [device_values(program, side) for side in sides]
+    of_device = [set(values) for values in numbers if values and len(set(values)) > 1]
+    depth = max(at for at, frame in enumerate(select.place.frames) if frame.caller.opcode == "while")
+    turns = [
+        side
+        for side, values in zip(sides, numbers, strict=True)
+        if values is None and not same_each_turn(program, side, depth)
+    ]
+    if len(of_device) != 1 or len(turns) != 1:
+        return None
+    return _Chosen(select.operand(1), 1, 1 / len(of_device[0]), by_turns=True)
 
 
 def _is_zero(program: Program, value: TracedValue) -> bool:
@@ -97,7 +155,7 @@ def _is_zero(program: Program, value: TracedValue) -> bool:
     return origin.instruction.opcode == "constant" and literal in ("0", "-0", "0.0", "{0}")
 
 
-def _needed(program: Program, selects: Mapping[_Key, object]) -> set[_Key]:
+def _needed(program: Program, selects: Mapping[_Key, _Chosen]) -> set[_Key]:
     """Values that results or collectives need, without the operands that the selects may drop."""
     left = deque([TracedValue(program.main.result, CallPath(program.main))])
     for place in places(program):  # another device may need what a collective sends
@@ -107,8 +165,8 @@ def _needed(program: Program, selects: Mapping[_Key, object]) -> set[_Key]:
     while left:
         value = left.popleft()
         before = sources(program, value)
-        if value_key(value) in selects:
-            before = [one for at, one in enumerate(before) if at == 0 or _is_zero(program, one)]
+        if chosen := selects.get(value_key(value)):
+            before = [one for at, one in enumerate(before) if at != chosen.operand]
         fresh = [one for one in before if value_key(one) not in seen]
         seen |= {value_key(one) for one in fresh}
         left += fresh

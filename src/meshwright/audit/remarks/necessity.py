@@ -38,6 +38,8 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An array gathered by the user's all_gather although a device reads few rows, as its neighbour's."""
     if emitted.op != "all_gather" or not emitted.is_written:
         return None
+    shape, uses = emitted.value.instruction.shapes[-1], list(emitted.uses(context.program))
+    own = own_slices(context.program, emitted.collective.groups, shape, uses)
     place, num_read = emitted.value.place, 0
     for user, at in _ends(context, emitted.result(), _ELEMENTWISE_OR_JOINED, emitted.elements / _FEWER):
         is_part = at == 0 and user.instruction.opcode in SLICES
@@ -50,9 +52,18 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "gathered_for_a_part",
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
         f"{context.over(emitted)}, and each device reads {num_read / emitted.elements:.0%} of it",
-        "send only the part that a device reads: jax.lax.ppermute from the device that has it (a neighbour's "
-        "rows, the end of a window), or slice before the gather",
+        _EXCHANGE
+        if uses and len(own) == len(uses)
+        else "send only the part that a device reads: jax.lax.ppermute from the device that has it (a "
+        "neighbour's rows, the end of a window), or slice before the gather",
     )
+
+
+# Each device takes another slice of all devices' shards.
+_EXCHANGE = (
+    "exchange the slices: jax.lax.all_to_all(x, axis, split_axis=the dimension that is sliced, "
+    "concat_axis=the one that is gathered, tiled=True)"
+)
 
 
 def sent_from_less(emitted: Emitted, context: ProgramContext) -> Fault | None:

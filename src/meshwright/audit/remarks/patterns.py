@@ -29,6 +29,7 @@ from meshwright.audit.hlo.trace import (
     same_each_turn,
     sources,
     trip_count,
+    value_key,
 )
 from meshwright.dtypes import NUMBER_TYPES, number_type, of_hlo, types_for
 
@@ -395,8 +396,25 @@ def along_the_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "gathered_for_one_operation",
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
         f"{context.over(emitted)} ({emitted.op}) for {operation}, no matmul",
-        _WITHOUT_PARTS[_SAME_REMEDY.get(operation, operation)],
+        _OF_ONE_LINE if _sorts_one_line(operation, emitted) else _remedy_of(operation),
     )
+
+
+def _remedy_of(operation: str) -> str:
+    return _WITHOUT_PARTS[_SAME_REMEDY.get(operation, operation)]
+
+
+_OF_ONE_LINE = (
+    "all numbers are in one sorted line, so that no other dimension can be split: for a quantile or a "
+    "median, count each device's numbers below some thresholds and sum the counts (psum), or sort a sample "
+    "of each shard; for a permutation, permute within each device"
+)
+
+
+def _sorts_one_line(operation: str, emitted: Emitted) -> bool:
+    """Whether a sort has one dimension only, as the quantile of a flattened array has."""
+    dims = emitted.value.instruction.shapes[-1].dims
+    return _SAME_REMEDY.get(operation, operation) == "sort" and sum(size > 1 for size in dims) == 1
 
 
 def _needs_whole(use: tuple[TracedValue, int]) -> str | None:
@@ -603,7 +621,9 @@ def _replaces_operand(program: Program, user: TracedValue, index: int) -> bool:
     """Whether operand `index` is in the loop's carry, and the result takes its place for the next turn."""
     *_, other = history(program, user.operand(index), MOVES)
     is_carry = other.instruction.opcode == "parameter" and bool(other.place.frames and other.path)
-    return is_carry and all(after < 0 and next_.path == other.path for next_, after in readers(program, user))
+    if not is_carry or any(value_key(reader) != value_key(user) for reader, _ in readers(program, other)):
+        return False  # a residual, which the layers of the loop read too
+    return all(after < 0 and next_.path == other.path for next_, after in readers(program, user))
 
 
 def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:

@@ -67,7 +67,7 @@ def replicated_state(program: Program, prices: Prices) -> list[Remark]:
 
 def _moments(program: Program) -> list[Instruction]:
     """Arrays with an optimizer's name, or that only the update reads and no earlier product depends on."""
-    multiplied = _multiplied(program)
+    multiplied = multiplied_inputs(program)
     return [
         each
         for each in _arrays(program)
@@ -76,7 +76,7 @@ def _moments(program: Program) -> list[Instruction]:
     ]
 
 
-def _multiplied(program: Program) -> set[int]:
+def multiplied_inputs(program: Program) -> set[int]:
     """Identities of the inputs that products before the update depend on: weights and the batch."""
     left = deque(one.value for one in products(program) if _phase(one) != "update")
     seen = {value_key(value) for value in left}
@@ -419,20 +419,7 @@ def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Rem
     over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in repeated)
     others = f" and {len(repeated) - 1} more" if len(repeated) > 1 else ""
     dtype = narrowest_dtype(program, largest.product.value.operand(0))
-    change = (
-        f"shard an operand over {over} too: constrain the activations to keep their batch sharded "
-        "(with_sharding_constraint), also after a reshape"
-    )
-    if is_written_by_hand(instruction.op_name):
-        change = (
-            f"split an operand over {over} in the shard_map's in_specs: the batch, or a weight along its "
-            "columns, and the next one along its rows, with a psum of the partial results"
-        )
-    elif weight := _gathered_weight(repeated, program, prices.mesh):
-        change = (
-            f"`{weight}` is sharded over {over}, and gathered for a result that is whole there: drop the "
-            "constraint on the result, or constrain it to be sharded along the weight's dimension too"
-        )
+    change = _to_share(repeated, largest, program, prices)
     return Remark(
         "computed_repeatedly",
         name,
@@ -444,6 +431,52 @@ def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Rem
         prices.product_seconds(excess, dtype),
         instruction=instruction.name,
     )
+
+
+def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: Prices) -> str:
+    """The change that lets the devices share the work of their repeated products."""
+    over = prices.over(largest.axes, largest.copies)
+    if is_written_by_hand(largest.product.value.instruction.op_name):
+        return (
+            f"split an operand over {over} in the shard_map's in_specs: the batch, or a weight along its "
+            "columns, and the next one along its rows, with a psum of the partial results"
+        )
+    axes = ", ".join(f"'{axis}'" for axis in largest.axes) if prices.named else "axis"
+    if not _is_split_over(program, prices.mesh, largest.axes):
+        return (
+            f"no input is sharded over {over}: give the step its batch in parts (jax.device_put(batch, "
+            f"NamedSharding(mesh, PartitionSpec({axes})))), or constrain it so at the start of the step"
+        )
+    weight = _gathered_weight(repeated, program, prices.mesh)
+    if weight and _is_most(repeated, program):
+        return (
+            f"shard the batch over {over} too, beside its own axes (P((..., {axes}))): `{weight}` and other "
+            "weights are gathered there, and all devices multiply the same rows"
+        )
+    if weight:
+        return (
+            f"`{weight}` is sharded over {over}, and gathered for a result that is whole there: drop the "
+            "constraint on the result, or constrain it to be sharded along the weight's dimension too"
+        )
+    return (
+        f"shard an operand over {over} too: constrain the activations to keep their batch sharded "
+        "(with_sharding_constraint), also after a reshape"
+    )
+
+
+# Products are most of a program's if they have this share of its FLOPs.
+_MOST = 0.9
+
+
+def _is_most(repeated: list[Alike], program: Program) -> bool:
+    total = sum(one.flops for one in products(program))
+    return sum(one.product.flops for one in repeated) > _MOST * total
+
+
+def _is_split_over(program: Program, mesh: Mesh, axes: tuple[str, ...]) -> bool:
+    """Whether an input of the program is sharded over one of the axes."""
+    inputs = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
+    return any(set(axes) - {*copied_over(one, mesh)} for one in inputs)
 
 
 def _gathered_weight(repeated: list[Alike], program: Program, mesh: Mesh) -> str | None:

@@ -1,0 +1,159 @@
+"""Rules for collectives whose cause is one operation of the user's: its name in JAX, or the sizes it has.
+
+They come before the other rules, which know only how an array is moved.
+"""
+
+import re
+from collections.abc import Sequence
+from math import prod
+
+from meshwright.audit.facts.emitted import Emitted
+from meshwright.audit.hlo.op_names import primitive_of
+from meshwright.audit.hlo.read import Instruction
+from meshwright.audit.hlo.trace import COPIES, MOVES, history
+from meshwright.audit.remarks.patterns import Fault, FaultRule, ProgramContext, is_integer
+
+# Functions of jax.random that draw numbers, and the primitives that these call.
+_DRAWS = re.compile(
+    r"threefry2x32|random_bits|rng_bit_generator"
+    r"|jit\(_(bernoulli|uniform|normal\w*|truncated_normal|randint|gumbel|exponential|cauchy|laplace)\)"
+)
+BATCH_GATHERED = "batch_gathered"
+_MOVED = ("permute", "all_to_all", "all_gather")
+# Primitives by which a loop reads the row of its turn.
+_TURN_BY_TURN = ("dynamic_slice", "dynamic_index_in_dim", "squeeze")
+
+
+def random_bits(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Random bits sent between devices: the counters of JAX's older threefry are cut in halves."""
+    c = emitted.collective
+    if emitted.op not in _MOVED or emitted.is_written or not c.dtype.startswith(("u", "s")):
+        return None
+    if not _DRAWS.search(c.op_name):
+        return None
+    return (
+        "random_numbers_moved",
+        f"random bits (`{emitted.tensor}`, {c.gathered_bytes:,} B) are moved over {context.over(emitted)} "
+        f"({emitted.op}): the generator draws them in an order that the devices' shards do not have",
+        "let each device draw its own numbers: jax.config.update('jax_threefry_partitionable', True), the "
+        "default since jax 0.5; or jax.random.fold_in(key, axis_index) in jax.shard_map",
+    )
+
+
+def padded_dimension(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """A weight padded and moved for a constraint on a dimension that the devices do not divide."""
+    size = emitted.collective.groups.size
+    if emitted.op not in _MOVED or emitted.is_written or not size:
+        return None
+    # XLA for CPU sends one operand to each device; the parts of the first ones may have no padding.
+    operands = (emitted.value.operand(at) for at in range(len(emitted.value.instruction.operands)))
+    origins = (list(history(context.program, each, MOVES))[-1] for each in operands)
+    origin = next((each for each in origins if each.instruction.opcode == "pad"), None)
+    if origin is None:
+        return None
+    *_, stored = history(context.program, origin.operand(0), MOVES)
+    if stored.instruction.opcode != "parameter" or stored.place.frames:
+        return None
+    pairs = zip(origin.operand(0).instruction.shapes[0].dims, origin.instruction.shapes[0].dims, strict=True)
+    grown = [(before, after) for before, after in pairs if before != after]
+    if len(grown) != 1 or grown[0][0] % size == 0 or grown[0][1] % size:
+        return None
+    count, padded = grown[0]
+    return (
+        "weight_resharded",
+        f"`{emitted.tensor}` is padded from {count} to {padded} and moved over {context.over(emitted)} "
+        f"({emitted.op}), because a constraint splits a dimension of {count}, such as heads, over {size} "
+        f"devices: {1 - count / padded:.0%} of its work is on zeros",
+        f"constrain a dimension that {size} divides (the batch, or positions), choose a multiple of {size} "
+        f"in the model, or split those {count} over an axis whose size divides them",
+    )
+
+
+def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """A batch gathered because a loop runs over its split rows: lax.map, or lax.scan over examples."""
+    if emitted.op != "all_gather" or emitted.is_written or emitted.value.place.loops:
+        return None
+    name = emitted.collective.op_name
+    dims = emitted.value.instruction.attributes.get("dimensions", "")
+    if dims != "{0}" or "/while/" not in name or primitive_of(name) not in _TURN_BY_TURN:
+        return None
+    *_, origin = history(context.program, emitted.operand(), COPIES | {"convert"})
+    if not _is_of_batch(origin.instruction, emitted, context):
+        return None
+    if not any(user.instruction.opcode == "while" for user, _ in emitted.uses(context.program)):
+        return None
+    return (
+        BATCH_GATHERED,
+        f"the batch (`{emitted.tensor}`, {emitted.collective.gathered_bytes:,} B) is gathered over "
+        f"{context.over(emitted)} before a loop over its rows (lax.map, or lax.scan): every device runs all "
+        "turns",
+        "loop over each device's own rows, in jax.shard_map with the batch's axis in in_specs (and a psum of "
+        "sums over rows); or use jax.vmap over the rows in place of the loop",
+    )
+
+
+def _is_of_batch(stored: Instruction, emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether an input is a part of the batch, and the collective goes over the axes that split it."""
+    name = stored.op_name or stored.name
+    is_input = stored.opcode == "parameter" and (name in context.batch_names or is_integer(stored))
+    return is_input and bool(set(emitted.axes) & context.batch_axes)
+
+
+def tiled(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array moved because jnp.tile, or a concatenation with itself, repeats a split dimension."""
+    if emitted.op not in _MOVED or emitted.is_written:
+        return None
+    name = emitted.collective.op_name
+    if primitive_of(name) not in ("tile", "concatenate") or not (
+        "tile" in name or _joins_itself(emitted, context)
+    ):
+        return None
+    return (
+        BATCH_GATHERED,
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
+        f"{context.over(emitted)} ({emitted.op}), because jnp.tile repeats the dimension that is split "
+        "there: the copies of a row belong to other devices",
+        "repeat each row beside itself, which stays on its device: jnp.repeat(x, times, axis=0), and the "
+        "same order for the rows that it meets; or tile within each device, in jax.shard_map",
+    )
+
+
+def _joins_itself(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether all readers of a moved array join it with itself."""
+    users = [user for user, _ in emitted.uses(context.program)]
+    return bool(users) and all(
+        user.instruction.opcode == "concatenate" and len(set(user.instruction.operands)) == 1
+        for user in users
+    )
+
+
+# Convolutions with more groups than one, by their attributes.
+_GROUPS = ("feature_group_count", "batch_group_count")
+
+
+def grouped_convolution(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array gathered for a convolution by groups, such as jax.vmap over the members of an ensemble."""
+    if emitted.op != "all_gather" or emitted.is_written:
+        return None
+    for user, _ in emitted.products(context.program):
+        groups = prod(int(user.instruction.attributes.get(name, 1)) for name in _GROUPS)
+        if groups > 1:
+            return (
+                "contraction_gathered",
+                f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
+                f"{context.over(emitted)} for a convolution of {groups:,} groups, which jax.vmap over "
+                "kernels makes: XLA does not divide its groups, and all devices compute all of them",
+                "map over the members in jax.shard_map, with their axis in in_specs and out_specs, so that "
+                "each device convolves with its own kernels",
+            )
+    return None
+
+
+# In order of precedence.
+ORIGIN_RULES: Sequence[FaultRule] = (
+    random_bits,
+    padded_dimension,
+    looped_batch,
+    tiled,
+    grouped_convolution,
+)

@@ -1,0 +1,84 @@
+"""Notes on choices that trade time for memory, and are no mistake: only the user knows which is short."""
+
+from collections.abc import Iterable
+
+from meshwright.audit.facts.communication import is_differentiated
+from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
+from meshwright.audit.facts.groups import copied_over
+from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
+from meshwright.audit.remarks.accidents import batch_of
+from meshwright.audit.remarks.patterns import is_integer
+from meshwright.audit.remarks.replication import multiplied_inputs
+from meshwright.units import format_bytes
+
+# Whole weights with a smaller share of the inputs' bytes are not worth sharding.
+_SHARE = 0.1
+
+
+def repeated_sums_note(sent: Iterable[Emitted], prices: Prices) -> str:
+    """A sentence on all-reduces that jax.checkpoint repeats in the backward pass; "" without any."""
+    repeated = [
+        one
+        for one in sent
+        if one.collective.phase == "remat"
+        and one.op in ("all_reduce", "reduce_scatter")
+        and one.num_bytes > NEGLIGIBLE_BYTES
+    ]
+    if not repeated:
+        return ""
+    largest = max(repeated, key=lambda one: one.bytes_per_step)
+    num_bytes = sum(one.bytes_per_step for one in repeated)
+    over = prices.over(largest.axes, largest.collective.groups.size)
+    return (
+        f"jax.checkpoint repeats sums over {over} in the backward pass (`{largest.tensor}`, "
+        f"{format_bytes(num_bytes)} a step); if memory allows, keep their results: name them by "
+        "checkpoint_name, with policy=save_only_these_names(...)"
+    )
+
+
+def whole_weights_note(program: Program, prices: Prices) -> str:
+    """A sentence on large weights that are whole where other weights are sharded; "" without any.
+
+    Such a weight may be frozen, as a teacher's, or forgotten in the tree of shardings.
+    """
+    if not is_differentiated(program):
+        return ""
+    batch = batch_of(program, prices.mesh)
+    arrays = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
+    total = sum(one.shapes[0].num_bytes for one in arrays)
+    rows = {
+        one.shapes[0].dims[0]
+        for one in arrays
+        if one.shapes[0].dims and not _is_whole(one, batch.fsdp_axes, prices) and _name(one) in batch.names
+    }
+    multiplied = multiplied_inputs(program)
+    whole = [
+        one
+        for one in arrays
+        if id(one) in multiplied
+        and len(one.shapes[0].dims) > 1
+        and not is_integer(one)
+        and _is_whole(one, batch.fsdp_axes, prices)
+        and one.shapes[0].num_bytes > _SHARE * total
+        and not (_name(one) in batch.names and one.shapes[0].dims[0] in rows)
+    ]
+    if not batch.fsdp_axes or not whole:
+        return ""
+    largest = max(whole, key=lambda one: one.shapes[0].num_bytes)
+    which = f" and {len(whole) - 1} more are" if len(whole) > 1 else " is"
+    num_bytes = sum(one.shapes[0].num_bytes for one in whole)
+    size = prices.mesh.size(tuple(batch.fsdp_axes))
+    return (
+        f"`{_name(largest)}`{which} whole on each device, {format_bytes(num_bytes)}, although other weights "
+        f"are sharded over {prices.over(tuple(sorted(batch.fsdp_axes)), size)}; if memory is short, shard it "
+        "there too"
+    )
+
+
+def _is_whole(one: Instruction, axes: frozenset[str], prices: Prices) -> bool:
+    return bool(axes) and axes <= {*copied_over(one, prices.mesh)}
+
+
+def _name(one: Instruction) -> str:
+    return one.op_name or one.name
