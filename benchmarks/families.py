@@ -1,11 +1,11 @@
-"""How many causal language models are read, and whether their parameters equal transformers' own.
+"""How many causal language models are read and run, and whether their parameters equal transformers' own.
 
     python benchmarks/families.py                     # every causal LM of the installed transformers
     python benchmarks/families.py --write benchmarks/results/families.json
     python benchmarks/families.py --configs FILE      # JSON lines with `name` and `config` (a config.json)
 
 Each model is built by transformers on the meta device, with the sizes of its configuration's defaults or of
-the file. Buffers that files hold (biases of the choice of experts) count as parameters. A model that
+the file. Buffers that files hold (biases and tables that choose experts) count as parameters. A model that
 transformers has no class for is read, but not compared.
 """
 
@@ -21,6 +21,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from meshwright.errors import ModelError
+from meshwright.layout.runnable import model_lacks
 from meshwright.models.count import count_params
 from meshwright.models.hf import from_hf
 
@@ -42,12 +43,17 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 class Row(NamedTuple):
-    """One configuration. ours: parameters; theirs: transformers' count, None if it cannot build the model."""
+    """One configuration.
+
+    ours: parameters; None if it is not read. theirs: transformers' count; None if it cannot build the model.
+    lacks: the part of the model that is only planned; None if the model runs.
+    """
 
     name: str
     ours: int | None
     theirs: int | None
     note: str = ""
+    lacks: str | None = None
 
     @property
     def differs(self) -> bool:
@@ -77,7 +83,7 @@ def scored(name: str, config: Mapping[str, Any], *, counts: bool) -> Row:
     except ModelError as error:
         return Row(name, None, None, str(error).partition("; supported:")[0])
     ours = count_params(model).total
-    return Row(name, ours, *(_built(config) if counts else (None, "")))
+    return Row(name, ours, *(_built(config) if counts else (None, "")), model_lacks(model))
 
 
 def _built(config: Mapping[str, Any]) -> tuple[int | None, str]:
@@ -98,8 +104,9 @@ def _built(config: Mapping[str, Any]) -> tuple[int | None, str]:
             model = kind(made)
     except Exception as error:
         return None, f"transformers cannot build it: {str(error).splitlines()[:1]}"
-    biases = (b.numel() for path, b in model.named_buffers() if path.endswith("e_score_correction_bias"))
-    return model.num_parameters() + sum(biases), ""
+    held = ("e_score_correction_bias", "tid2eid")
+    buffers = (b.numel() for path, b in model.named_buffers() if path.endswith(held))
+    return model.num_parameters() + sum(buffers), ""
 
 
 # Why counts differ.
@@ -114,6 +121,7 @@ def _result(rows: list[Row]) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "models": len(rows),
         "read": sum(row.ours is not None for row in rows),
+        "run": sum(row.ours is not None and row.lacks is None for row in rows),
         "compared": len(compared),
         "equal": sum(not row.differs for row in compared),
         "differs": {
@@ -121,6 +129,7 @@ def _result(rows: list[Row]) -> dict[str, Any]:
             for row in compared
             if row.differs
         },
+        "only_planned": {row.name: row.lacks for row in rows if row.ours is not None and row.lacks},
         "not_compared": {row.name: row.note for row in rows if row.ours is not None and row.theirs is None},
         "not_read": [row.name for row in rows if row.ours is None],
     }
@@ -153,11 +162,12 @@ def main() -> None:
             more = row.ours - row.theirs
             print(f"differs   {row.name}: {row.ours:,} parameters, transformers {row.theirs:,} ({more:+,})")
     num_read = sum(row.ours is not None for row in rows)
+    num_run = sum(row.ours is not None and row.lacks is None for row in rows)
     compared = [row for row in rows if row.theirs is not None]
     if options.write:
         options.write.write_text(json.dumps(_result(rows), indent=1) + "\n")
     print(
-        f"{num_read} of {len(rows)} are read; of {len(compared)} compared with transformers "
+        f"{num_read} of {len(rows)} are read, {num_run} run; of {len(compared)} compared with transformers "
         f"{transformers.__version__}, {sum(not row.differs for row in compared)} have the same count"
     )
 

@@ -177,6 +177,15 @@ def test_latent_attention_caches_the_latent_and_one_rotary_key() -> None:
     assert kv_bytes_per_token(PRESETS["deepseek-v3"]) == 61 * 576 * 2 == 70_272
 
 
+def test_compressed_keys_are_cached_with_an_index_of_entries_only() -> None:
+    """DeepSeek-V4-Flash at S = 4096: 43 windows of 128, 21 layers with S / 4 entries, 20 with S / 128.
+
+    An entry has H = 512 elements, and an index's key 128, as compressed_kv of transformers' cache has.
+    """
+    entries = 21 * 1024 * (512 + 128) + 20 * 32 * 512
+    assert kv_cache_bytes(PRESETS["deepseek-v4-flash"], 4096) == 2 * (43 * 128 * 512 + entries)
+
+
 def test_layers_that_share_a_cache_are_read_each() -> None:
     config = replace(CHECKED, layers_per_cache=4)
     assert kv_bytes_per_token(config) == kv_bytes_per_token(CHECKED) / 4

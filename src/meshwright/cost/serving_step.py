@@ -49,7 +49,7 @@ from meshwright.models.config import ModelConfig, MoE, Window
 from meshwright.models.count import (
     cache_arrays,
     cache_scales,
-    cached_positions,
+    positions_of_arrays,
     read_positions,
 )
 from meshwright.models.count import caches as caches_of
@@ -435,22 +435,27 @@ class _CachedOps(SymbolicOps):
             return x
         return self.add(Node(name, "move", (x,), (self.value(target, x.dtype),), forward_transfers=moves))
 
-    def cached(self, num_layers: int, positions: int, variant: int = 0) -> dict[str, Value]:
-        """The arrays of `positions` in the cache of `num_layers` layers of a variant, then their scales."""
+    def cached(
+        self, num_layers: int, positions: int | Mapping[str, int], variant: int = 0
+    ) -> dict[str, Value]:
+        """The arrays of `positions` in the cache of `num_layers` layers of a variant, then their scales.
+
+        positions: one number, or a number for each array.
+        """
         sizes, dtype = self.sizes, self.layout.precision.cache_dtype
         config = self.config.at(variant)
         of_layers = dimensions(config) if variant else {}
-        self.sizes = {**sizes, **of_layers, "L": num_layers, "S": positions}
-        arrays = {
-            name: self.value(self._kept_as.activation(name, "L" + letters), dtype)
-            for name, letters in cache_arrays(config).items()
-        }
-        for name in cache_scales(config, dtype):
-            array = arrays[name].array
-            scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
-            arrays[f"{name}_scales"] = self.value(scales, "f32")
+        scaled, arrays, scales = cache_scales(config, dtype), {}, {}
+        for name, letters in cache_arrays(config).items():
+            count = positions[name] if isinstance(positions, Mapping) else positions
+            self.sizes = {**sizes, **of_layers, "L": num_layers, "S": count}
+            array = self._kept_as.activation(name, "L" + letters)
+            arrays[name] = self.value(array, dtype)
+            if name in scaled:
+                of_scales = ShardedArray(array.name, array.dims[:-1], array.axes[:-1])
+                scales[f"{name}_scales"] = self.value(of_scales, "f32")
         self.sizes = sizes
-        return arrays
+        return arrays | scales
 
 
 def _numbers(value: Value) -> Any:
@@ -522,7 +527,9 @@ def record_pass(
         value
         for cache, count in Counter(caches_of(config)).items()
         for value in ops.cached(
-            count, cached_positions(shape.key_len, None if reads_prompts else cache.window), cache.variant
+            count,
+            positions_of_arrays(config, cache, shape.key_len, is_whole=reads_prompts),
+            cache.variant,
         ).values()
     )
     caches += tuple(ops.all_states())
@@ -649,7 +656,7 @@ def cache_bytes(
     caches = (
         value.bytes_per_device
         for cache, count in Counter(caches_of(config)).items()
-        for value in ops.cached(count, cached_positions(context, cache.window), cache.variant).values()
+        for value in ops.cached(count, positions_of_arrays(config, cache, context), cache.variant).values()
     )
     entries = num_sequences if num_state_entries is None else num_state_entries
     of_states = _CachedOps(config, layout, PassShape(entries, 1, context))

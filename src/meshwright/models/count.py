@@ -378,6 +378,22 @@ def cached_positions(seq_len: int, window: Window | None) -> int:
     return min(seq_len, window.size) + window.entries(seq_len)
 
 
+def positions_of_arrays(
+    config: ModelConfig, cache: Cache, seq_len: int, *, is_whole: bool = False
+) -> dict[str, int]:
+    """Positions that each of `cache_arrays` keeps of a sequence. is_whole: a window has all positions.
+
+    An indexer's keys of compressed positions are sums as entries are: it has one for each entry, and none for
+    the positions of the window.
+    """
+    window = cache.window
+    if is_whole and window is not None:
+        window = window._replace(size=seq_len)
+    kept = cached_positions(seq_len, window)
+    of_index = window.entries(seq_len) if window and window.compressed else kept
+    return {name: of_index if name == "index" else kept for name in cache_arrays(config.at(cache.variant))}
+
+
 def read_positions(seq_len: int, window: Window | None) -> int:
     """Positions that the last query of a sequence of `seq_len` reads.
 
@@ -407,8 +423,12 @@ def kv_cache_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> in
 
 def _cache_bytes(config: ModelConfig, some: Iterable[Cache], seq_len: int, dtype: str) -> int:
     """Bytes of some of the caches of one sequence."""
-    elements = (cached_positions(seq_len, one.window) * _kv_elements(config, one.variant) for one in some)
-    return int(sum(elements) * dtype_bytes(dtype))
+
+    def elements(one: Cache) -> int:
+        widths = _array_widths(config, one.variant)
+        return sum(widths[name] * n for name, n in positions_of_arrays(config, one, seq_len).items())
+
+    return int(sum(map(elements, some)) * dtype_bytes(dtype))
 
 
 def kv_read_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> int:
@@ -517,11 +537,17 @@ def layer_kinds(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> list[
 
 
 @lru_cache(maxsize=256)
-def _kv_elements(config: ModelConfig, variant: int = 0) -> int:
-    """Elements of one token's cache in one layer, perhaps of a variant."""
+def _array_widths(config: ModelConfig, variant: int = 0) -> Mapping[str, int]:
+    """Elements of one position in each array of one layer's cache, perhaps of a variant."""
     config = config.at(variant)
     sizes = {**dimensions(config), "B": 1, "S": 1}
-    return sum(prod(sizes[letter] for letter in letters) for letters in cache_arrays(config).values())
+    arrays = cache_arrays(config).items()
+    return {name: prod(sizes[letter] for letter in letters) for name, letters in arrays}
+
+
+def _kv_elements(config: ModelConfig) -> int:
+    """Elements of one position in all arrays of one layer's cache."""
+    return sum(_array_widths(config).values())
 
 
 # Arithmetic intensity
