@@ -1322,7 +1322,7 @@ CASES: dict[str, Case] = {
 SEVERAL: dict[str, Case] = {
     "heads that devices do not divide": Case("activation_resharded", _heads(12), _heads(16)),
     "a loop over a split batch": Case(
-        "stack_gathered", _rows_one_by_one(mapped=True), _rows_one_by_one(mapped=False)
+        "batch_gathered", _rows_one_by_one(mapped=True), _rows_one_by_one(mapped=False)
     ),
     "a split cache gathered": Case(
         "weight_gathered_for_few_tokens", _split_cache(whole=True), _split_cache(whole=False)

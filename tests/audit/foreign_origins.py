@@ -73,6 +73,23 @@ def _examples(*, by_hand: bool) -> Callable[[], Any]:
     return run
 
 
+def _scores(*, mapped: bool) -> Callable[[], Any]:
+    """Scores of examples, one at a time or all together."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def forward(w: Any, x: Any) -> Any:
+            def score(row: Any) -> Any:
+                return jnp.mean(jnp.tanh(row @ w) ** 2)
+
+            return lax.map(score, x) if mapped else jax.vmap(score)(x)
+
+        return jax.jit(forward), (array(m, (64, 64)), array(m, (32, 16, 64), "data"))
+
+    return run
+
+
 def _samples(*, tiled: bool) -> Callable[[], Any]:
     """Several samples of each prompt."""
 
@@ -209,6 +226,9 @@ ORIGINS = {
     ),
     "twelve heads over eight devices": Case("weight_resharded", _heads(12), _heads(16)),
     "a loop over split examples": Case("batch_gathered", _examples(by_hand=False), _examples(by_hand=True)),
+    "scores of split examples by lax.map": Case(
+        "batch_gathered", _scores(mapped=True), _scores(mapped=False)
+    ),
     "prompts that are tiled": Case("batch_gathered", _samples(tiled=True), _samples(tiled=False)),
     "convolutions of an ensemble": Case(
         "contraction_gathered", _ensemble(by_hand=False), _ensemble(by_hand=True)

@@ -237,6 +237,32 @@ def test_a_whole_batch_is_to_be_given_in_parts() -> None:
     assert _kinds(_step_of_rows((("data", "fsdp"),), ())) == []
 
 
+def _sorted_rows(*, by_hand: bool) -> Any:
+    """Rows of a split batch in the order of their experts, all devices' or each device's own."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+
+    def route(weights: Any, x: Any) -> Any:
+        order = jax.numpy.argsort(x[:, 0])
+        y = jax.numpy.tanh(x[order] @ weights)
+        return jax.numpy.zeros_like(y).at[order].set(y)
+
+    weights = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
+    x = jax.ShapeDtypeStruct((512, 64), "float32", sharding=split)
+    if by_hand:
+        specs = PartitionSpec(), PartitionSpec("data")
+        mapped = jax.shard_map(route, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
+        return jax.jit(mapped), (weights, x)
+    return jax.jit(route, out_shardings=split), (weights, x)
+
+
+def test_rows_in_an_order_of_all_devices_are_to_be_sorted_on_each() -> None:
+    run, args = _sorted_rows(by_hand=False)
+    changes = {one["kind"]: one["change"] for one in meshwright.audit(run, *args)["warnings"]}
+    assert "sort and multiply each device's rows" in changes["computed_repeatedly"]
+    assert _kinds(_sorted_rows(by_hand=True)) == []
+
+
 def test_a_quantile_is_not_told_to_sort_along_another_dimension() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",))
     x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, PartitionSpec("x")))

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from math import prod
 
 from meshwright.audit.facts.emitted import Emitted
+from meshwright.audit.facts.matmuls import products
 from meshwright.audit.hlo.op_names import primitive_of
-from meshwright.audit.hlo.read import Instruction
-from meshwright.audit.hlo.trace import COPIES, MOVES, history
+from meshwright.audit.hlo.read import Instruction, Program, arrays
+from meshwright.audit.hlo.trace import COPIES, MOVES, CallPath, TracedValue, history, same_each_turn
 from meshwright.audit.remarks.patterns import Fault, FaultRule, ProgramContext, is_integer
 
 # Functions of jax.random that draw numbers, and the primitives that these call.
@@ -78,7 +79,7 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if dims != "{0}" or "/while/" not in name or primitive_of(name) not in _TURN_BY_TURN:
         return None
     *_, origin = history(context.program, emitted.operand(), COPIES | {"convert"})
-    if not _is_of_batch(origin.instruction, emitted, context):
+    if not _is_of_batch(origin.instruction, emitted, context) and not _meets_the_same(emitted, context):
         return None
     if not any(user.instruction.opcode == "while" for user, _ in emitted.uses(context.program)):
         return None
@@ -97,6 +98,40 @@ def _is_of_batch(stored: Instruction, emitted: Emitted, context: ProgramContext)
     name = stored.op_name or stored.name
     is_input = stored.opcode == "parameter" and (name in context.batch_names or is_integer(stored))
     return is_input and bool(set(emitted.axes) & context.batch_axes)
+
+
+def _meets_the_same(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether a loop multiplies each row of a gathered array with the same weight, as a loop over examples.
+
+    A loop over layers multiplies each of them with an array that changes from turn to turn, and a recurrence
+    passes its state on.
+    """
+    *_, stored = history(context.program, emitted.operand(), MOVES)
+    is_reshaped = len(stored.instruction.shapes[0].dims) != len(emitted.value.instruction.shapes[-1].dims)
+    if context.differentiated or is_reshaped:  # rows that a reshape cuts into microbatches
+        return False
+    for product in products(context.program):
+        value = product.value
+        depths = [at for at, frame in enumerate(value.place.frames) if frame.caller.opcode == "while"]
+        operands = [value.operand(at) for at in range(len(value.instruction.operands))]
+        for operand, other in zip(operands, reversed(operands), strict=True) if depths else ():
+            *_, origin = history(context.program, operand, MOVES)
+            if origin.instruction is emitted.value.instruction:
+                loop = value.place.frames[depths[-1]].caller
+                is_same = same_each_turn(context.program, other, depths[-1])
+                return is_same and not _passes_on(context.program, loop)
+    return False
+
+
+def _passes_on(program: Program, loop: Instruction) -> bool:
+    """Whether a loop computes an array of numbers for its next turn, beside rows that it stores."""
+    body = program.computations[loop.attributes["body"].lstrip("%")]
+    for path, shape in arrays(body.result.shape):
+        *_, value = history(program, TracedValue(body.result, CallPath(body), path), MOVES)
+        is_kept = value.instruction.opcode in ("parameter", "dynamic-update-slice")
+        if shape.dims and not is_kept:
+            return True
+    return False
 
 
 def tiled(emitted: Emitted, context: ProgramContext) -> Fault | None:

@@ -447,6 +447,12 @@ def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: P
             f"no input is sharded over {over}: give the step its batch in parts (jax.device_put(batch, "
             f"NamedSharding(mesh, PartitionSpec({axes})))), or constrain it so at the start of the step"
         )
+    if _is_sorted(program, largest.product.value):
+        return (
+            f"the rows are in an order of all devices over {over} (a sort), so that none has its own: sort "
+            "and multiply each device's rows in jax.shard_map, and exchange them (all_to_all) if experts are "
+            "split"
+        )
     weight = _gathered_weight(repeated, program, prices.mesh)
     if weight and _is_most(repeated, program):
         return (
@@ -462,6 +468,26 @@ def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: P
         f"shard an operand over {over} too: constrain the activations to keep their batch sharded "
         "(with_sharding_constraint), also after a reshape"
     )
+
+
+# The most values to visit between a product and the look-up of its rows.
+_MOST_STEPS = 64
+
+
+def _is_sorted(program: Program, product: TracedValue) -> bool:
+    """Whether an operand of a product is looked up by indices that a sort gives."""
+    left = [product.operand(at) for at in range(len(product.instruction.operands))]
+    seen = set[tuple[object, ...]]()
+    while left and len(seen) < _MOST_STEPS:
+        *_, value = history(program, left.pop(), MOVES)
+        if value_key(value) in seen or value.instruction.opcode in ("dot", "convolution"):
+            continue
+        seen.add(value_key(value))
+        if value.instruction.opcode != "gather":
+            left += sources(program, value)
+        elif any(one.instruction.opcode == "sort" for one in ancestors(program, value.operand(1))):
+            return True
+    return False
 
 
 # Products are most of a program's if they have this share of its FLOPs.
