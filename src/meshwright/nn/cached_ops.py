@@ -33,7 +33,8 @@ from meshwright.models.transformer import Entries
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.by_formula import ScoreForm, alibi_slopes
-from meshwright.nn.attention.paged import ENTRIES, INDEX, PagedCache
+from meshwright.nn.attention.paged import PagedCache
+from meshwright.nn.attention.pools import ENTRIES, INDEX
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.embedding import embed
 from meshwright.nn.experts.grouped_products import read_product

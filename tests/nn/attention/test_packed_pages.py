@@ -14,7 +14,9 @@ from meshwright.models.config import MLA, Window
 from meshwright.models.presets import PRESETS
 from meshwright.nn.attention import paged
 from meshwright.nn.attention.by_formula import ScoreForm
+from meshwright.nn.attention.over_pages import Asked, PagedKeys, gathered
 from meshwright.nn.attention.packed_pages import Packed
+from meshwright.nn.attention.pools import abstract_pools
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.platforms import CPU
 
@@ -58,13 +60,10 @@ def test_attention_reads_packed_pools(window: Window | None, apart: bool) -> Non
     k, v = (_random(seed, NUM_PAGES, K, PAGE, WIDTH) for seed in (0, 1))
     tables = jnp.asarray(np.random.default_rng(2).permutation(NUM_PAGES)[:10].reshape(2, 5), jnp.int32)
     v = v.at[tables[0, 4], :, 5:].set(jnp.nan)
-    asked = paged._Asked(_random(3, 2, 1, K * G, WIDTH), jnp.asarray([[68], [17]], jnp.int32), tables)
+    asked = Asked(_random(3, 2, 1, K * G, WIDTH), jnp.asarray([[68], [17]], jnp.int32), tables)
     how, sinks = ScoreForm(None, 0.1), _random(4, K * G)
-    gathered = jax.jit(paged._gathered, static_argnums=(2, 3))
-    plain, packed = (
-        gathered(asked, pools, window, how, sinks, None).out
-        for pools in ([k, v], [_packed(k), v if apart else _packed(v)])
-    )
+    attended = jax.jit(lambda pools: gathered(asked, PagedKeys(pools, window, how, sinks)).out)
+    plain, packed = (attended(pools) for pools in ([k, v], [_packed(k), v if apart else _packed(v)]))
     assert np.isfinite(plain).all()
     np.testing.assert_allclose(packed, plain, rtol=1e-5, atol=1e-6)
 
@@ -99,8 +98,10 @@ def test_pools_keep_what_is_written(sizes: dict, positions_split: bool, monkeypa
     }
     outs = []
     for lanes in (1, 4 * min(widths.values())):
-        monkeypatch.setattr(paged, "platform_of", lambda _, at=lanes: replace(CPU, lanes=at))
-        types = paged.abstract_pools(config, layout, mesh, [2 * 8], 8)
+        monkeypatch.setattr(
+            "meshwright.nn.attention.pools.platform_of", lambda _, at=lanes: replace(CPU, lanes=at)
+        )
+        types = abstract_pools(config, layout, mesh, [2 * 8], 8)
         num_packed = sum(isinstance(pool, Packed) for pools in types.values() for pool in pools)
         assert num_packed == (0 if lanes == 1 else 1 if config.mla else 2)
 

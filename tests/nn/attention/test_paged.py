@@ -22,8 +22,10 @@ from meshwright.layout.attention_kernels import why_no_paged
 from meshwright.models.config import Window
 from meshwright.models.count import cache_windows
 from meshwright.models.presets import PRESETS
-from meshwright.nn.attention import paged, paged_kernel
+from meshwright.nn.attention import over_pages, paged, paged_kernel
 from meshwright.nn.attention.by_formula import ScoreForm
+from meshwright.nn.attention.over_pages import Asked, PagedKeys, gathered, in_blocks, natively, page_by_page
+from meshwright.nn.attention.pools import abstract_pools, values_of
 from meshwright.nn.products.quantised import Quantised, quantise
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.platforms import CPU, GPU, PLATFORMS, TPU
@@ -60,16 +62,25 @@ def _wide(array: Array) -> np.ndarray:
     return np.asarray(array, np.float64)
 
 
-def _compiled(form: Callable[..., Any]) -> Callable[..., Any]:
-    """Attention in one program, which compiles faster than its operations one by one."""
-    return jax.jit(form, static_argnums=(2, 3))
+def _attended(
+    form: Callable[..., Any], asked: Asked, pools: Any, window: Window | None, how: ScoreForm, *of_heads: Any
+) -> Any:
+    """The output of a form of attention, in one program: it compiles faster than its operations one by one.
+
+    of_heads: sinks, then slopes.
+    """
+
+    def run(asked: Asked, pools: Any, *of_heads: Any) -> Any:
+        return form(asked, PagedKeys(pools, window, how, *of_heads)).out
+
+    return jax.jit(run)(asked, pools, *of_heads)
 
 
 def row_positions(row: int) -> list[int]:
     return [int(position) for position in POSITIONS[row] if position != paged.PADDING]
 
 
-@pytest.mark.parametrize("form", [paged._page_by_page, paged._gathered, paged._in_blocks, paged._natively])
+@pytest.mark.parametrize("form", [page_by_page, gathered, in_blocks, natively])
 @pytest.mark.parametrize(
     ("window", "how", "has_sinks"),
     [
@@ -80,7 +91,7 @@ def row_positions(row: int) -> list[int]:
     ],
 )
 def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_sinks):
-    if form is paged._natively:
+    if form is natively:
         needs_native()
         if has_sinks:
             return  # which it leaves to the others, as it does slopes
@@ -88,15 +99,15 @@ def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_s
     slopes = None if how.slopes is None else jnp.asarray(how.slopes, jnp.float32)
     # What stands behind a sequence may be of one that failed.
     pools = [pool.at[7, :, 3].set(jnp.nan) for pool in POOLS]
-    asked = paged._Asked(QUERIES, jnp.asarray(POSITIONS, jnp.int32), jnp.asarray(TABLES, jnp.int32))
+    asked = Asked(QUERIES, jnp.asarray(POSITIONS, jnp.int32), jnp.asarray(TABLES, jnp.int32))
     given = None if sinks is None else jnp.asarray(sinks)
-    found = np.asarray(_compiled(form)(asked, pools, window, how, given, slopes).out)
+    found = np.asarray(_attended(form, asked, pools, window, how, given, slopes))
     seen = POSITIONS >= 0
     np.testing.assert_allclose(found[seen], expected(window, how, sinks)[seen], atol=1e-5)
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("form", [paged._page_by_page, paged._in_blocks])
+@pytest.mark.parametrize("form", [page_by_page, in_blocks])
 @pytest.mark.parametrize("window", [None, Window(50), Window(64, chunked=True)])
 @pytest.mark.parametrize("last", [146, 127, 30])
 def test_a_long_row_reads_several_pages_at_a_time(form, window, last):
@@ -106,11 +117,11 @@ def test_a_long_row_reads_several_pages_at_a_time(form, window, last):
     unread = tables[0, last // PAGE + 1 :]
     pools = [pool.at[unread].set(jnp.nan) for pool in pools]
     positions = jnp.asarray([[last - 1, last]], jnp.int32)
-    asked = paged._Asked(QUERIES[:1, :2], positions, tables)
-    together = _compiled(form)(asked, pools, window, ScoreForm(None, 0.5), None, None).out
-    one_by_one = _compiled(paged._gathered)(
-        asked, [jnp.nan_to_num(pool) for pool in pools], window, ScoreForm(None, 0.5), None, None
-    ).out
+    asked = Asked(QUERIES[:1, :2], positions, tables)
+    together = _attended(form, asked, pools, window, ScoreForm(None, 0.5))
+    one_by_one = _attended(
+        gathered, asked, [jnp.nan_to_num(pool) for pool in pools], window, ScoreForm(None, 0.5)
+    )
     np.testing.assert_allclose(together, one_by_one, atol=2e-6)
     assert not np.isnan(together).any()
 
@@ -124,10 +135,10 @@ def test_a_row_gathers_only_the_pages_of_its_window(window: Window, num_pages: i
     tables = jnp.asarray([RANDOM.permutation(40)[:37] for _ in range(5)], jnp.int32)
     positions = jnp.asarray([[2], [40], [95], [147], [paged.PADDING]], jnp.int32)
     q = jnp.asarray(RANDOM.normal(size=(5, 1, K * G, H)), jnp.float32)
-    asked = paged._Asked(q, positions, tables)
-    assert paged._of_window(asked, window, PAGE)[0].shape == (5, num_pages)
-    found = _compiled(paged._gathered)(asked, pools, window, ScoreForm(None, 0.5), None, None).out
-    wanted = _compiled(paged._page_by_page)(asked, pools, window, ScoreForm(None, 0.5), None, None).out
+    asked = Asked(q, positions, tables)
+    assert over_pages._of_window(asked, window, PAGE)[0].shape == (5, num_pages)
+    found = _attended(gathered, asked, pools, window, ScoreForm(None, 0.5))
+    wanted = _attended(page_by_page, asked, pools, window, ScoreForm(None, 0.5))
     np.testing.assert_allclose(found[:4], wanted[:4], atol=1e-5)
     assert np.isfinite(found).all()
 
@@ -152,7 +163,7 @@ def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
     q, how = _normal(3, 3, K * G, 128), ScoreForm(softcap, 0.1)
     kv = jnp.reshape(jnp.stack([k, v], axis=2), (NUM_PAGES, 2 * K, PAGE, 128)).swapaxes(1, 2)
     found = np.asarray(paged_kernel.ragged(q, positions, tables, kv, window, how))
-    wanted = paged._gathered(paged._Asked(q, positions, tables), [k, v], window, how, None, None).out
+    wanted = gathered(Asked(q, positions, tables), PagedKeys([k, v], window, how)).out
     seen = np.asarray(positions) >= 0
     np.testing.assert_allclose(found[seen], np.asarray(wanted)[seen], atol=1e-5)
     assert (found[~seen] == 0).all()
@@ -175,8 +186,8 @@ def test_the_kernel_of_gpus_finds_what_gathered_tables_do(
     tables = jnp.asarray(RANDOM.permutation(40)[:21].reshape(3, 7), jnp.int32)
     positions = jnp.asarray([[100], [37], [paged.PADDING]], jnp.int32)
     q, how = _normal(3, 1, K * group, 32), ScoreForm(softcap, 0.1)
-    wanted = paged._gathered(paged._Asked(q, positions, tables), pools, None, how, None, None).out
-    values = [paged._values(pool) for pool in pools]
+    wanted = gathered(Asked(q, positions, tables), PagedKeys(pools, None, how)).out
+    values = [values_of(pool) for pool in pools]
     if dtype == "f32":
         values = [value.at[tables[0, 6], :, 5:].set(jnp.nan) for value in values]
     scales = [pool.scales for pool in pools if isinstance(pool, Quantised)]
@@ -196,8 +207,8 @@ def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> N
     q, k, v = (np.asarray(_normal(10, heads, 128)) for heads in (4, 2, 2))
     outs = []
     for has_kernel in (True, False):
-        monkeypatch.setattr(paged, "_joins_heads", lambda *_, has=has_kernel: has)
-        types = paged.abstract_pools(config, layout, mesh, [2 * 8], PAGE)
+        monkeypatch.setattr("meshwright.nn.attention.pools._joins_heads", lambda *_, has=has_kernel: has)
+        types = abstract_pools(config, layout, mesh, [2 * 8], PAGE)
         assert set(types) == ({"kv"} if has_kernel else {"k", "v"})
 
         def run(
@@ -266,7 +277,7 @@ def test_plans_count_every_byte_of_a_quantised_cache(name: str, kv_dtype: str):
     config = PRESETS[name]
     layout = Layout.of(tensor=2, kv_dtype=kv_dtype)
     mesh = device_mesh(layout, jax.devices()[:2])
-    pools = paged.abstract_pools(config, layout, mesh, [8] * len(cache_windows(config)), 64)
+    pools = abstract_pools(config, layout, mesh, [8] * len(cache_windows(config)), 64)
     stored = sum(
         array.dtype.itemsize * prod(array.sharding.shard_shape(array.shape))
         for array in jax.tree.leaves(pools)

@@ -13,7 +13,7 @@ from meshwright.layout import Layout
 from meshwright.layout.layout_checks import cached_array, num_replicas
 from meshwright.layout.page_sizes import num_state_entries
 from meshwright.models.config import ModelConfig
-from meshwright.nn.attention.paged import Pools, abstract_pools, page_groups
+from meshwright.nn.attention.pools import Pools, abstract_pools, page_groups
 from meshwright.nn.mixers.state_cache import abstract_states
 from meshwright.nn.start.device_mesh import partition_spec
 

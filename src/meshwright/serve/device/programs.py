@@ -34,7 +34,8 @@ from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import widest_window
 from meshwright.nn.attention.blockwise import dealt_positions, zigzag
-from meshwright.nn.attention.paged import PADDING, PagedCache, Pools, Rows
+from meshwright.nn.attention.paged import PADDING, PagedCache, Rows
+from meshwright.nn.attention.pools import Pools
 from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
 from meshwright.nn.each_device import spec_of
 from meshwright.nn.mixers.prompt_states import PromptStates
