@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from meshwright.cost.serving_step import pass_cost
-from meshwright.errors import RequestError
+from meshwright.errors import DataError, RequestError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.load.padded import PaddedSteps
 from meshwright.load.simulator import Planned, StepPrices, simulate_server
+from meshwright.load.settings import Traffic
 from meshwright.load.traffic import Chat, Load, Turn, poisson
 from meshwright.models.config import Window
 from meshwright.models.presets import load_model
@@ -193,6 +194,23 @@ def test_no_more_are_under_way_than_the_loop_allows():
     starts = sorted(answer.start_seconds for answer in answers)
     ends = sorted(answer.end_seconds for answer in answers)
     assert starts[:2] == [0.0, 0.0] and all(start in ends for start in starts[2:])
+
+
+def test_a_closed_loop_begins_chats_until_its_time_is_over():
+    """Answers take 2 s and 9 s; in 100 s two chats at once repeat the two drawn ones."""
+    load = Load([one(64, 10), one(64, 10)], 2, until_seconds=100.0)
+    answers, _ = simulate_server(planned(), load)
+    starts = [answer.start_seconds for answer in answers]
+    assert len(answers) > 10 and max(starts) < 100 <= max(answer.end_seconds for answer in answers)
+    assert all(sum(a.start_seconds <= at < a.end_seconds for a in answers) == 2 for at in starts)
+
+
+def test_a_rate_for_a_time_has_its_number_of_requests():
+    chats = Traffic(rate=50.0, duration=40.0).chats()
+    assert abs(len(chats) - 2000) < 5 * 2000**0.5
+    assert 39 < max(chat.arrival_seconds for chat in chats) < 40
+    with pytest.raises(DataError, match="no request arrives in that time"):
+        Traffic(rate=1e-6, duration=1.0).chats()
 
 
 def test_what_the_context_cannot_hold_is_refused():

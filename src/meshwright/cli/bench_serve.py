@@ -12,7 +12,7 @@ from meshwright.files import check_writable, write_whole
 from meshwright.load.settings import LatencyTargets, SimulatedServers, Traffic
 from meshwright.options import changed_options, option
 from meshwright.progress import Progress
-from meshwright.units import format_number_of
+from meshwright.units import format_number_of, format_seconds
 
 if TYPE_CHECKING:
     from meshwright.load.client import Client
@@ -48,6 +48,7 @@ def serve(
 
     \b
     mw bench serve --url http://127.0.0.1:8000 --requests 100 --rate 4 --ttft 0.5 --tpot 0.05
+    mw bench serve --url http://127.0.0.1:8000 --concurrency 32 --duration 60s
     mw bench serve --url http://127.0.0.1:8000 --chat --turns 10 --prefix-tokens 500 -o serve.json
     mw bench serve --plan plan.toml --rate 20 --requests 2000 --ttft 1 --tpot 0.03 --replicas 0
     mw bench serve --plan plan.toml --rate 4 --mode all
@@ -67,7 +68,9 @@ def serve(
     chats = traffic.chats()
     from meshwright.load.traffic import Load
 
-    load = Load(chats, traffic.closed, traffic.prefix_tokens, traffic.chat, traffic.seed)
+    load = Load(
+        chats, traffic.closed, traffic.prefix_tokens, traffic.chat, traffic.seed, traffic.until_seconds
+    )
     with progress() as report:
         if url is not None:
             from meshwright.load.client import Client
@@ -142,6 +145,10 @@ def _check_asked(url: str | None, plan: Path | None, anchor: Path | None, traffi
         raise typer.BadParameter("--anchor needs --plan, without --url")
     if sum(value is not None for value in (traffic.concurrency, traffic.rate, traffic.trace)) > 1:
         raise typer.BadParameter("--concurrency, --rate and --trace cannot be combined")
+    if traffic.duration is not None:
+        refuse_with(
+            {"--requests": traffic.requests, "--trace": traffic.trace}, "--duration ends a load by its time"
+        )
     if traffic.burst > 1 and traffic.rate is None:
         raise typer.BadParameter("--burst needs --rate")
 
@@ -187,11 +194,15 @@ async def _measure(
         drawn, chats = load.chats, within(list(load.chats), client.context, load.prefix_tokens)
         load = replace(load, chats=chats)
         total, done = sum(len(chat.turns) for chat in load.chats), 0
+        until = load.until_seconds if load.repeats else None
 
         def on_answer(_: TimedAnswer) -> None:
             nonlocal done
             done += 1
-            report(f"answers {done} of {total}", done / total)
+            if until is None:
+                report(f"answers {done} of {total}", done / total)
+            else:
+                report(f"answers {done} in {format_seconds(until)}", min(1.0, client.now() / until))
 
         before = draft_counts(await client.metrics())
         answers = await drive(client, load, words, on_answer)

@@ -226,6 +226,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--dims B=1024,D=4096": ("--bytes", "--size", "--shape", "--message-size"),
     "--mesh X=8": ("--axes", "--axis", "--group", "--ranks"),
     "--requests": ("--num-prompts", "--num-requests", "--total", "--total-requests", "--count"),
+    "--duration": (
+        "--time", "--seconds", "--runtime", "--test-duration", "--for", "--run-time", "--max-seconds",
+        "--benchmark-duration", "--test-time", "--run-seconds", "--minutes", "--max-duration",
+    ),
     "--tpot-p95": ("--itl-p95",),
     "--tpot-p95 30ms, the planned percentile,": ("--tpot-p99", "--tpot-p90", "--itl-p99", "--itl-p90"),
     "--ttft-p95 1s, the planned percentile,": ("--ttft-p99", "--ttft-p90", "--p99-ttft", "--p90-ttft"),
@@ -384,11 +388,6 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
     "mw serve": {
         "a server takes all devices; hide others with CUDA_VISIBLE_DEVICES=0": (
             "--gpu", "--gpus", "--device",
-        ),
-    },
-    "mw bench serve": {
-        "a load ends after --requests 600, its rate times its seconds": (
-            "--duration", "--time", "--seconds", "--runtime", "--test-duration",
         ),
     },
     "mw quantize": {

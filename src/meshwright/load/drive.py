@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import cycle
 
 from meshwright.errors import RequestError
 from meshwright.load.client import Client, TextOrChat
@@ -11,6 +12,7 @@ from meshwright.load.traffic import Chat, Load, Turn
 
 # Words of two requests whose usage counts a server's tokens; the second is the longest that fits the context.
 _FEW_WORDS, _MORE_WORDS = 16, (144, 64, 32)
+_PAUSE_SECONDS = 0.1  # after an error, in a load that ends by time
 
 
 async def fit_words(client: Client, *, chat: bool) -> Words:
@@ -39,9 +41,14 @@ async def fit_words(client: Client, *, chat: bool) -> Words:
 async def drive(
     client: Client, load: Load, words: Words, on_answer: Callable[[TimedAnswer], None]
 ) -> list[TimedAnswer]:
-    """The answers to all turns, chat by chat; a chat ends at its first error."""
+    """The answers to all turns, chat by chat; a chat ends at its first error.
+
+    A load that ends by time awaits the answers that are under way at its end.
+    """
     gate = asyncio.Semaphore(load.concurrency or len(load.chats))
     client.start_clock()
+    if load.repeats:
+        return await _drive_until(client, load, words, on_answer)
 
     async def run(number: int, chat: Chat) -> list[TimedAnswer]:
         await asyncio.sleep(max(0.0, chat.arrival_seconds - client.now()))
@@ -50,6 +57,24 @@ async def drive(
 
     by_chat = await asyncio.gather(*(run(number, chat) for number, chat in enumerate(load.chats)))
     return [answer for answers in by_chat for answer in answers]
+
+
+async def _drive_until(
+    client: Client, load: Load, words: Words, on_answer: Callable[[TimedAnswer], None]
+) -> list[TimedAnswer]:
+    """The answers of a closed loop that begins chats until the load's time is over."""
+    numbered = enumerate(cycle(load.chats))
+    answers: list[TimedAnswer] = []
+
+    async def run() -> None:
+        while client.now() < load.until_seconds:
+            number, chat = next(numbered)
+            answers.extend(await _converse(client, load, words, number, chat.turns, on_answer))
+            if answers[-1].error:  # so that a server that refuses all is not asked without pause
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    await asyncio.gather(*(run() for _ in range(load.concurrency or 1)))
+    return answers
 
 
 async def _converse(

@@ -1,23 +1,38 @@
 """The settings of a load test: its requests, its targets, and the servers of a simulation."""
 
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 
 import numpy as np
 
+from meshwright.errors import DataError
 from meshwright.load import traffic
 from meshwright.options import option
-from meshwright.units import parse_count, parse_rate, parse_seconds_per_token, parse_seconds_to_first_token
+from meshwright.units import (
+    parse_count,
+    parse_rate,
+    parse_seconds,
+    parse_seconds_per_token,
+    parse_seconds_to_first_token,
+)
 
 _CLOSED_LOOP = 8
+_REQUESTS = 64
+# Different lengths of a closed loop that ends by time; a load with more requests repeats them in order.
+_DRAWN = 4096
+# Standard deviations of the Poisson count of arrivals, which are drawn in addition to its mean.
+_SPARE = 6
 
 
 @dataclass(frozen=True)
 class Traffic:
     """The requests of a load test and their times of arrival."""
 
-    requests: int = option(64, parser=parse_count, help="Number of requests.")
+    requests: int | None = option(None, parser=parse_count, help="Number of requests.", unset=str(_REQUESTS))
+    duration: float | None = option(
+        None, above=0, parser=parse_seconds, help="Send requests for this time, in place of --requests: 60s."
+    )
     concurrency: int | None = option(
         None, least=1, help="Closed loop: requests in flight.", unset=str(_CLOSED_LOOP)
     )
@@ -48,13 +63,34 @@ class Traffic:
             return traffic.read_trace(self.trace)
         arrivals = traffic.poisson(self.rate, self.burst, self.seed) if self.rate else traffic.at_once()
         lengths = traffic.named_lengths(self.lengths, self.prompt_tokens, self.output_tokens)
-        return traffic.chats(lengths, self.requests, self.turns, arrivals, self.seed)
+        chats = traffic.chats(lengths, self._num_drawn(), self.turns, arrivals, self.seed)
+        begun = [chat for chat in chats if chat.arrival_seconds < self.until_seconds]
+        if not begun:
+            raise DataError(
+                f"--duration {self.duration:g}s: no request arrives in that time at --rate {self.rate:g}"
+            )
+        return begun
+
+    @property
+    def until_seconds(self) -> float:
+        """The time after which no chat begins; infinite without --duration."""
+        return inf if self.duration is None else self.duration
+
+    def _num_drawn(self) -> int:
+        """The number of requests to draw."""
+        if self.duration is None:
+            return self.requests or _REQUESTS
+        if self.rate is None:
+            return _DRAWN
+        bursts = self.rate * self.duration / self.burst
+        return self.turns * self.burst * ceil(bursts + _SPARE * bursts**0.5 + _SPARE)
 
     def to_dict(self) -> dict[str, object]:
         """The key `traffic` of `mw bench serve --json`."""
         return {
             "arrivals": "trace" if self.trace else "poisson" if self.rate else "closed",
             "rate_per_second": self.rate,
+            "duration_seconds": self.duration,
             "burst": self.burst,
             "concurrency": self.closed,
             "lengths": str(self.trace) if self.trace else self.lengths,

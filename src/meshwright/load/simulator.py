@@ -29,7 +29,7 @@ import numpy as np
 from meshwright.errors import RequestError
 from meshwright.load.counted import CountedRunning, CountedText, counted_tokens
 from meshwright.load.timed_answer import TimedAnswer
-from meshwright.load.traffic import Load
+from meshwright.load.traffic import Load, Turn
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import IdleSeconds, Limits
 from meshwright.serve.engine.policy import Mode, Policy, policy_of
@@ -197,7 +197,7 @@ class _Simulation:
 
     def _ask(self, number: int, replica: "_Replica", turn_number: int, history: CountedText) -> None:
         """Send a turn of a chat, after the tokens of `history`."""
-        turn = self._load.chats[number].turns[turn_number]
+        turn = self._turns(number)[turn_number]
         prompt = history.of_length(len(history) + turn.prompt_tokens)
         answer = TimedAnswer(self.now, prompt_tokens=len(prompt))
         asked = _Asked(number, turn_number, replica, prompt, turn.output_tokens, answer)
@@ -220,14 +220,23 @@ class _Simulation:
         """End a turn, and send the next of its chat, or begin a chat that waits."""
         asked.answer.end_seconds = self.now
         following = asked.turn + 1
-        if following < len(self._load.chats[asked.chat].turns):
+        if following < len(self._turns(asked.chat)):
             history = asked.prompt.of_length(len(asked.prompt) + asked.num_tokens)
             self._ask(asked.chat, asked.replica, following, history)
             return
         self._under_way -= 1
         asked.replica.num_chats -= 1
+        if self.now >= self._load.until_seconds:
+            return
+        if not self._waiting and self._load.repeats:
+            self._waiting.append(len(self._asked))
+            self._asked.append([])
         if self._waiting:
             self._arrive(self._waiting.popleft())
+
+    def _turns(self, number: int) -> Sequence[Turn]:
+        """The turns of a chat; a load that ends by time repeats its chats."""
+        return self._load.chats[number % len(self._load.chats)].turns
 
     def prefilled(self, asked: "_Asked") -> None:
         """Move a prefilled prompt to the replica that answers."""

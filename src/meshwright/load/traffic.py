@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,8 @@ class Load:
     """The requests of a load test.
 
     concurrency: maximum number of concurrent chats, None for no limit (open loop). prefix_tokens: length of
-    the text at the start of every chat. chat: send requests to /v1/chat/completions.
+    the text at the start of every chat. chat: send requests to /v1/chat/completions. until_seconds: no chat
+    begins after it; a closed loop repeats its chats until then.
     """
 
     chats: Sequence[Chat]
@@ -44,6 +45,12 @@ class Load:
     prefix_tokens: int = 0
     chat: bool = False
     seed: int = 0
+    until_seconds: float = inf
+
+    @property
+    def repeats(self) -> bool:
+        """Whether chats are repeated until the load's time is over."""
+        return self.concurrency is not None and self.until_seconds < inf
 
 
 @dataclass(frozen=True)
