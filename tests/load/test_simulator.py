@@ -12,8 +12,8 @@ from meshwright.errors import DataError, RequestError
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.load.padded import PaddedSteps
-from meshwright.load.simulator import Planned, StepPrices, simulate_server
 from meshwright.load.settings import Traffic
+from meshwright.load.simulator import Planned, StepPrices, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn, poisson
 from meshwright.models.config import Window
 from meshwright.models.presets import load_model

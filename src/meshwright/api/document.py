@@ -127,6 +127,9 @@ def write_plan(path: Path, plan: Plan, document: dict) -> Path:
 
 def check_output(path: Path) -> None:
     """Raise PlanError for a file that is not for TOML, OutputError if it cannot be written."""
+    if path.name in ("json", "yaml", "csv", "html"):
+        page = f", and mw report plan.toml -o plan.{path.name} a page" if path.name == "html" else ""
+        raise PlanError(f"-o {path} is a file's path; --json prints JSON, -o plan.toml writes the plan{page}")
     if path.suffix == ".json":
         raise PlanError(
             f"-o {path}: the plan is TOML, and the .json next to it holds its figures; name a .toml"

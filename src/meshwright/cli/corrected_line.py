@@ -23,9 +23,9 @@ from meshwright.cli.line_pieces import LAUNCHED, Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import is_no_value, is_unknown_name, with_a_right_value
 from meshwright.cli.other_files import step_of
-from meshwright.cli.other_notation import array_of_bytes, expression_here, sizes_here
+from meshwright.cli.other_notation import array_of_bytes, expression_here, matmul_here, sizes_here
 from meshwright.cli.other_subjects import HOSTS, words_of
-from meshwright.cli.other_values import plain_words
+from meshwright.cli.other_values import dtype_here, plain_words
 from meshwright.cli.pasted_words import unpasted
 from meshwright.cli.sentences import MEANS_PLANS, notes_of_sentence
 from meshwright.cli.sentences import line_of as sentence_line
@@ -39,12 +39,14 @@ from meshwright.cli.spoken_names import (
 )
 from meshwright.cli.unlisted_chips import with_its_file, with_nearest
 from meshwright.cli.value_kinds import is_machine
+from meshwright.dtypes import KNOWN
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load as load_hardware
 from meshwright.launch.cluster_job import cluster_job
 
 # Words in torchrun's options, for values that mw launch sets itself.
 _OF_STARTS = {"nproc", "rdzv", "master", "rank", "node", "standalone", "processes"}
+_BYTES = r"[\d.]+ ?[kmgt]i?b"  # an array's size
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
 # Options of other programs: for the function of a script, and for the page of a plan (mw report).
 _FUNCTIONS = {"--fn", "--function", "--func", "--entry", "--entrypoint"}
@@ -66,6 +68,8 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     words = unpasted(typed)
     if "--" in words:  # the words after it are another command's
         return _launching(words)
+    if matmul := _matmul(words):
+        return matmul
     words, machine = with_nearest(words)
     # A line that differs only by blanks around words is not offered.
     as_typed = ["mw", *(word if word.lstrip().startswith("-") else word.strip() for word in typed)]
@@ -80,6 +84,17 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     return with_its_file(line, machine) if line and machine else line
 
 
+def _matmul(words: Sequence[str]) -> str:
+    """The line of mw shard for a matmul of given sizes on one chip, such as `roofline 512x4096x4096 v5e`."""
+    machines = [word for word in words if not word.startswith("-") and is_machine(word)]
+    named = (word.lower() for word in words if re.match("[a-z]", word, re.I))
+    dtype = next(filter(None, (word if word in KNOWN else dtype_here(word) for word in named)), "")
+    sharding = command_at(("shard",))
+    line = matmul_here(words, machines, dtype)
+    parses = bool(line) and sharding is not None and sharding.parses(line[1:])
+    return shlex.join(["mw", *line]) if parses else ""
+
+
 def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     """Notes on an offered `line`: what it leaves out, each with the reason, and models that it assumes."""
     line = line.rpartition(", then type ")[2]  # as `with_its_file` writes it
@@ -88,6 +103,8 @@ def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     if not commands:
         return {}
     words = unpasted(plain_words(args))
+    if _matmul(words) or (commands[-1].path == ("collective",) and not any("-" in word for word in words)):
+        return {}
     if not any(word.startswith("-") for word in words):
         return dict(notes_of_sentence(words, commands[-1].path))
     sizes = [match[1] for word in words if (match := SIZE.fullmatch(word))]
@@ -283,6 +300,8 @@ def _in_our_words(piece: Piece, command: Command) -> list[Piece] | None:
         piece = replace(piece, value=command.example_of(piece.option))
     if _is_count_of_output(piece, command):
         return [Piece("--output-tokens", piece.value)]
+    if piece.option in ("-o", "--output") and piece.value == "json" and "--json" in command.options:
+        return [Piece("--json", "")]
     if known or not piece.option:
         return [piece]
     ours = replaced(piece, command)
@@ -308,10 +327,16 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
     """The words of mw collective with an array of a number of bytes, such as `all-gather --size 1GB`."""
     pieces = pieces_of(words, command)
     size = next((piece for piece in pieces if re.search("size|bytes", piece.option)), None)
+    bare = [piece for piece in pieces if not piece.option]
+    size = size or next((piece for piece in bare[1:] if re.fullmatch(_BYTES, piece.value, re.I)), None)
+    number = next((piece for piece in pieces if _is_number_of_chips(piece, bare)), None)
     text = next((piece.value for piece in pieces if not piece.option), "")
     axis = next((piece for piece in pieces if piece.option in ("--axis", "--axes", "--over")), None)
     name, _, inner = text.partition("(")
     machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
+    machine = machine or next((piece.value for piece in bare[1:] if is_machine(piece.value)), "")
+    if machine and number is not None and ":" not in machine:
+        machine = f"{machine}:{number.value}"
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     try:
         chips = load_hardware(machine).num_chips if machine and not mesh else 0
@@ -322,9 +347,17 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
         return words
     if not made or not (mesh or chips):
         return words
-    replaced_here = {"", "--mesh", "--dims", *(piece.option for piece in (size, axis) if piece)}
+    others = (piece.option for piece in (size, axis, number) if piece)
+    replaced_here = {"", "--mesh", "--dims", "--hardware", *others}
     kept = [piece for piece in pieces if piece.option not in replaced_here]
-    return [*made, *(word for piece in kept for word in piece.words)]
+    of_machine = ["--hardware", machine] if machine else []
+    return [*made, *of_machine, *(word for piece in kept for word in piece.words)]
+
+
+def _is_number_of_chips(piece: Piece, bare: Sequence[Piece]) -> bool:
+    """Whether a piece is the number of chips of a collective: `--gpus 16`, or 16 after its name."""
+    is_named = {"gpus", "chips", "devices", "ranks", "tpus", "gpu"} & set(words_of(piece.option))
+    return bool(is_named or piece in bare[1:]) and piece.value.isdecimal()
 
 
 def _listed(pieces: Sequence[Piece], command: Command) -> Iterator[Piece]:

@@ -208,8 +208,10 @@ def _of_machines(words: Sequence[str]) -> list[str]:
     """The words of mw plan train for `mw compare` of machines, which compares plans; [] for other words."""
     if words[0] != "compare":
         return []
-    machines = [word for word in words[1:] if is_machine(word) and not word.endswith(".toml")]
-    rest = [word for word in words[1:] if word not in (*machines, "--hardware")]
+    each = (word for word in words[1:] if not word.endswith(".toml"))
+    listed = [word for word in each if all(map(is_machine, word.split(",")))]
+    machines = [machine for word in listed for machine in word.split(",")]
+    rest = [word for word in words[1:] if word not in (*listed, "--hardware")]
     models = [] if "--model" in rest else [word for word in rest if is_model(word)]
     if not machines or len(models) > 1 or not (models or "--model" in rest or len(machines) > 1):
         return []

@@ -86,14 +86,12 @@ _DEFERRED = {
             "num-layers-per-virtual-stage",
         ),
     },
-    "--requests": {"--duration": ("duration", "time", "seconds", "runtime", "test-duration")},
 }
 
 # The text by which an offered line shows that a deferred option was converted.
 SHOWN_DEFERRED = {
     "--micro-batch-size": "microbatches=",
     "--layers-per-virtual-stage": "schedule=",
-    "--duration": "--requests ",
 }
 
 
@@ -171,7 +169,6 @@ def _undeferred(piece: Piece, pieces: Sequence[Piece]) -> list[Piece]:
     converters = {
         "--micro-batch-size": _microbatches,
         "--layers-per-virtual-stage": _interleave,
-        "--duration": _requests,
     }
     if piece.option not in converters:
         return [piece]
@@ -222,16 +219,6 @@ def _interleave(layers: str, given: Mapping[str, str]) -> list[Piece]:
 def _layout_words(given: Mapping[str, str], words: str) -> Piece:
     """Words of a layout as a piece of --layout if the line has one, otherwise of --given."""
     return Piece("--layout" if "--layout" in given else "--given", words)
-
-
-def _requests(duration: str, given: Mapping[str, str]) -> list[Piece]:
-    """The number of requests of a load that lasts for a duration."""
-    from meshwright.units import parse_rate, parse_seconds
-
-    if duration.endswith("m"):  # minutes, for which `parse_seconds` takes min
-        duration += "in"
-    seconds = parse_seconds(duration)
-    return [Piece("--requests", f"{round(parse_rate(given['--rate']) * seconds)}")]
 
 
 def launched(pieces: Sequence[Piece]) -> list[Piece]:

@@ -48,6 +48,9 @@ def with_a_right_value(piece: Piece, command: Command) -> Piece:
     if not piece.value or piece.option not in command.options:
         return piece
     value = piece.value
+    hourly = re.fullmatch(r"(.*\d\w?)\s?(?:/|per )\s?h(?:r|our)?", value)
+    if piece.option == "--budget" and hourly and "--max-price-per-hour" in command.options:
+        return Piece("--max-price-per-hour", hourly[1])
     if piece.option == "--hardware" and re.search(r",\s*[A-Za-z]", value):
         machines = (replace(piece, value=each.strip()) for each in value.split(","))
         every = ",".join(with_a_right_value(each, command).value for each in machines)

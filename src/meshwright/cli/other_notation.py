@@ -1,6 +1,8 @@
 """Sharded products and collectives as other texts write them, translated to the notation of mw."""
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
 from meshwright.errors import plain_name
@@ -55,6 +57,51 @@ def expression_here(text: str, axes: str) -> str:
         bare = re.fullmatch(r"(\w+_(?:[A-Z]|\{[^}]*\}))\s+(\w*\[.*)", text)  # without parentheses
         return f"{bare[1]}({bare[2]})" if bare else text
     return _collective(op, array[1], array[2] or "", axes) if op and array and " . " not in plain else plain
+
+
+# Words for a matmul, its sizes in options, and sizes as people write them: 512x4096x4096, [512, 4096].
+_MATMULS = {"matmul", "matmuls", "gemm", "gemms", "mm", "dot", "linear"}
+_ROOFLINES = {"roofline", "rooflines", "intensity"}
+_SIZES = {"--m": "I", "--k": "J", "--n": "K"}
+_THREE = re.compile(r"(\d+)\s*[x,*]\s*(\d+)\s*[x,*]\s*(\d+)", re.I)
+_TWO = r"[\[(]?\s*(\d+)\s*[x,]\s*(\d+)\s*[\])]?"
+_PAIRS = re.compile(rf"{_TWO}\s*(?:@|\*|x|\.|by|times|,|\s)\s*{_TWO}", re.I)
+
+
+def matmul_here(words: Sequence[str], machines: Sequence[str], dtype: str) -> list[str]:
+    """The words of mw shard for one matmul on one chip, from its sizes; [] for words about something else.
+
+    Sizes are M x N x K, which BLAS uses, or the two operands' shapes. machines: those of the words.
+
+    >>> matmul_here("roofline matmul 512x4096x1024 h100".split(), ["h100"], "int8")[1:5]
+    ['A[I, J] . B[J, K] -> C[I, K]', '--mesh', 'X=1', '--dims']
+    >>> matmul_here("gemm 512,1024 @ 1024,4096".split(), [], "")[5]
+    'I=512,J=1024,K=4096'
+    >>> matmul_here("roofline --m 512 --n 4096 --k 1024".split(), [], "")[5]
+    'I=512,J=1024,K=4096'
+    """
+    first = {word.lower() for word in words[:3]}
+    if not first & (_MATMULS | _ROOFLINES) or words[0] in ("bench", "shard"):
+        return []
+    text = " ".join(word for word in words if word not in machines)
+    options = pairwise(words)
+    named = {_SIZES[name.lower()]: size for name, size in options if name.lower() in _SIZES}
+    named = {letter: size for letter, size in named.items() if size.isdecimal()}
+    if pairs := _PAIRS.search(text):
+        rows, inner, other, columns = pairs.groups()
+        sizes = {"I": rows, "J": inner, "K": columns} if inner == other else {}
+    elif three := _THREE.search(text):
+        rows, columns, inner = three.groups()
+        sizes = {"I": rows, "J": inner, "K": columns}
+    else:
+        sizes = named
+    if sorted(sizes) != ["I", "J", "K"]:
+        return []
+    dims = ",".join(f"{letter}={sizes[letter]}" for letter in "IJK")
+    line = ["shard", "A[I, J] . B[J, K] -> C[I, K]", "--mesh", "X=1", "--dims", dims]
+    if machines:
+        line += ["--hardware", f"{machines[0].partition(':')[0]}:1"]
+    return [*line, *(["--dtype", dtype] if dtype else [])]
 
 
 def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from meshwright.cli.other_values import MACHINE, dtype_here, time_here, with_value
+from meshwright.cli.other_values import KINDS_OF_CHIPS, MACHINE, dtype_here, time_here, with_value
 
 # difflib's least ratio of similarity for a typing error, and for a name that no table explains.
 TYPO, ALIKE = 0.85, 0.7
@@ -182,9 +182,12 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--memory-fraction", "--gpu-memory-utilization", "--mem-fraction-static",
         "--per-process-gpu-memory-fraction", "--xla-python-client-mem-fraction",
     ),
+    "--budget": (
+        "--max-cost", "--total-budget", "--max-budget", "--max-total-cost", "--spend", "--max-spend",
+    ),
     "--max-price-per-hour": (
         "--budget", "--max-cost", "--max-price", "--max-cost-per-hour", "--max-hourly-cost",
-        "--hourly-budget",
+        "--hourly-budget", "--budget-per-hour", "--price-limit", "--max-price-hour",
     ),
     "--smallest --days 30": (
         "--deadline", "--duration", "--in-days", "--finish-in", "--time-limit", "--within", "--max-days",
@@ -316,9 +319,6 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "--hardware h100:64 is the most, and --smallest finds the fewest that suffice": (
             "--max-gpus", "--max-nodes", "--max-chips", "--min-gpus",
-        ),
-        "--tokens 15T adds the price of the run; --price 2.5 sets a chip-hour's price": (
-            "--budget", "--max-cost", "--max-price", "--cost",
         ),
         "--smallest finds the fewest chips, and mw compare the cheapest of several plans": (
             "--cheapest", "--cheap", "--min-cost", "--lowest-cost",
@@ -544,7 +544,11 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     plain = _plain(given)
     if plain == "--context" and "--given" in options and value.isdecimal() and int(value) <= _MOST_RANKS:
         return f"--given context={value}"
-    if words := _phase(plain, value, options) or _of_type(plain, value, options):
+    if (
+        words := _phase(plain, value, options)
+        or _target(plain, value, options)
+        or _of_type(plain, value, options)
+    ):
         return words
     unit = next((unit for unit in ("hour", "week", "month") if unit in plain), "")
     if unit and value.isdecimal() and "--days" in options:
@@ -592,6 +596,12 @@ def _phase(plain: str, value: str, options: Collection[str]) -> str:
     """The words for an option that names a phase, such as --decode or --mode decode; "" for others."""
     named = f"--{value}" if plain in ("--mode", "--stage") else "" if value[:1].isdigit() else plain
     return f"--phase {_PHASES[named]}" if named in _PHASES and "--phase" in options else ""
+
+
+def _target(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for an option that names a kind of chip without a value, such as --gpu; "" for others."""
+    kind = plain.strip("-")
+    return f"--target {kind}" if not value and "--target" in options and kind in KINDS_OF_CHIPS else ""
 
 
 def _of_type(plain: str, value: str, options: Collection[str]) -> str:

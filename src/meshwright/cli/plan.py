@@ -39,6 +39,7 @@ from meshwright.options import REQUIRED, option
 from meshwright.plan.explain.explanation import Explanation
 from meshwright.plan.plan_costs import plan_costs
 from meshwright.plan.smallest import NothingFits
+from meshwright.plan.spending import SpendingLimits
 from meshwright.programs.program import DEFAULT as XLA
 from meshwright.units import parse_count
 
@@ -75,6 +76,7 @@ def train(
         None, parser=parse_count, help="Critical batch size in tokens; adds a comparison with the batch."
     ),
     size: SizeOptions,
+    limits: SpendingLimits,
     anchor: tuple[Path, ...] = option(
         (), help="Measured runs to correct by: a metrics.jsonl (with its plan.toml) or a CSV; repeatable."
     ),
@@ -92,11 +94,12 @@ def train(
 ) -> None:
     """Rank layouts for training a model by predicted step time.
 
-    Exits 1 if none fits the memory.
+    Exits 1 if none fits the memory, or if the best costs more than --max-price-per-hour or --budget.
 
     \b
     mw plan train --model llama-3-70b --hardware v5p:16x20x28 --batch-tokens 4M --seq-len 4096
     mw plan train --model llama-3-8b --hardware h100 --batch-tokens 4M --seq-len 8192 --smallest
+    mw plan train --model llama-3-8b --hardware h100 --batch-tokens 4M --seq-len 8192 --max-price-per-hour 500
     """
     config = load_model_with(model, changes)
     hardwares = tuple(spec.strip() for text in hardwares for spec in text.split(","))
@@ -107,19 +110,24 @@ def train(
         search = replace(search, runnable=True)
     if len(hardwares) != 1:
         single = {"-o": output, "--layout": layout, "--anchor": anchor, "--audit": audit}
+        single |= {"--max-price-per-hour": limits.max_price_per_hour, "--budget": limits.budget}
         _check_several(single | {"--smallest": size.smallest})
         machines = [conditions.of(load_hardware(spec)) for spec in hardwares]
         priced = ChipPrices(price, currency).of(machines)
         _compare(config, priced, work, search, conditions.launcher, as_json)
         return
     [hardware] = hardwares
+    if limits.budget is not None and tokens is None:
+        raise PlanError("--budget needs the length of the run; add --tokens 1T")
     if size.smallest:
         _check_smallest(layout, anchor, conditions)
         refuse_with({"--price": price, "--currency": currency}, "--smallest compares no prices")
         plans = _smallest(config, hardware, work, search, size, tokens, as_json)
     else:
         _check_not_smallest(size)
-        [machine] = ChipPrices(price, currency).of([conditions.of(load_hardware(hardware))])
+        prices = ChipPrices(price, currency)
+        hardware = limits.largest_machine(hardware, prices)
+        [machine] = prices.of([conditions.of(load_hardware(hardware))])
         machine, corrections = anchored_by(machine, anchor)
         for line in corrections:
             note(f"--anchor: {line}")
@@ -133,6 +141,9 @@ def train(
         with waiting("pricing the alternatives"):
             explanation = plans.explain(tokens=tokens, critical_batch=critical_batch)
     _answer(plans, explanation, in_words=explain, as_json=as_json, output=output)
+    if faults := limits.faults(plans.best.candidate, tokens):
+        note(f"mw: {'; '.join(faults)}")
+        raise typer.Exit(_DOES_NOT_FIT)
 
 
 def _ranked(

@@ -29,7 +29,8 @@ _ROLES_OF: dict[tuple[str, ...], tuple[Role, ...]] = {
 _OPTIONS: dict[tuple[str, ...], dict[Role, str]] = {
     ("plan", "train"): {
         "tokens": "--tokens {}", "days": "--smallest --days {}", "price": "--price {}",
-        "context": "--seq-len {}", "dtype": "--weights-dtype {}",
+        "context": "--seq-len {}", "dtype": "--weights-dtype {}", "budget": "--budget {}",
+        "hourly": "--max-price-per-hour {}",
     },
     ("plan", "serve"): {
         "rate": "--rate {}", "users": "--rate {}/min", "latency": "--ttft {}", "price": "--price {}",
@@ -41,11 +42,7 @@ _OPTIONS: dict[tuple[str, ...], dict[Role, str]] = {
 }  # fmt: skip
 # Why a command has no option for an amount, by role and command; None stands for all other commands.
 _REASONS: dict[Role, dict[tuple[str, ...] | None, str]] = {
-    "budget": {
-        ("plan", "train"): "with --tokens the plan prints the price of the run, to compare with it",
-        None: "mw plan train --tokens 1T prints the price of a run",
-    },
-    "hourly": {("plan", "train"): "the plan prints the price of an hour, to compare with it"},
+    "budget": {None: "mw plan train --tokens 1T --budget 50k bounds the price of a run"},
     "epochs": {None: "a plan counts tokens, --tokens; mw train has --epochs"},
     "dtype": {None: "every type is shown"},
 }

@@ -224,7 +224,8 @@ def environment(option: str, value: str) -> str:
         return f"JAX_PLATFORMS={plain}"
     is_count = ("num" in name or name.endswith("s")) and not name.endswith("ids") and plain.isdecimal()
     devices = ",".join(map(str, range(int(plain)))) if is_count and 0 < int(plain) <= _MOST_DEVICES else plain
-    return f"CUDA_VISIBLE_DEVICES={devices}" if re.fullmatch(r"\d+(,\d+)*", devices) else ""
+    # A longer number is a card's name: 4090.
+    return f"CUDA_VISIBLE_DEVICES={devices}" if re.fullmatch(r"\d{1,2}(,\d{1,2})*", devices) else ""
 
 
 def with_environment(line: str, words: Sequence[str]) -> str:

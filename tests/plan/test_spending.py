@@ -1,0 +1,52 @@
+"""Limits on the money of a training run."""
+
+import re
+
+import pytest
+
+from meshwright.cli.main import main
+from meshwright.errors import MeshwrightError, PlanError
+from meshwright.hardware.catalog import load
+from meshwright.hardware.prices import ChipPrices
+from meshwright.plan.spending import SpendingLimits, parse_money, parse_whole_budget
+from meshwright.units import parse_count
+
+RUN = ["--model", "llama-3-8b", "--batch-tokens", "512Ki", "--seq-len", "4096"]
+
+
+def test_the_largest_machine_that_the_price_pays():
+    """At 2 an hour 500 pays 250 chips: 31 whole hosts of 8, and the sizes tried are 28 hosts and then 32."""
+    spec = SpendingLimits(max_price_per_hour=500.0).largest_machine("h100", ChipPrices(price="2"))
+    assert load(spec).num_chips == 224
+    assert SpendingLimits(max_price_per_hour=1.0).largest_machine("h100:64", ChipPrices()) == "h100:64"
+    with pytest.raises(PlanError, match=r"h100:1x1 costs 2.00 USD an hour"):
+        SpendingLimits(max_price_per_hour=1.0).largest_machine("h100", ChipPrices(price="2"))
+
+
+def test_a_run_over_its_budget_exits_1_and_names_the_tokens_that_the_money_pays(capsys):
+    def run(budget: str, tokens: str) -> int:
+        words = ["--hardware", "h100:8", "--price", "2", "--tokens", tokens, "--budget", budget]
+        return main(["plan", "train", *RUN, *words, "--json"])
+
+    assert run("$1k", "100B") == 1
+    cost, paid = re.search(r"costs ([\d,]+) USD, .*; it pays (\w+) tokens", capsys.readouterr().err).groups()
+    price = float(cost.replace(",", ""))
+    assert parse_count(paid) == pytest.approx(100e9 * 1000 / price, rel=0.01)
+    assert run(f"{price * 1.01:.0f}", "100B") == 0
+
+
+def test_a_machine_over_its_price_exits_1_and_names_a_smaller_one(capsys):
+    words = ["--hardware", "h100:64", "--price", "2", "--max-price-per-hour", "100/hour"]
+    assert main(["plan", "train", *RUN, *words]) == 1
+    assert "h100:64 costs 128.00 USD an hour" in (message := capsys.readouterr().err)
+    assert "fits: --hardware h100:6x8" in message
+
+
+def test_money_as_people_write_it():
+    assert parse_money("1,500 USD") == 1500.0
+    for text in ("-5", "0", "much", "5 parsecs"):
+        with pytest.raises(MeshwrightError, match="not an amount of money"):
+            parse_money(text)
+    with pytest.raises(MeshwrightError, match=r"write --max-price-per-hour 50"):
+        parse_whole_budget("50/hour")
+    assert main(["plan", "train", *RUN, "--hardware", "h100:8", "--budget", "50k"]) == 2
