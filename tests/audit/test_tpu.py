@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -155,3 +156,24 @@ def test_rows_of_experts_travel_as_planned() -> None:
     # The counts of rows are gathered by a sum of zero-padded shards, which is negligible.
     assert {row["status"] for row in of_experts} <= {"match", "equivalent", "negligible"}
     assert audit["flops"]["compiled"] / audit["flops"]["planned"] == pytest.approx(1, abs=0.01)
+
+
+def test_a_loop_over_split_examples_is_named_if_it_gathers_them_in_each_turn() -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+    import meshwright
+
+    mesh = AbstractMesh((8,), ("data",))
+
+    def total(w: Any, x: Any) -> Any:
+        def add(g: Any, row: Any) -> Any:
+            return g + jax.grad(lambda w: jnp.mean(jnp.tanh(row @ w) ** 2))(w), None
+
+        return w - 0.1 * jax.lax.scan(add, jnp.zeros_like(w), x)[0]
+
+    w = jax.ShapeDtypeStruct((512, 512), "float32", sharding=NamedSharding(mesh, PartitionSpec()))
+    x = jax.ShapeDtypeStruct((64, 128, 512), "float32", sharding=NamedSharding(mesh, PartitionSpec("data")))
+    audit = meshwright.audit(jax.jit(total, donate_argnums=0), w, x, hardware="v5p:2x2x2")
+    assert {one["kind"] for one in audit["warnings"]} == {"batch_gathered"}

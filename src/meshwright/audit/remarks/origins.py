@@ -72,7 +72,7 @@ def padded_dimension(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A batch gathered because a loop runs over its split rows: lax.map, or lax.scan over examples."""
-    if emitted.op != "all_gather" or emitted.is_written or emitted.value.place.loops:
+    if emitted.op != "all_gather" or emitted.is_written:
         return None
     name = emitted.collective.op_name
     dims = emitted.value.instruction.attributes.get("dimensions", "")
@@ -81,12 +81,17 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
     *_, origin = history(context.program, emitted.operand(), COPIES | {"convert"})
     if not _is_of_batch(origin.instruction, emitted, context) and not _meets_the_same(emitted, context):
         return None
-    if not any(user.instruction.opcode == "while" for user, _ in emitted.uses(context.program)):
+    # XLA for TPUs leaves the gather in the loop, where each turn repeats it.
+    in_loop = bool(emitted.value.place.loops)
+    if not in_loop and not any(
+        user.instruction.opcode == "while" for user, _ in emitted.uses(context.program)
+    ):
         return None
+    when = "in each turn of" if in_loop else "before"
     return (
         BATCH_GATHERED,
         f"the batch (`{emitted.tensor}`, {emitted.collective.gathered_bytes:,} B) is gathered over "
-        f"{context.over(emitted)} before a loop over its rows (lax.map, or lax.scan): every device runs all "
+        f"{context.over(emitted)} {when} a loop over its rows (lax.map, or lax.scan): every device runs all "
         "turns",
         "loop over each device's own rows, in jax.shard_map with the batch's axis in in_specs (and a psum of "
         "sums over rows); or use jax.vmap over the rows in place of the loop",
