@@ -132,7 +132,7 @@ def test_where_nothing_meets_the_target_json_says_why_and_what_is_nearest(capsys
     assert found["nearest"]["batch"] == 1 and "--tpot" in found["reason"]
     load = ["--engine", "vllm", "--rate", "1", "--tpot-p95", "0.00001"]
     of_load = document(capsys, *ASKED[:-6], "--hardware", "h100:1x1", *ASKED[-4:], *load, code=1)
-    assert of_load.keys() == found.keys() and "for one request alone" in of_load["reason"]
+    assert of_load.keys() == found.keys() and "for a single request" in of_load["reason"]
 
 
 def test_prompts_are_split_by_position_where_a_target_needs_it(capsys, tmp_path):

@@ -45,7 +45,7 @@ def test_fewer_servers_than_the_best_miss_a_target():
 
 
 def test_targets_that_nothing_meets_are_named():
-    with pytest.raises(Infeasible, match=r"for one request alone; .* gives a token in .*, not 1 ms"):
+    with pytest.raises(Infeasible, match=r"for a single request; .* gives a token in .*, not 1 ms"):
         planned(1, tpot_p95=0.001)
     with pytest.raises(Infeasible, match=r"gives the first token in .*, not 1 ms$"):
         planned(1, ttft_p95=0.001)

@@ -94,9 +94,10 @@ def serve(
         return
     measured["traffic"] = traffic.to_dict()
     if measured["cut"]:
+        drawn = f" of the {len(chats):,} drawn, which are repeated," if load.repeats else ""
         note(
-            f"mw: warning: {format_number_of(measured['cut'], 'request')} shortened or left out to fit the "
-            "context with 10% to spare"
+            f"mw: warning: {format_number_of(measured['cut'], 'request')}{drawn} shortened or left out to "
+            "fit the context with 10% to spare"
         )
     _tell(measured, output, plot=plot, as_json=as_json)
     if measured["errors"]:

@@ -326,8 +326,8 @@ def _too_slow(config: ModelConfig, holding: Sequence[_Alone], load: RatedLoad) -
         if seconds > target
     ]
     return (
-        f"{config.name}: no layout meets the targets even for one request alone; the nearest, "
-        f"{nearest.server.hardware.spec}, {nearest.server.layout}, gives {' and '.join(late)}"
+        f"{config.name}: no layout meets the targets even for a single request; the nearest is "
+        f"{nearest.server.hardware.spec}, {nearest.server.layout}, which gives {' and '.join(late)}"
     )
 
 
