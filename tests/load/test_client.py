@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -182,6 +183,12 @@ def test_a_server_under_load(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         assert later == sorted(later) and later[0] < later[2]  # a turn holds the turns before it
         code, found, _ = run(capsys, *common, "--requests", "2", "--timeout", "0.001", "--model", "other")
         assert code == 2
+        for traffic, arrivals in (("--concurrency", "closed"), ("--rate", "poisson")):
+            began = time.monotonic()
+            code, found, err = run(capsys, *common, traffic, "3", "--duration", "2s")
+            assert (code, found["errors"], found["traffic"]["arrivals"]) == (0, 0, arrivals), err
+            assert 2 <= time.monotonic() - began < 60 and found["traffic"]["duration_seconds"] == 2
+            assert len(found["answers"]) == found["requests"] > 1
     assert main(["report", str(path), "-o", str(tmp_path / "load.html")]) == 0
     assert "time to first token" in (tmp_path / "load.html").read_text()
 
