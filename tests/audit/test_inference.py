@@ -103,7 +103,10 @@ def test_pages_of_16_bits_are_as_planned_on_cpus(phase: InferencePhase) -> None:
     _, memory = inference_cost(TINY, plan.layout, load("cpu:8"), phase, 16, 64)
     planned, compiled = (audit["memory"][f"{side}_by_cause"] for side in ("planned", "compiled"))
     assert planned["cache"] == memory.cache
-    assert planned["weights"] + planned["cache"] == pytest.approx(compiled["arguments"], rel=0.01)
+    num_tokens = 8 * (64 if phase == "prefill" else 1)  # of a device, with 8 of the 16 sequences
+    inputs = 4 * 3 * num_tokens  # i32: each token, its position and its slot
+    held = planned["weights"] + planned["cache"] + inputs
+    assert held == pytest.approx(compiled["arguments"], rel=0.003)
 
 
 @pytest.mark.parametrize(
