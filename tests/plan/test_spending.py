@@ -50,3 +50,13 @@ def test_money_as_people_write_it():
     with pytest.raises(MeshwrightError, match=r"write --max-price-per-hour 50"):
         parse_whole_budget("50/hour")
     assert main(["plan", "train", *RUN, "--hardware", "h100:8", "--budget", "50k"]) == 2
+
+
+def test_a_chip_without_a_size_is_no_fault_of_a_line_with_a_price(capsys):
+    asked = ["plan", "train", *RUN, "--max-price-per-hour", "1", "--hardware"]
+    assert main([*asked, "h100,v5p"]) == 2
+    assert capsys.readouterr().err == "mw: --max-price-per-hour takes one machine; name one --hardware\n"
+    assert main([*asked, "h100"]) == 2
+    assert capsys.readouterr().err.endswith("USD an hour; fits: --max-price-per-hour 10.80\n")
+    assert main([*asked, "h101"]) == 2
+    assert "hardware 'h101' is unknown" in capsys.readouterr().err

@@ -5,7 +5,7 @@ A line is offered only if the command's own parser accepts it.
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -116,11 +116,28 @@ def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
 def unknown_names(args: Sequence[str], commands: Collection[str]) -> str:
     """The message about the first unknown model or machine of a line; empty if all are known."""
     for command, rest in candidates(_rewritten(args), commands):
-        named = [piece for piece in pieces_of(rest, command) if piece.option in ("--model", "--hardware")]
+        pieces = pieces_of(rest, command)
+        named = [piece for piece in pieces if piece.option in ("--model", "--hardware")]
+        if _finds_size(pieces, command):
+            named = [piece for each in named for piece in _of_one_chip(each)]
         valued = (piece for piece in named if piece.value and command.takes_value(piece.option))
         faults = (command.fault(*piece.words) for piece in valued)
         return next(filter(None, faults), "")
     return ""
+
+
+def _finds_size(pieces: Iterable[Piece], command: Command) -> bool:
+    """Whether the command finds the size of a machine, so that --hardware may be a chip."""
+    if command.path != ("plan", "train"):
+        return False
+    return any(piece.option in ("--smallest", "--max-price-per-hour") for piece in pieces)
+
+
+def _of_one_chip(piece: Piece) -> list[Piece]:
+    """A piece for each chip that --hardware names, as a machine of one; any other piece as it is."""
+    if piece.option != "--hardware":
+        return [piece]
+    return [replace(piece, value=f"{name.partition(':')[0]}:1") for name in piece.value.split(",")]
 
 
 def _rewritten(args: Sequence[str]) -> list[str]:
@@ -423,7 +440,7 @@ def _finished(
     """
     pieces = of_its_command(converted(merged(pieces)), command)
     pieces = [piece for piece in pieces if not is_no_value(piece, command)]
-    sized = any(piece.option == "--smallest" for piece in pieces)
+    sized = _finds_size(pieces, command)
     pieces = [
         piece if sized and piece.option == "--hardware" else with_a_right_value(piece, command)
         for piece in pieces

@@ -67,7 +67,7 @@ class SpendingLimits:
             least = per_hour(machines[0].chip, machines[0].num_chips)
             raise PlanError(
                 f"--max-price-per-hour {self.max_price_per_hour:g}: {machines[0].spec} costs {least:,.2f} "
-                f"{machines[0].chip.currency} an hour"
+                f"{machines[0].chip.currency} an hour; fits: --max-price-per-hour {least:.2f}"
             )
         return max(paid, key=lambda machine: machine.num_chips).spec
 
