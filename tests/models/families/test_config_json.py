@@ -12,6 +12,7 @@ from tests.models.families.table import COUNTED, FILES
 from meshwright.errors import ModelError
 from meshwright.layout.runnable import model_lacks
 from meshwright.models import families
+from meshwright.models.config import RopeScaling
 from meshwright.models.count import count_params, forward_flops, kv_cache_bytes, mixer_state_bytes, mtp_params
 from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS
@@ -226,6 +227,26 @@ def _hf_model(transformers: Any, name: str) -> Any:
 def test_a_thinker_config_that_is_no_table_is_refused() -> None:
     with pytest.raises(ModelError, match="thinker_config = 5 must be"):
         from_hf({"model_type": "llama", "thinker_config": 5}, "omni")
+
+
+def test_codegen_needs_heads_for_the_four_groups_of_its_files() -> None:
+    written = {"model_type": "codegen", "n_embd": 96, "n_layer": 2, "n_positions": 64, "vocab_size": 64}
+    written |= {"rotary_dim": 4}
+    assert from_hf(written | {"n_head": 8}, "coder").num_heads == 8
+    with pytest.raises(ModelError, match=r"n_head = 6 does not divide .*; fits: a multiple of 4"):
+        from_hf(written | {"n_head": 6}, "coder")
+
+
+@pytest.mark.parametrize(("version", "base", "divisor"), [(2, 10_000.0, 4), (3, 40_000.0, None)])
+def test_chatglm_2_divides_positions_and_chatglm_3_multiplies_their_base(
+    version: int, base: float, divisor: int | None
+) -> None:
+    written = {"model_type": "chatglm", "num_layers": 2, "hidden_size": 32, "ffn_hidden_size": 48}
+    written |= {"num_attention_heads": 8, "padded_vocab_size": 64, "seq_length": 64, "original_rope": True}
+    written |= {"_name_or_path": f"THUDM/chatglm{version}-6b-32k", "rope_ratio": 4}
+    config = from_hf(written, "glm")
+    scaling = RopeScaling(divisor, kind="linear") if divisor else None
+    assert (config.rope_theta, config.rope_scaling) == (base, scaling)
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from meshwright.models.families.keys import LLAMA_KEYS
 from meshwright.models.families.rope import Rope
 from meshwright.models.families.tensors import LAYER, LLAMA_TENSORS, QKV, fused
 
-# Only files of Baichuan 2 have this vocabulary; no key of theirs names the norm of the head's rows.
+# The vocabulary of Baichuan 2. It identifies the files with a head of normed rows, since no key does.
 _BAICHUAN_2 = 125_696
 
 
 def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    # Of both sizes' files those of 7B have this key, and positions that turn heads.
-    turns = given.get("max_position_embeddings") is not None
-    read: dict[str, Any] = {"positions": "rope" if turns else "alibi"}
+    # Files of 7B have this key, and rotary positions; files of 13B have neither, but ALiBi.
+    is_rotary = given.get("max_position_embeddings") is not None
+    read: dict[str, Any] = {"positions": "rope" if is_rotary else "alibi"}
     if fields["vocab_size"] == _BAICHUAN_2:
         read["planned_only"] = "a head of normed weights (Baichuan 2)"
     return read

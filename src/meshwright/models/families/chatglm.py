@@ -1,6 +1,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.models.config import RopeScaling
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
 from meshwright.models.families.tensors import QKV, fused, in_pairs, linear, norms
@@ -13,9 +14,13 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     shares = given.get("multi_query_attention", True)
     num_kv_heads = given.get("multi_query_group_num", 2) if shares else fields["num_heads"]
     d_head = given.get("kv_channels") or fields["d_head"]
-    # As in ChatGLM 3 and GLM-4: a ratio multiplies the base of positions, which turn half of a head.
-    theta = 10_000.0 * (given.get("rope_ratio") or 1)
-    return {"num_kv_heads": num_kv_heads, "d_head": d_head, "rope_theta": theta, "rotary_dim": d_head // 2}
+    read = {"num_kv_heads": num_kv_heads, "d_head": d_head, "rotary_dim": d_head // 2}  # half of a head turns
+    ratio = given.get("rope_ratio") or 1
+    # ChatGLM 2 divides positions by the ratio. ChatGLM 3 and GLM-4 multiply the base by it. Files with the
+    # same keys differ only in their names.
+    if "chatglm2" in str(given.get("_name_or_path")).lower() and ratio != 1:
+        return read | {"rope_theta": 10_000.0, "rope_scaling": RopeScaling(ratio, kind="linear")}
+    return read | {"rope_theta": 10_000.0 * ratio}
 
 
 FAMILY = Family(
@@ -55,7 +60,7 @@ FAMILY = Family(
                 "multi_query_attention": ("num_kv_heads",),
                 "multi_query_group_num": ("num_kv_heads",),
                 "kv_channels": ("d_head", "rotary_dim"),
-                "rope_ratio": ("rope_theta",),
+                "rope_ratio": ("rope_theta", "rope_scaling"),
             },
         ),
     ),
