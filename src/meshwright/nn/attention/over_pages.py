@@ -227,10 +227,8 @@ def gathered(asked: Asked, paged: PagedKeys) -> Found:
     q = jnp.reshape(asked.q, grouped)
     scores = jnp.concatenate([_products(q, part.keys) for part in parts], axis=-1)
     scores = _scored(scores, asked.positions, keys, paged)
-    if sinks is not None:
-        sinks = jnp.where(
-            part_number(split) == 0, sinks, HIDDEN
-        )  # on one device only: several join their sums
+    if sinks is not None:  # on one device only: several join their sums
+        sinks = jnp.where(part_number(split) == 0, sinks, HIDDEN)
         sink = jnp.broadcast_to(jnp.reshape(sinks, (1, *grouped[2:4], 1, 1)), (*scores.shape[:-1], 1))
         scores = jnp.concatenate([scores, sink], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[1]].astype(asked.q.dtype)
