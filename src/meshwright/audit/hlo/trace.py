@@ -12,6 +12,8 @@ from meshwright.models.transformer import at_most, by_even_load, in_extra_passes
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
 SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
+# Operations that return their first operand with a part of it written.
+WRITES = ("dynamic-update-slice", "scatter")
 MOVES = COPIES | SLICES | {"convert", "transpose", "bitcast-convert"}
 # Custom calls of XLA for TPU that concatenate arrays or cut off padding of zeros.
 _MOVING_CALLS = ("ConcatBitcast", "ZeroCrop")

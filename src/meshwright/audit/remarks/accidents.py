@@ -18,7 +18,7 @@ from meshwright.audit.facts.groups import copied_over, tiles_of
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, entered_as, history, places
+from meshwright.audit.hlo.trace import MOVES, WRITES, TracedValue, entered_as, history, places
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.necessity import NEED_RULES
 from meshwright.audit.remarks.origins import BATCH_GATHERED, ORIGIN_RULES
@@ -97,25 +97,20 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     return ProgramBatch(axes[0] & axes[1], axes[0], elements, names)
 
 
-_WRITES = ("dynamic-update-slice", "scatter", "select")
-
-
 def written_in_part(program: Program) -> set[str]:
     """Names of the inputs that are written in part, such as caches and queues of negatives."""
     written = set[str]()
     for place in places(program):
         for instruction in place.computation.instructions.values():
-            if instruction.opcode in _WRITES:
-                if instruction.opcode == "select" and _chooses_whole(
-                    program, TracedValue(instruction, place)
-                ):
+            if instruction.opcode in (*WRITES, "select"):
+                write, is_select = TracedValue(instruction, place), instruction.opcode == "select"
+                if is_select and _chooses_whole(program, write):
                     continue
-                at = 2 if instruction.opcode == "select" else 0  # select(mask, new, old)
-                value = entered_as(program, TracedValue(instruction, place).operand(at))
+                value = entered_as(program, write.operand(2 if is_select else 0))  # select(mask, new, old)
                 while op_of(value.instruction) == "all_gather":
                     value = entered_as(program, value.operand(0))
                 origin = value.instruction
-                is_whole = instruction.opcode != "select" or origin.shapes == instruction.shapes
+                is_whole = not is_select or origin.shapes == instruction.shapes
                 written |= {origin.name} if origin.opcode == "parameter" and is_whole else set()
     return written
 

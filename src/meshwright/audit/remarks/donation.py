@@ -3,7 +3,7 @@
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import ELEMENTWISE, NEGLIGIBLE_BYTES
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program, arrays
-from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, entered_as, history, sources
+from meshwright.audit.hlo.trace import MOVES, WRITES, CallPath, TracedValue, entered_as, history, sources
 from meshwright.units import format_bytes
 
 # The most operations to trace from a result to its input; Adam's update has some forty of them.
@@ -34,11 +34,12 @@ def undonated_note(program: Program) -> str:
 
 
 def _of_caches(program: Program) -> str:
+    """A sentence on inputs that are returned after a part of them was written; "" without any."""
     result = TracedValue(program.main.result, CallPath(program.main))
     old = list[Instruction]()
     for path, shape in arrays(program.main.result.shape):
         left, written = TracedValue(result.instruction, result.place, path), False
-        while (value := entered_as(program, left)).instruction.opcode in _WRITES:
+        while (value := entered_as(program, left)).instruction.opcode in WRITES:
             left, written = value.operand(0), True
         stored = value.instruction
         if written and stored.opcode == "parameter" and stored.shapes[0].dims == shape.dims:
@@ -52,9 +53,6 @@ def _of_caches(program: Program) -> str:
         f"`{largest.op_name or largest.name}`{which} written in part and returned, and the step copies all "
         f"{format_bytes(num_bytes)} of each device for that; donate it: jax.jit(step, donate_argnums=...)"
     )
-
-
-_WRITES = ("dynamic-update-slice", "scatter")
 
 
 def _updated(program: Program, path: tuple[int, ...], shape: ArrayShape) -> Instruction | None:

@@ -40,12 +40,13 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
         return []
     needed = _needed(program, selects)
     kept_by: dict[_Key, float] = {}
-    by_turns = set[_Key]()
+    in_turns = set[_Key]()
     for chosen in selects.values():
         for ancestor in ancestors(program, chosen.value):
             key = value_key(ancestor)
             kept_by[key] = max(chosen.share, kept_by.get(key, 0.0))
-            by_turns |= {key} if chosen.by_turns else set()
+            if chosen.in_turns:
+                in_turns.add(key)
     of_program = list(products(program))
     dropped = [
         (one, one.flops * (1 - kept_by[key]))
@@ -61,29 +62,22 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
     name = scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name
     others = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
     kept = round(kept_by[value_key(largest.value)] * program.num_devices)
-    in_turn = value_key(largest.value) in by_turns
-    drop = (
-        "drop the result in each turn: they work one after another"
-        if in_turn
-        else ("replace the result by zeros")
-    )
+    drop, change = "replace the result by zeros", _SHARE
+    if value_key(largest.value) in in_turns:
+        drop, change = "drop the result in each turn: they work one after another", _MICROBATCHES
     what = (
         f"the matmul `{name}`{others}: all {program.num_devices} devices compute it, and all but {kept} "
         f"{drop}, which wastes {excess:.3g} FLOPs per device"
-    )
-    change = (
-        _MICROBATCHES
-        if in_turn
-        else (
-            "share its work: give each device a part of the rows (psum_scatter of the masked operand, before "
-            "the matmul), and sum the results"
-        )
     )
     seconds = prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0)))
     where, at = instruction.op_name, instruction.name
     return [Remark("computed_repeatedly", name, what, where, change, 0, seconds, instruction=at)]
 
 
+_SHARE = (
+    "share its work: give each device a part of the rows (psum_scatter of the masked operand, before the "
+    "matmul), and sum the results"
+)
 _MICROBATCHES = (
     "cut the batch into microbatches that follow one another through the stages: in each turn a stage works "
     "on the microbatch that it received (ppermute), the first stage takes a new one, and stages are idle "
@@ -95,23 +89,23 @@ _MICROBATCHES = (
 class _Chosen:
     """A value that a select keeps on some devices.
 
-    operand: its number in the select. share: of the devices that keep it, in a turn if by_turns.
+    operand: the number of the value among the select's operands. share: the part of the devices that keep
+    it. in_turns: each device keeps it in another turn of a loop, and `share` is of one turn.
     """
 
     value: TracedValue
     operand: int
     share: float
-    by_turns: bool = False
+    in_turns: bool = False
 
 
 def _selects(program: Program) -> Iterator[tuple[_Key, _Chosen]]:
-    """Selects that drop a value on some devices, by the device's number; for each its key."""
+    """(key of a select, the value that it drops on some devices), for each select by the device's number."""
     for place in places(program):
         for instruction in place.computation.instructions.values():
             if instruction.opcode == "select":
                 select = TracedValue(instruction, place)
-                chosen = _of_zeros(program, select) or _of_turns(program, select)
-                if chosen:
+                if chosen := _of_zeros(program, select) or _of_turns(program, select):
                     yield value_key(select), chosen
 
 
@@ -146,7 +140,7 @@ def _of_turns(program: Program, select: TracedValue) -> _Chosen | None:
     ]
     if len(of_device) != 1 or len(turns) != 1:
         return None
-    return _Chosen(select.operand(1), 1, 1 / len(of_device[0]), by_turns=True)
+    return _Chosen(select.operand(1), 1, 1 / len(of_device[0]), in_turns=True)
 
 
 def _is_zero(program: Program, value: TracedValue) -> bool:

@@ -15,6 +15,7 @@ from meshwright.audit.hlo.trace import (
     COPIES,
     MOVES,
     SLICES,
+    WRITES,
     TracedValue,
     ancestors,
     entered_as,
@@ -38,8 +39,6 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An array gathered by the user's all_gather although a device reads few rows, as its neighbour's."""
     if emitted.op != "all_gather" or not emitted.is_written:
         return None
-    shape, uses = emitted.value.instruction.shapes[-1], list(emitted.uses(context.program))
-    own = own_slices(context.program, emitted.collective.groups, shape, uses)
     place, num_read = emitted.value.place, 0
     for user, at in _ends(context, emitted.result(), _ELEMENTWISE_OR_JOINED, emitted.elements / _FEWER):
         is_part = at == 0 and user.instruction.opcode in SLICES
@@ -48,21 +47,24 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
         num_read += user.instruction.shapes[-1].num_elements
     if not num_read or num_read * _FEWER > emitted.elements:
         return None
+    shape, uses = emitted.value.instruction.shapes[-1], list(emitted.uses(context.program))
+    own = own_slices(context.program, emitted.collective.groups, shape, uses)
     return (
         "gathered_for_a_part",
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
         f"{context.over(emitted)}, and each device reads {num_read / emitted.elements:.0%} of it",
-        _EXCHANGE
-        if uses and len(own) == len(uses)
-        else "send only the part that a device reads: jax.lax.ppermute from the device that has it (a "
-        "neighbour's rows, the end of a window), or slice before the gather",
+        _EXCHANGE if uses and len(own) == len(uses) else _SEND_A_PART,
     )
 
 
-# Each device takes another slice of all devices' shards.
+# If each device takes a different slice of the gathered array.
 _EXCHANGE = (
     "exchange the slices: jax.lax.all_to_all(x, axis, split_axis=the dimension that is sliced, "
     "concat_axis=the one that is gathered, tiled=True)"
+)
+_SEND_A_PART = (
+    "send only the part that a device reads: jax.lax.ppermute from the device that has it (a neighbour's "
+    "rows, the end of a window), or slice before the gather"
 )
 
 
@@ -240,7 +242,7 @@ def _stored(context: ProgramContext, value: TracedValue) -> Instruction | None:
     """The program's input that a value is, moved or with a part overwritten; None if it is not one."""
     for _ in range(_MOST_STEPS):
         value = entered_as(context.program, value)
-        if value.instruction.opcode in ("dynamic-update-slice", "scatter"):
+        if value.instruction.opcode in WRITES:
             value = value.operand(0)
         elif value.instruction.opcode == "parameter" and not value.place.frames:
             return value.instruction

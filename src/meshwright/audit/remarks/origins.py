@@ -1,4 +1,4 @@
-"""Rules for collectives whose cause is one operation of the user's: its name in JAX, or the sizes it has.
+"""Rules that know a collective's cause: one operation of the user's, by its name in JAX or by its sizes.
 
 They come before the other rules, which know only how an array is moved.
 """
@@ -79,7 +79,8 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if dims != "{0}" or "/while/" not in name or primitive_of(name) not in _TURN_BY_TURN:
         return None
     *_, origin = history(context.program, emitted.operand(), COPIES | {"convert"})
-    if not _is_of_batch(origin.instruction, emitted, context) and not _meets_the_same(emitted, context):
+    is_batch = _is_of_batch(origin.instruction, emitted, context)
+    if not is_batch and not _shares_its_weight(emitted, context):
         return None
     # XLA for TPUs leaves the gather in the loop, where each turn repeats it.
     in_loop = bool(emitted.value.place.loops)
@@ -105,36 +106,37 @@ def _is_of_batch(stored: Instruction, emitted: Emitted, context: ProgramContext)
     return is_input and bool(set(emitted.axes) & context.batch_axes)
 
 
-def _meets_the_same(emitted: Emitted, context: ProgramContext) -> bool:
-    """Whether a loop multiplies each row of a gathered array with the same weight, as a loop over examples.
+def _shares_its_weight(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether a loop multiplies all rows of a gathered array by one weight, as a loop over examples does.
 
-    A loop over layers multiplies each of them with an array that changes from turn to turn, and a recurrence
+    A loop over layers multiplies each of them by an array that changes from turn to turn, and a recurrence
     passes its state on.
     """
     *_, stored = history(context.program, emitted.operand(), MOVES)
+    # A loop over microbatches has rows that a reshape cuts.
     is_reshaped = len(stored.instruction.shapes[0].dims) != len(emitted.value.instruction.shapes[-1].dims)
-    if context.differentiated or is_reshaped:  # rows that a reshape cuts into microbatches
+    if context.differentiated or is_reshaped:
         return False
     for product in products(context.program):
-        value = product.value
-        depths = [at for at, frame in enumerate(value.place.frames) if frame.caller.opcode == "while"]
-        operands = [value.operand(at) for at in range(len(value.instruction.operands))]
-        for operand, other in zip(operands, reversed(operands), strict=True) if depths else ():
-            *_, origin = history(context.program, operand, MOVES)
+        place = product.value.place
+        if not place.loops:
+            continue
+        depth = max(at for at, frame in enumerate(place.frames) if frame.caller.opcode == "while")
+        left, right = product.value.operand(0), product.value.operand(1)
+        for rows, weight in ((left, right), (right, left)):
+            *_, origin = history(context.program, rows, MOVES)
             if origin.instruction is emitted.value.instruction:
-                loop = value.place.frames[depths[-1]].caller
-                is_same = same_each_turn(context.program, other, depths[-1])
-                return is_same and not _passes_on(context.program, loop)
+                is_same = same_each_turn(context.program, weight, depth)
+                return is_same and not _passes_on(context.program, place.frames[depth].caller)
     return False
 
 
 def _passes_on(program: Program, loop: Instruction) -> bool:
-    """Whether a loop computes an array of numbers for its next turn, beside rows that it stores."""
+    """Whether a loop computes an array for its next turn, apart from arrays into which it stores rows."""
     body = program.computations[loop.attributes["body"].lstrip("%")]
     for path, shape in arrays(body.result.shape):
         *_, value = history(program, TracedValue(body.result, CallPath(body), path), MOVES)
-        is_kept = value.instruction.opcode in ("parameter", "dynamic-update-slice")
-        if shape.dims and not is_kept:
+        if shape.dims and value.instruction.opcode not in ("parameter", "dynamic-update-slice"):
             return True
     return False
 
@@ -153,8 +155,8 @@ def tiled(emitted: Emitted, context: ProgramContext) -> Fault | None:
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
         f"{context.over(emitted)} ({emitted.op}), because jnp.tile repeats the dimension that is split "
         "there: the copies of a row belong to other devices",
-        "repeat each row beside itself, which stays on its device: jnp.repeat(x, times, axis=0), and the "
-        "same order for the rows that it meets; or tile within each device, in jax.shard_map",
+        "repeat each row next to itself, which stays on its device: jnp.repeat(x, times, axis=0), and put "
+        "the rows that are combined with it in the same order; or tile within each device, in jax.shard_map",
     )
 
 
@@ -181,10 +183,10 @@ def grouped_convolution(emitted: Emitted, context: ProgramContext) -> Fault | No
             return (
                 "contraction_gathered",
                 f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-                f"{context.over(emitted)} for a convolution of {groups:,} groups, which jax.vmap over "
+                f"{context.over(emitted)} for a convolution of {groups:,} groups, as jax.vmap over "
                 "kernels makes: XLA does not divide its groups, and all devices compute all of them",
-                "map over the members in jax.shard_map, with their axis in in_specs and out_specs, so that "
-                "each device convolves with its own kernels",
+                "convolve in jax.shard_map, with the axis of the groups (of the members that jax.vmap maps "
+                "over) in in_specs and out_specs, so that each device convolves with its own kernels",
             )
     return None
 

@@ -396,25 +396,24 @@ def along_the_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "gathered_for_one_operation",
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
         f"{context.over(emitted)} ({emitted.op}) for {operation}, no matmul",
-        _OF_ONE_LINE if _sorts_one_line(operation, emitted) else _remedy_of(operation),
+        _without_the_whole(operation, emitted),
     )
 
 
-def _remedy_of(operation: str) -> str:
-    return _WITHOUT_PARTS[_SAME_REMEDY.get(operation, operation)]
-
-
-_OF_ONE_LINE = (
-    "all numbers are in one sorted line, so that no other dimension can be split: for a quantile or a "
-    "median, count each device's numbers below some thresholds and sum the counts (psum), or sort a sample "
-    "of each shard; for a permutation, permute within each device"
+# The array has one dimension, as the quantile of a flattened array has.
+_SORT_OF_A_VECTOR = (
+    "no other dimension can be split, since the sorted array has only one: for a quantile or a median, count "
+    "each device's numbers below some thresholds and sum the counts (psum), or sort a sample of each shard; "
+    "for a permutation, permute within each device"
 )
 
 
-def _sorts_one_line(operation: str, emitted: Emitted) -> bool:
-    """Whether a sort has one dimension only, as the quantile of a flattened array has."""
+def _without_the_whole(operation: str, emitted: Emitted) -> str:
+    """The remedy for an operation along a whole dimension."""
+    listed = _SAME_REMEDY.get(operation, operation)
     dims = emitted.value.instruction.shapes[-1].dims
-    return _SAME_REMEDY.get(operation, operation) == "sort" and sum(size > 1 for size in dims) == 1
+    is_vector = sum(size > 1 for size in dims) == 1
+    return _SORT_OF_A_VECTOR if listed == "sort" and is_vector else _WITHOUT_PARTS[listed]
 
 
 def _needs_whole(use: tuple[TracedValue, int]) -> str | None:

@@ -434,7 +434,7 @@ def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Rem
 
 
 def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: Prices) -> str:
-    """The change that lets the devices share the work of their repeated products."""
+    """The change that lets devices share the work of repeated products, for the first cause that fits."""
     over = prices.over(largest.axes, largest.copies)
     if is_written_by_hand(largest.product.value.instruction.op_name):
         return (
@@ -449,14 +449,14 @@ def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: P
         )
     if _is_sorted(program, largest.product.value):
         return (
-            f"the rows are in an order of all devices over {over} (a sort), so that none has its own: sort "
+            f"a sort over all devices along {over} orders the rows, so that no device keeps its own: sort "
             "and multiply each device's rows in jax.shard_map, and exchange them (all_to_all) if experts are "
             "split"
         )
     weight = _gathered_weight(repeated, program, prices.mesh)
     if weight and _is_most(repeated, program):
         return (
-            f"shard the batch over {over} too, beside its own axes (P((..., {axes}))): `{weight}` and other "
+            f"shard the batch over {over} too, next to its own axes (P((..., {axes}))): `{weight}` and other "
             "weights are gathered there, and all devices multiply the same rows"
         )
     if weight:
@@ -470,12 +470,12 @@ def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: P
     )
 
 
-# The most values to visit between a product and the look-up of its rows.
+# The most values to visit between a product and the gather of its rows.
 _MOST_STEPS = 64
 
 
 def _is_sorted(program: Program, product: TracedValue) -> bool:
-    """Whether an operand of a product is looked up by indices that a sort gives."""
+    """Whether rows of an operand of a product are gathered by indices that depend on a sort."""
     left = [product.operand(at) for at in range(len(product.instruction.operands))]
     seen = set[tuple[object, ...]]()
     while left and len(seen) < _MOST_STEPS:
@@ -490,11 +490,12 @@ def _is_sorted(program: Program, product: TracedValue) -> bool:
     return False
 
 
-# Products are most of a program's if they have this share of its FLOPs.
+# If repeated products have more of a program's FLOPs than this share, it is the batch that is not split.
 _MOST = 0.9
 
 
 def _is_most(repeated: list[Alike], program: Program) -> bool:
+    """Whether nearly all FLOPs of a program are in repeated products."""
     total = sum(one.flops for one in products(program))
     return sum(one.product.flops for one in repeated) > _MOST * total
 

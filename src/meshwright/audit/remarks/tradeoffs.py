@@ -1,4 +1,4 @@
-"""Notes on choices that trade time for memory, and are no mistake: only the user knows which is short."""
+"""Notes on choices between time and memory. They may be right: only the user knows which is short."""
 
 from collections.abc import Iterable
 
@@ -45,39 +45,42 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
     if not is_differentiated(program):
         return ""
     batch = batch_of(program, prices.mesh)
+    axes = batch.fsdp_axes
+    if not axes:
+        return ""
     arrays = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
     total = sum(one.shapes[0].num_bytes for one in arrays)
-    rows = {
-        one.shapes[0].dims[0]
-        for one in arrays
-        if one.shapes[0].dims and not _is_whole(one, batch.fsdp_axes, prices) and _name(one) in batch.names
-    }
+    of_batch = [one for one in arrays if _name(one) in batch.names and one.shapes[0].dims]
+    # A whole array of the batch, such as a mask, has the number of rows of one that is split.
+    rows = {one.shapes[0].dims[0] for one in of_batch if not _is_whole(one, axes, prices)}
+    with_rows = {id(one) for one in of_batch if one.shapes[0].dims[0] in rows}
     multiplied = multiplied_inputs(program)
     whole = [
         one
         for one in arrays
         if id(one) in multiplied
+        and id(one) not in with_rows
         and len(one.shapes[0].dims) > 1
         and not is_integer(one)
-        and _is_whole(one, batch.fsdp_axes, prices)
+        and _is_whole(one, axes, prices)
         and one.shapes[0].num_bytes > _SHARE * total
-        and not (_name(one) in batch.names and one.shapes[0].dims[0] in rows)
     ]
-    if not batch.fsdp_axes or not whole:
+    if not whole:
         return ""
     largest = max(whole, key=lambda one: one.shapes[0].num_bytes)
     which = f" and {len(whole) - 1} more are" if len(whole) > 1 else " is"
     num_bytes = sum(one.shapes[0].num_bytes for one in whole)
-    size = prices.mesh.size(tuple(batch.fsdp_axes))
+    size = prices.mesh.size(tuple(axes))
     return (
         f"`{_name(largest)}`{which} whole on each device, {format_bytes(num_bytes)}, although other weights "
-        f"are sharded over {prices.over(tuple(sorted(batch.fsdp_axes)), size)}; if memory is short, shard it "
+        f"are sharded over {prices.over(tuple(sorted(axes)), size)}; if memory is short, shard it "
         "there too"
     )
 
 
 def _is_whole(one: Instruction, axes: frozenset[str], prices: Prices) -> bool:
-    return bool(axes) and axes <= {*copied_over(one, prices.mesh)}
+    """Whether each device has all of an input, along some axes."""
+    return axes <= {*copied_over(one, prices.mesh)}
 
 
 def _name(one: Instruction) -> str:
