@@ -201,7 +201,7 @@ BAD = [
     (["--smallest", "--max-seconds", "nan"], "'--max-seconds': 'nan' is not a time"),
     (["--smallest", "--max-seconds", "0"], "--max-seconds 0.0 is not a time; write a number above 0"),
     (["--smallest", "--layout", "fsdp=64"], "--smallest searches layouts; leave out --layout"),
-    (["--smallest", "--hardware=cpu:8"], "--smallest needs a chip that comes in slices"),
+    (["--smallest", "--hardware=cpu:8"], "cpu:8 does not come in slices"),
     (["--tokens", "0"], "Invalid value for '--tokens': '0' is not a positive whole number"),
     (["--layout", "fsdp=64,tensr=1"], "'tensr' is not supported; did you mean tensor"),
     (["--layout", "fsdp"], "'fsdp' is not KEY=VALUE"),

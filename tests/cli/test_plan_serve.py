@@ -105,7 +105,7 @@ def test_a_model_is_changed_on_the_fly(capsys):
             "--phase prefill is of whole prompts",
         ),
         ([*ASKED, "--tpot", "0"], 2, "tpot = 0.0; it must be a number above 0"),
-        ([*ASKED, "--max-price-per-hour", "-1"], 2, "max_price_per_hour = -1.0; it must be a number above 0"),
+        ([*ASKED, "--max-price-per-hour", "-1"], 2, "'-1' is not an amount of money; write 500, 50k or 1.5M"),
         ([*ASKED, "--kv-dtype", "int3"], 2, "layout: kv_dtype = 'int3'; fits: f32, bf16, fp8, int8, int4"),
         ([*ASKED, "--matmul-dtype", "int3"], 2, "layout: matmul_dtype = 'int3'; fits: f32"),
         ([*ASKED, "--price", "h100=2"], 2, "--price h100: no machine here has this chip; fits: v5e"),

@@ -257,7 +257,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P -o plan.txt", "write -o plan.toml"),
         ("report runs/demo -o page.pdf", "write -o page.html"),
         ("plan serve $S --lengths 2k/200", "write --prompt-tokens 2k --output-tokens 200"),
-        ("plan serve $S --max-price-per-hour 100USD/h", "write 100"),
+        ("plan serve $S --max-price-per-hour 2,50", "write 2.50"),
         ("bench serve --concurrency 1,2,4", "run it once for each number"),
         ("bench serve localhost:8000", "write --url localhost:8000"),
         (

@@ -54,7 +54,7 @@ class TestSizes:
 
     def test_a_host_has_no_slices(self):
         with pytest.raises(
-            PlanError, match="needs a chip that comes in slices, such as v5p or h100, not cpu:8"
+            PlanError, match="cpu:8 does not come in slices"
         ):
             sizes("cpu:8")
 

@@ -7,8 +7,8 @@ import pytest
 from meshwright.cli.main import main
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware.catalog import load
-from meshwright.hardware.prices import ChipPrices
-from meshwright.plan.spending import SpendingLimits, parse_money, parse_whole_budget
+from meshwright.hardware.prices import ChipPrices, parse_money
+from meshwright.plan.spending import SpendingLimits, parse_whole_budget
 from meshwright.units import parse_count
 
 RUN = ["--model", "llama-3-8b", "--batch-tokens", "512Ki", "--seq-len", "4096"]
@@ -44,11 +44,14 @@ def test_a_machine_over_its_price_exits_1_and_names_a_smaller_one(capsys):
 
 def test_money_as_people_write_it():
     assert parse_money("1,500 USD") == 1500.0
-    for text in ("-5", "0", "much", "5 parsecs"):
+    assert parse_money("2 million dollars/h") == 2e6
+    for text in ("-5", "0", "much", "5 parsecs", "50 mil", "1,5,0"):
         with pytest.raises(MeshwrightError, match="not an amount of money"):
             parse_money(text)
-    with pytest.raises(MeshwrightError, match=r"write --max-price-per-hour 50"):
-        parse_whole_budget("50/hour")
+    with pytest.raises(MeshwrightError, match=r"write 1\.5M$"):
+        parse_money("1,5M")
+    with pytest.raises(MeshwrightError, match=r"write --max-price-per-hour 50k$"):
+        parse_whole_budget("50k per hour")
     assert main(["plan", "train", *RUN, "--hardware", "h100:8", "--budget", "50k"]) == 2
 
 

@@ -8,6 +8,7 @@ from meshwright.dtypes import COMPUTED, named
 from meshwright.engines.serving_engine import ENGINES
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware.chip import Chip
+from meshwright.hardware.prices import parse_money
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.precision import Precision, published_precision
 from meshwright.layout.workload import Workload
@@ -196,7 +197,11 @@ class Serve:
         None, parser=parse_seconds_per_token, help="Longest allowed time per output token: 0.03, 30ms."
     )
     max_price_per_hour: float | None = option(
-        None, metavar="PRICE", help="Highest allowed price per hour of all chips.", repr=False
+        None,
+        metavar="PRICE",
+        parser=parse_money,
+        help="Highest allowed price per hour of all chips.",
+        repr=False,
     )
     prefix_hit: float = option(
         0.0, help="Share of a prompt found in a prefix cache.", after="context", repr=False

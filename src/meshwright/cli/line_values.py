@@ -13,6 +13,7 @@ from meshwright.cli.other_values import dtype_here
 from meshwright.cli.other_words import ALIKE
 from meshwright.cli.spoken_names import preset_alike
 from meshwright.errors import MeshwrightError
+from meshwright.hardware.prices import price_of_an_hour
 
 # Arguments with the values of an option, by the command and the argument.
 _ARGUMENTS = {("model", "model"), ("fit", "model"), ("support", "model"), ("hardware", "name")}
@@ -48,9 +49,9 @@ def with_a_right_value(piece: Piece, command: Command) -> Piece:
     if not piece.value or piece.option not in command.options:
         return piece
     value = piece.value
-    hourly = re.fullmatch(r"(.*\d\w?)\s?(?:/|per )\s?h(?:r|our)?", value)
-    if piece.option == "--budget" and hourly and "--max-price-per-hour" in command.options:
-        return Piece("--max-price-per-hour", hourly[1])
+    hourly = price_of_an_hour(value) if piece.option == "--budget" else ""
+    if hourly and "--max-price-per-hour" in command.options:
+        return Piece("--max-price-per-hour", hourly)
     if piece.option == "--hardware" and re.search(r",\s*[A-Za-z]", value):
         machines = (replace(piece, value=each.strip()) for each in value.split(","))
         every = ",".join(with_a_right_value(each, command).value for each in machines)

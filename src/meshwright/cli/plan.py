@@ -117,8 +117,7 @@ def train(
         _compare(config, priced, work, search, conditions.launcher, as_json)
         return
     [hardware] = hardwares
-    if limits.budget is not None and tokens is None:
-        raise PlanError("--budget needs the length of the run; add --tokens 1T")
+    limits.check(tokens)
     if size.smallest:
         _check_smallest(layout, anchor, conditions)
         refuse_with({"--price": price, "--currency": currency}, "--smallest compares no prices")

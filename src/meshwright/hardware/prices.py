@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.errors import HardwareError
+from meshwright.errors import HardwareError, MeshwrightError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
@@ -21,12 +21,21 @@ _CURRENCIES = {
     "£": "GBP",
     "pounds": "GBP",
 }
+_AN_HOUR = r"(?:/|per)\s*(?:chip-|gpu-)?h(?:r|our)?"
 # A price of a chip-hour as people write it: 2.5, $2.50/h, 2.5 USD per GPU-hour.
 _PRICE = re.compile(
     r"\s*([$€£])?\s*(\d+\.?\d*|\.\d+)\s*([a-z]{3}|dollars|euros?|pounds|[$€£])?\s*"
-    r"(?:(?:/|per)\s*(?:chip-|gpu-)?h(?:r|our)?)?\s*",
+    rf"(?:{_AN_HOUR})?\s*",
     re.I,
 )
+# An amount of money as people write it: 500, $50k, 1.5M USD, 500/hour. Other currencies than these have three
+# capital letters, since three small ones may be a number (50 mil).
+_MONEY = re.compile(
+    r"\s*[$€£]?\s*((?:\d{1,3}(?:,\d{3})+|\d[\d_]*)\.?\d*)\s*(k|m|b|thousand|million|billion)?\s*"
+    rf"(?:(?-i:[A-Z]{{3}})|usd|eur|gbp|dollars|euros?|pounds|[$€£])?\s*(?P<hourly>{_AN_HOUR})?\s*",
+    re.I,
+)
+_FACTORS = {"": 1.0, "k": 1e3, "t": 1e3, "m": 1e6, "b": 1e9}
 
 
 def per_hour(chip: Chip, num_chips: int) -> float | None:
@@ -41,6 +50,31 @@ def per_million_tokens(hourly: float | None, tokens_per_second: float) -> float 
     10.0
     """
     return 1e6 * hourly / (3600 * tokens_per_second) if hourly is not None and tokens_per_second else None
+
+
+def parse_money(text: str | float) -> float:
+    """An amount of money without its currency. Raises MeshwrightError for other text.
+
+    >>> parse_money("$50k"), parse_money("1.5 million USD"), parse_money("500/hour"), parse_money("50_000")
+    (50000.0, 1500000.0, 500.0, 50000.0)
+    """
+    match = _MONEY.fullmatch(str(text))
+    factor = _FACTORS[(match[2] or "")[:1].lower()] if match else 0.0
+    value = float(re.sub("[,_]", "", match[1])) * factor if match else 0.0
+    if not 0 < value < float("inf"):
+        example = decimal_comma(str(text)) or "500, 50k or 1.5M"
+        raise MeshwrightError(f"{text!r} is not an amount of money; write {example}")
+    return value
+
+
+def price_of_an_hour(text: str) -> str:
+    """The amount in a price of an hour, as --max-price-per-hour takes it; empty for other text.
+
+    >>> price_of_an_hour("$50k per hour"), price_of_an_hour("50k")
+    ('50k', '')
+    """
+    match = _MONEY.fullmatch(text)
+    return f"{match[1]}{match[2] or ''}" if match and match["hourly"] else ""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def sizes(spec: str) -> list[Hardware]:
     most = catalog.load(spec) if topology else None
     chip = most.chip if most else catalog.chip_of(name)
     if isinstance(chip.network, SharedMemory):
-        raise PlanError(f"--smallest needs a chip that comes in slices, such as v5p or h100, not {spec}")
+        raise PlanError(f"{spec} does not come in slices of several sizes, as v5p and h100 do")
     name = name.partition("*")[2] or name
     shapes = (
         _torus_shapes(chip.network) if isinstance(chip.network, Torus) else _nodes(chip.network.domain_size)

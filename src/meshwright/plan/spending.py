@@ -1,42 +1,21 @@
 """Limits on the money of a training run: the machine that an hour's price pays, and plans over a limit."""
 
-import re
 from dataclasses import dataclass, replace
 
 from meshwright.errors import MeshwrightError, PlanError
-from meshwright.hardware.prices import ChipPrices, per_hour
+from meshwright.hardware.chip import SharedMemory
+from meshwright.hardware.prices import ChipPrices, parse_money, per_hour, price_of_an_hour
 from meshwright.hardware.topology import Hardware
 from meshwright.options import option
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.batches import budget
 from meshwright.plan.smallest import sizes
 
-# An amount of money as people write it: 500, $50k, 1.5M USD, 500/hour.
-_MONEY = re.compile(
-    r"\s*[$€£]?\s*(\d[\d,_]*\.?\d*)\s*([kmb])?\s*(?:[a-z]{3}|dollars|euros?|pounds|[$€£])?\s*"
-    r"(?P<hourly>(?:/|per\s)\s*(?:h|hr|hour))?\s*",
-    re.I,
-)
-_FACTORS = {"k": 1e3, "m": 1e6, "b": 1e9}
-
-
-def parse_money(text: str | float) -> float:
-    """An amount of money without its currency: `$50k`, `50_000` and `50k USD` are the same.
-
-    >>> parse_money("$50k"), parse_money("1.5M USD"), parse_money("500/hour")
-    (50000.0, 1500000.0, 500.0)
-    """
-    match = _MONEY.fullmatch(str(text))
-    value = float(re.sub("[,_]", "", match[1])) * _FACTORS.get((match[2] or "").lower(), 1) if match else 0.0
-    if not 0 < value < float("inf"):
-        raise MeshwrightError(f"{text!r} is not an amount of money; write 500, 50k or 1.5M")
-    return value
-
 
 def parse_whole_budget(text: str | float) -> float:
     """An amount of money for a whole run. Raises MeshwrightError for a price of an hour."""
-    if (match := _MONEY.fullmatch(str(text))) and match["hourly"]:
-        raise MeshwrightError(f"{text!r} is a price of an hour; write --max-price-per-hour {match[1]}")
+    if hourly := price_of_an_hour(str(text)):
+        raise MeshwrightError(f"{text!r} is a price of an hour; write --max-price-per-hour {hourly}")
     return parse_money(text)
 
 
@@ -54,65 +33,74 @@ class SpendingLimits:
         None, metavar="MONEY", parser=parse_whole_budget, help="With --tokens: highest price of the run: 50k."
     )
 
+    def check(self, num_tokens: int | None) -> None:
+        """Raise PlanError for a budget without the number of tokens of the whole run."""
+        if self.budget is not None and num_tokens is None:
+            raise PlanError("--budget needs the length of the run; add --tokens 1T")
+
     def largest_machine(self, spec: str, prices: ChipPrices) -> str:
         """The largest machine of a chip that the price of an hour pays; `spec` if that names a machine.
 
-        Raises PlanError if it pays no machine.
+        Raises PlanError if it pays no machine, and for a chip without a price.
         """
-        if self.max_price_per_hour is None or ":" in spec:
+        limit = self.max_price_per_hour
+        if limit is None or ":" in spec:
             return spec
         machines = prices.of(sizes(spec))
-        paid = [each for each in machines if self._pays(each)]
+        paid = [each for each in machines if _hourly(each) <= limit]
         if not paid:
-            least = per_hour(machines[0].chip, machines[0].num_chips)
+            least = _hourly(machines[0])
             raise PlanError(
-                f"--max-price-per-hour {self.max_price_per_hour:g}: {machines[0].spec} costs {least:,.2f} "
-                f"{machines[0].chip.currency} an hour; fits: --max-price-per-hour {least:.2f}"
+                f"--max-price-per-hour {limit:g}: {_costs(machines[0])}; fits: --max-price-per-hour {least:.2f}"
             )
-        return max(paid, key=lambda machine: machine.num_chips).spec
+        return paid[-1].spec
 
     def faults(self, best: Candidate, num_tokens: int | None) -> list[str]:
         """The limits that a plan exceeds, each with what the money pays; [] if it keeps them.
 
-        num_tokens: of the whole run. Raises PlanError for a budget without it.
+        num_tokens: of the whole run. Raises PlanError for a budget without it, and for a chip without a price.
         """
-        machine, found = best.hardware, list[str]()
-        if self.max_price_per_hour is not None and not self._pays(machine):
-            hourly = per_hour(machine.chip, machine.num_chips)
-            smaller = (replace(each, chip=machine.chip) for each in sizes(machine.spec))
-            paid = [each for each in smaller if self._pays(each)]
-            fits = f"; fits: --hardware {paid[-1].spec}" if paid else ""
-            found.append(
-                f"{machine.spec} costs {hourly:,.2f} {machine.chip.currency} an hour, more than "
-                f"--max-price-per-hour {self.max_price_per_hour:g}{fits}"
-            )
-        if self.budget is not None:
-            if num_tokens is None:
-                raise PlanError("--budget needs the length of the run; add --tokens 1T")
-            found += self._over_budget(best, num_tokens)
+        self.check(num_tokens)
+        found = list[str]()
+        if self.max_price_per_hour is not None and _hourly(best.hardware) > self.max_price_per_hour:
+            found.append(_over_price(best.hardware, self.max_price_per_hour))
+        if self.budget is not None and num_tokens is not None:
+            found += _over_budget(best, num_tokens, self.budget)
         return found
 
-    def _over_budget(self, best: Candidate, num_tokens: int) -> list[str]:
-        run, limit = budget(best, num_tokens), self.budget
-        if run.price is None:
-            raise PlanError(_without_price(best.hardware, "--budget"))
-        assert limit is not None, "the caller checks it"
-        if run.price <= limit:
-            return []
-        paid = int(limit / run.price * num_tokens)
-        fits = f"; it pays {_rounded_down(paid)} tokens" if paid else ""
-        return [f"the run costs {run.price:,.0f} {run.currency}, more than --budget {limit:,.0f}{fits}"]
 
-    def _pays(self, machine: Hardware) -> bool:
-        hourly = per_hour(machine.chip, machine.num_chips)
-        if hourly is None:
-            raise PlanError(_without_price(machine, "--max-price-per-hour"))
-        assert self.max_price_per_hour is not None, "the callers check it"
-        return hourly <= self.max_price_per_hour
+def _over_price(machine: Hardware, limit: float) -> str:
+    smaller = [] if isinstance(machine.chip.network, SharedMemory) else sizes(machine.spec)
+    paid = [each for each in smaller if _hourly(replace(each, chip=machine.chip)) <= limit]
+    fits = f"; fits: --hardware {paid[-1].spec}" if paid else ""
+    return f"{_costs(machine)}, more than --max-price-per-hour {limit:g}{fits}"
+
+
+def _over_budget(best: Candidate, num_tokens: int, limit: float) -> list[str]:
+    run = budget(best, num_tokens)
+    if run.price is None:
+        raise PlanError(_without_price(best.hardware, "--budget"))
+    if run.price <= limit:
+        return []
+    paid = int(limit / run.price * num_tokens)
+    fits = f"; it pays {_rounded_down(paid)} tokens" if paid else ""
+    return [f"the run costs {run.price:,.0f} {run.currency}, more than --budget {limit:,.0f}{fits}"]
+
+
+def _costs(machine: Hardware) -> str:
+    return f"{machine.spec} costs {_hourly(machine):,.2f} {machine.chip.currency} an hour"
+
+
+def _hourly(machine: Hardware) -> float:
+    """The price of an hour of a machine. Raises PlanError for a chip without a price."""
+    hourly = per_hour(machine.chip, machine.num_chips)
+    if hourly is None:
+        raise PlanError(_without_price(machine, "--max-price-per-hour"))
+    return hourly
 
 
 def _without_price(machine: Hardware, flag: str) -> str:
-    return f"{machine.chip.name} has no price, which {flag} needs; add --price 2.5"
+    return f"{machine.chip.name} has no price, which {flag} needs; add --price 2.5, without --smallest"
 
 
 def _rounded_down(tokens: int) -> str:
