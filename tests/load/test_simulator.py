@@ -211,6 +211,9 @@ def test_a_rate_for_a_time_has_its_number_of_requests():
     assert 39 < max(chat.arrival_seconds for chat in chats) < 40
     with pytest.raises(DataError, match="no request arrives in that time"):
         Traffic(rate=1e-6, duration=1.0).chats()
+    for endless in (Traffic(rate=1.0, duration=float("inf")), Traffic(requests=10**17)):
+        with pytest.raises(DataError, match=r"more than 10,000,000 requests"):
+            endless.chats()
 
 
 def test_what_the_context_cannot_hold_is_refused():

@@ -53,9 +53,7 @@ class TestSizes:
             assert counts == sorted(set(counts))
 
     def test_a_host_has_no_slices(self):
-        with pytest.raises(
-            PlanError, match="cpu:8 does not come in slices"
-        ):
+        with pytest.raises(PlanError, match="cpu:8 does not come in slices"):
             sizes("cpu:8")
 
     def test_an_unknown_chip_is_named(self):

@@ -347,7 +347,7 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
     bare = [piece for piece in pieces if not piece.option]
     size = size or next((piece for piece in bare[1:] if re.fullmatch(_BYTES, piece.value, re.I)), None)
     number = next((piece for piece in pieces if _is_number_of_chips(piece, bare)), None)
-    text = next((piece.value for piece in pieces if not piece.option), "")
+    text = bare[0].value if bare else ""
     axis = next((piece for piece in pieces if piece.option in ("--axis", "--axes", "--over")), None)
     name, _, inner = text.partition("(")
     machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
@@ -355,8 +355,9 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
     if machine and number is not None and ":" not in machine:
         machine = f"{machine}:{number.value}"
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
+    number_of_chips = int(number.value) if number else 0
     try:
-        chips = load_hardware(machine).num_chips if machine and not mesh else 0
+        chips = load_hardware(machine).num_chips if machine and not mesh else number_of_chips
         made = array_of_bytes(
             name, size.value if size else inner.rstrip(")"), mesh or f"X={chips}", axis.value if axis else ""
         )

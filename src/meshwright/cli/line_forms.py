@@ -110,8 +110,8 @@ def deferred_option(given: str, command: Command) -> str:
 def converted(pieces: Sequence[Piece]) -> list[Piece]:
     """The pieces with values in our units that other values decide; without them if those are missing.
 
-    Batches in sequences become tokens, the size of a microbatch the number of microbatches, the seconds of
-    a load test its number of requests, and `all` of an axis the number of chips.
+    Batches in sequences become tokens, the size of a microbatch the number of microbatches, and `all` of an
+    axis the number of chips.
     """
     return [
         _with_degrees(piece, pieces)

@@ -25,6 +25,13 @@ _OPS = {
     **dict.fromkeys(("allreduce", "psum", "pmean", "allsum"), "AllReduce"),
     **dict.fromkeys(("alltoall", "a2a"), "AllToAll"),
 }
+# Words for a matmul, its sizes in options, and sizes as people write them: 512x4096x4096, [512, 4096].
+_MATMULS = {"matmul", "matmuls", "gemm", "gemms", "mm", "dot", "linear"}
+_ROOFLINES = {"roofline", "rooflines", "intensity"}
+_SIZES = {"--m": "I", "--k": "J", "--n": "K"}
+_THREE = re.compile(r"([1-9]\d*)\s*[x,*]\s*([1-9]\d*)\s*[x,*]\s*([1-9]\d*)", re.I)
+_TWO = r"[\[(]?\s*([1-9]\d*)\s*[x,]\s*([1-9]\d*)\s*[\])]?"
+_PAIRS = re.compile(rf"{_TWO}\s*(?:@|\*|x|\.|by|times|,|\s)\s*{_TWO}", re.I)
 
 
 def expression_here(text: str, axes: str) -> str:
@@ -59,22 +66,13 @@ def expression_here(text: str, axes: str) -> str:
     return _collective(op, array[1], array[2] or "", axes) if op and array and " . " not in plain else plain
 
 
-# Words for a matmul, its sizes in options, and sizes as people write them: 512x4096x4096, [512, 4096].
-_MATMULS = {"matmul", "matmuls", "gemm", "gemms", "mm", "dot", "linear"}
-_ROOFLINES = {"roofline", "rooflines", "intensity"}
-_SIZES = {"--m": "I", "--k": "J", "--n": "K"}
-_THREE = re.compile(r"(\d+)\s*[x,*]\s*(\d+)\s*[x,*]\s*(\d+)", re.I)
-_TWO = r"[\[(]?\s*(\d+)\s*[x,]\s*(\d+)\s*[\])]?"
-_PAIRS = re.compile(rf"{_TWO}\s*(?:@|\*|x|\.|by|times|,|\s)\s*{_TWO}", re.I)
-
-
 def matmul_here(words: Sequence[str], machines: Sequence[str], dtype: str) -> list[str]:
     """The words of mw shard for one matmul on one chip, from its sizes; [] for words about something else.
 
     Sizes are M x N x K, which BLAS uses, or the two operands' shapes. machines: those of the words.
 
-    >>> matmul_here("roofline matmul 512x4096x1024 h100".split(), ["h100"], "int8")[1:5]
-    ['A[I, J] . B[J, K] -> C[I, K]', '--mesh', 'X=1', '--dims']
+    >>> matmul_here("roofline matmul 512x4096x1024 h100".split(), ["h100"], "int8")[1:6]
+    ['A[I, J] . B[J, K] -> C[I, K]', '--mesh', 'X=1', '--dims', 'I=512,J=1024,K=4096']
     >>> matmul_here("gemm 512,1024 @ 1024,4096".split(), [], "")[5]
     'I=512,J=1024,K=4096'
     >>> matmul_here("roofline --m 512 --n 4096 --k 1024".split(), [], "")[5]
@@ -84,9 +82,6 @@ def matmul_here(words: Sequence[str], machines: Sequence[str], dtype: str) -> li
     if not first & (_MATMULS | _ROOFLINES) or words[0] in ("bench", "shard"):
         return []
     text = " ".join(word for word in words if word not in machines)
-    options = pairwise(words)
-    named = {_SIZES[name.lower()]: size for name, size in options if name.lower() in _SIZES}
-    named = {letter: size for letter, size in named.items() if size.isdecimal()}
     if pairs := _PAIRS.search(text):
         rows, inner, other, columns = pairs.groups()
         sizes = {"I": rows, "J": inner, "K": columns} if inner == other else {}
@@ -94,7 +89,8 @@ def matmul_here(words: Sequence[str], machines: Sequence[str], dtype: str) -> li
         rows, columns, inner = three.groups()
         sizes = {"I": rows, "J": inner, "K": columns}
     else:
-        sizes = named
+        options = ((_SIZES.get(name.lower()), value) for name, value in pairwise(words))
+        sizes = {letter: size for letter, size in options if letter and re.fullmatch(r"[1-9]\d*", size)}
     if sorted(sizes) != ["I", "J", "K"]:
         return []
     dims = ",".join(f"{letter}={sizes[letter]}" for letter in "IJK")

@@ -229,10 +229,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--dims B=1024,D=4096": ("--bytes", "--size", "--shape", "--message-size"),
     "--mesh X=8": ("--axes", "--axis", "--group", "--ranks"),
     "--requests": ("--num-prompts", "--num-requests", "--total", "--total-requests", "--count"),
-    "--duration": (
-        "--time", "--seconds", "--runtime", "--test-duration", "--for", "--run-time", "--max-seconds",
-        "--benchmark-duration", "--test-time", "--run-seconds", "--minutes", "--max-duration",
-    ),
+    "--duration": ("--for",),
     "--tpot-p95": ("--itl-p95",),
     "--tpot-p95 30ms, the planned percentile,": ("--tpot-p99", "--tpot-p90", "--itl-p99", "--itl-p90"),
     "--ttft-p95 1s, the planned percentile,": ("--ttft-p99", "--ttft-p90", "--p99-ttft", "--p90-ttft"),
@@ -553,8 +550,9 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     unit = next((unit for unit in ("hour", "week", "month") if unit in plain), "")
     if unit and value.isdecimal() and "--days" in options:
         value = f"{value} {unit}s"
-    if "--time" in options and plain != "--time" and _is_of_time(plain):
-        return f"--time {time_here(plain, value)}" if value else "--time 2h"
+    timed = next((ours for ours in ("--time", "--duration") if ours in options and ours != plain), "")
+    if timed and _is_of_time(plain):
+        return f"{timed} {time_here(plain, value) if value else '2h'}"
     if plain == "--n" and "--max-tokens" in options and value.isdecimal() and int(value) > _MOST_SAMPLES:
         return "--max-tokens"
     if plain == "--out" and value[:1].isdigit() and "--output-tokens" in options:
@@ -582,12 +580,15 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
 
 
 # Words in the name of an option for a run's time: at least one of the first set, others of the second.
-_TIMES = {"hours", "hour", "minutes", "minute", "mins", "time", "walltime", "duration", "seconds", "days"}
-_WITH_TIMES = {"max", "train", "training", "run", "wall", "limit", "total", "num", "for"}
+_TIMES = {
+    *("hours", "hour", "minutes", "minute", "mins", "seconds", "days"),
+    *("time", "walltime", "runtime", "duration"),
+}
+_WITH_TIMES = {"max", "train", "training", "run", "wall", "limit", "total", "num", "for", "test", "benchmark"}
 
 
 def _is_of_time(plain: str) -> bool:
-    """Whether an option is for the time of a run."""
+    """Whether an option is for the time of a run or a load test."""
     words = set(plain.strip("-").split("-"))
     return bool(words & _TIMES) and words <= _TIMES | _WITH_TIMES
 

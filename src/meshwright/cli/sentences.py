@@ -48,6 +48,7 @@ _REASONS: dict[Role, dict[tuple[str, ...] | None, str]] = {
 }
 _NUMBERS = {"two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16"}
 _BETWEEN = "|"  # replaces a name, so that the words before and after it are not read as one amount
+_TOKENS = "1T"  # of a run whose sentence names its budget alone, since --budget needs them
 _SPEED = {"tokens", "second"}  # both words: tokens per second
 _QUESTIONS = {"how", "which", "what", "can", "is", "cost"}
 _HARDWARE: tuple[str, ...] = ("hardware",)
@@ -170,6 +171,8 @@ def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
         elif amount.role == "batch" and path == ("plan", "train"):
             number, _, unit = amount.value.partition(" ")
             line += ["--batch-tokens" if unit else "--global-batch-size", number]
+    if "--budget" in line and "--tokens" not in line:
+        line += ["--tokens", _TOKENS]
     if path == ("plan", "train") and _asks_how_many(words) and "--smallest" not in line:
         line.append("--smallest")
     return line
@@ -206,10 +209,13 @@ def _command(words: Sequence[str], sentence: Sentence, commands: Collection[str]
 def notes_of_sentence(words: Sequence[str], path: tuple[str, ...]) -> Mapping[str, str]:
     """Notes on the amounts that a command's line leaves out or takes with an assumption, by their words."""
     sentence = read(words)
+    roles = {amount.role for amount in sentence.amounts}
     notes = {}
     for amount in sentence.amounts:
         if amount.role == "users" and path == ("plan", "serve"):
             notes[amount.words] = f"{amount.words}: at a request a minute of each, which --rate changes"
+        elif amount.role == "budget" and path == ("plan", "train") and "tokens" not in roles:
+            notes[amount.words] = f"{amount.words}: of a run of {_TOKENS} tokens, which --tokens changes"
         elif amount.role == "memory" and sentence.machines and path != ("model",):
             notes[amount.words] = f"{amount.words}: {sentence.machines[0]} has that memory"
         elif amount.role not in (*_OPTIONS.get(path, {}), "batch"):

@@ -43,7 +43,7 @@ async def drive(
 ) -> list[TimedAnswer]:
     """The answers to all turns, chat by chat; a chat ends at its first error.
 
-    A load that ends by time awaits the answers that are under way at its end.
+    In a load that ends by time, the chats that are under way at its end go on to their last turns.
     """
     gate = asyncio.Semaphore(load.concurrency or len(load.chats))
     client.start_clock()
@@ -69,8 +69,9 @@ async def _drive_until(
     async def run() -> None:
         while client.now() < load.until_seconds:
             number, chat = next(numbered)
-            answers.extend(await _converse(client, load, words, number, chat.turns, on_answer))
-            if answers[-1].error:  # so that a server that refuses all is not asked without pause
+            of_chat = await _converse(client, load, words, number, chat.turns, on_answer)
+            answers.extend(of_chat)
+            if of_chat[-1].error:  # so that a server that refuses all is not asked without pause
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     await asyncio.gather(*(run() for _ in range(load.concurrency or 1)))

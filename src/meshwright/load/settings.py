@@ -23,6 +23,7 @@ _REQUESTS = 64
 _DRAWN = 4096
 # Standard deviations of the Poisson count of arrivals, which are drawn in addition to its mean.
 _SPARE = 6
+_MOST_REQUESTS = 10_000_000  # drawn at the start; more take gigabytes
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Traffic:
 
     requests: int | None = option(None, parser=parse_count, help="Number of requests.", unset=str(_REQUESTS))
     duration: float | None = option(
-        None, above=0, parser=parse_seconds, help="Send requests for this time, in place of --requests: 60s."
+        None, above=0, parser=parse_seconds, help="Begin chats for this time, in place of --requests: 60s."
     )
     concurrency: int | None = option(
         None, least=1, help="Closed loop: requests in flight.", unset=str(_CLOSED_LOOP)
@@ -58,12 +59,18 @@ class Traffic:
         return None if self.rate or self.trace else self.concurrency or _CLOSED_LOOP
 
     def chats(self) -> list[traffic.Chat]:
-        """The chats, drawn or read. Raises DataError for unknown lengths or an unreadable trace."""
+        """The chats, drawn or read.
+
+        Raises DataError for unknown lengths, an unreadable trace, and for no or too many requests.
+        """
         if self.trace:
             return traffic.read_trace(self.trace)
         arrivals = traffic.poisson(self.rate, self.burst, self.seed) if self.rate else traffic.at_once()
         lengths = traffic.named_lengths(self.lengths, self.prompt_tokens, self.output_tokens)
-        chats = traffic.chats(lengths, self._num_drawn(), self.turns, arrivals, self.seed)
+        number = self._num_drawn()
+        if number > _MOST_REQUESTS:
+            raise DataError(f"a load of more than {_MOST_REQUESTS:,} requests; send fewer, or for less time")
+        chats = traffic.chats(lengths, int(number), self.turns, arrivals, self.seed)
         begun = [chat for chat in chats if chat.arrival_seconds < self.until_seconds]
         if not begun:
             raise DataError(
@@ -76,14 +83,15 @@ class Traffic:
         """The time after which no chat begins; infinite without --duration."""
         return inf if self.duration is None else self.duration
 
-    def _num_drawn(self) -> int:
-        """The number of requests to draw."""
+    def _num_drawn(self) -> float:
+        """The number of requests to draw, a whole one unless it is infinite."""
         if self.duration is None:
             return self.requests or _REQUESTS
         if self.rate is None:
             return _DRAWN
         bursts = self.rate * self.duration / self.burst
-        return self.turns * self.burst * ceil(bursts + _SPARE * bursts**0.5 + _SPARE)
+        drawn = bursts + _SPARE * bursts**0.5 + _SPARE
+        return self.turns * self.burst * (ceil(drawn) if drawn < _MOST_REQUESTS else inf)
 
     def to_dict(self) -> dict[str, object]:
         """The key `traffic` of `mw bench serve --json`."""

@@ -58,7 +58,7 @@ class SpendingLimits:
     def faults(self, best: Candidate, num_tokens: int | None) -> list[str]:
         """The limits that a plan exceeds, each with what the money pays; [] if it keeps them.
 
-        num_tokens: of the whole run. Raises PlanError for a budget without it, and for a chip without a price.
+        num_tokens: of the whole run. Raises PlanError for a budget without it and for a chip without a price.
         """
         self.check(num_tokens)
         found = list[str]()

@@ -85,13 +85,17 @@ class Refusals:
         self._under_way.add(client, 1)
 
     def end(self, client: str, status: int, now: float) -> None:
-        """status: of the answer; 0 without one. Refusals for rates and full queues count as neither."""
+        """Count the request as over, and as accepted or refused by the status of its answer.
+
+        status: 0 without an answer. Rates and full queues (429) and faults of the server count as neither.
+        """
         self._under_way.add(client, -1)
         if 0 < status < 400:
             self._buckets.added(client, now, 1)
         elif 400 <= status < 500 and status != 429:
-            missing = -_LONGEST_WAIT_SECONDS * self._buckets.per_second - self._buckets.added(client, now)
-            self._buckets.added(client, now, max(-1.0, missing))
+            # At most the longest wait is owed, so that waits end soon after the refusals.
+            lowest = -_LONGEST_WAIT_SECONDS * self._buckets.per_second
+            self._buckets.added(client, now, max(-1.0, lowest - self._buckets.added(client, now)))
 
 
 class Gate:
