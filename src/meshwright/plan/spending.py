@@ -49,10 +49,8 @@ class SpendingLimits:
         machines = prices.of(sizes(spec))
         paid = [each for each in machines if _hourly(each) <= limit]
         if not paid:
-            least = _hourly(machines[0])
-            raise PlanError(
-                f"--max-price-per-hour {limit:g}: {_costs(machines[0])}; fits: --max-price-per-hour {least:.2f}"
-            )
+            fits = f"--max-price-per-hour {_hourly(machines[0]):.2f}"
+            raise PlanError(f"--max-price-per-hour {limit:g}: {_costs(machines[0])}; fits: {fits}")
         return paid[-1].spec
 
     def faults(self, best: Candidate, num_tokens: int | None) -> list[str]:
