@@ -56,6 +56,14 @@ class Row(NamedTuple):
     lacks: str | None = None
 
     @property
+    def is_read(self) -> bool:
+        return self.ours is not None
+
+    @property
+    def runs(self) -> bool:
+        return self.is_read and self.lacks is None
+
+    @property
     def differs(self) -> bool:
         return self.ours is not None and self.theirs is not None and self.ours != self.theirs
 
@@ -120,8 +128,8 @@ def _result(rows: list[Row]) -> dict[str, Any]:
     return {
         "transformers": transformers.__version__,
         "models": len(rows),
-        "read": sum(row.ours is not None for row in rows),
-        "run": sum(row.ours is not None and row.lacks is None for row in rows),
+        "read": sum(row.is_read for row in rows),
+        "run": sum(row.runs for row in rows),
         "compared": len(compared),
         "equal": sum(not row.differs for row in compared),
         "differs": {
@@ -129,9 +137,9 @@ def _result(rows: list[Row]) -> dict[str, Any]:
             for row in compared
             if row.differs
         },
-        "only_planned": {row.name: row.lacks for row in rows if row.ours is not None and row.lacks},
-        "not_compared": {row.name: row.note for row in rows if row.ours is not None and row.theirs is None},
-        "not_read": [row.name for row in rows if row.ours is None],
+        "only_planned": {row.name: row.lacks for row in rows if row.is_read and row.lacks},
+        "not_compared": {row.name: row.note for row in rows if row.is_read and row.theirs is None},
+        "not_read": [row.name for row in rows if not row.is_read],
     }
 
 
@@ -161,8 +169,7 @@ def main() -> None:
             assert row.ours is not None and row.theirs is not None
             more = row.ours - row.theirs
             print(f"differs   {row.name}: {row.ours:,} parameters, transformers {row.theirs:,} ({more:+,})")
-    num_read = sum(row.ours is not None for row in rows)
-    num_run = sum(row.ours is not None and row.lacks is None for row in rows)
+    num_read, num_run = sum(row.is_read for row in rows), sum(row.runs for row in rows)
     compared = [row for row in rows if row.theirs is not None]
     if options.write:
         options.write.write_text(json.dumps(_result(rows), indent=1) + "\n")
