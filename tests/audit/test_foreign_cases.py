@@ -303,7 +303,7 @@ def _with_teacher(*spec: str | None) -> Any:
     return step, (student, jax.ShapeDtypeStruct(teacher.shape, teacher.dtype, sharding=sharding), x)
 
 
-def test_a_weight_that_is_whole_beside_sharded_ones_is_noted() -> None:
+def test_a_weight_that_is_whole_next_to_sharded_ones_is_noted() -> None:
     (note,) = _notes(_with_teacher())
     assert "whole on each device" in note
     assert _notes(_with_teacher(None, "fsdp")) == []

@@ -291,11 +291,22 @@ _BAICHUAN = {
     "num_hidden_layers": 3, "vocab_size": 64, "model_max_length": 64, "tie_word_embeddings": False,
     "rms_norm_eps": 1e-6, "hidden_act": "silu",
 }  # fmt: skip
-_OWN_NAMES = ("baichuan", "qwen", "chatglm", "bailing_moe", "bailing_moe_v2")
+# Types whose config.json has all keys of the test's row, and no other.
+_OWN_KEYS = ("baichuan", "qwen", "chatglm", "bailing_moe", "bailing_moe_v2")
 
 
 def _of_baichuan(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
     return name.replace("q_proj", "W_pack"), _joined(name, tensors)
+
+
+def _stored(tensors: dict[str, Any], renamed: Any, *, is_joined: bool) -> dict[str, np.ndarray]:
+    """The tensors by a family's names. is_joined: keys and values are in the tensor of the queries."""
+    stored = {}
+    for name in tensors:
+        new, value = renamed(name, tensors)
+        if not (is_joined and (".k_proj." in name or ".v_proj." in name)):
+            stored[new] = np.ascontiguousarray(tensors[name] if value is None else value)
+    return stored
 
 
 @pytest.mark.slow
@@ -360,22 +371,16 @@ def test_models_whose_repositories_bring_their_code(tmp_path, like, more, rename
 
     source, own = tmp_path / "source", tmp_path / "own"
     expected = hf_models.logits(hf_models.save(like, source, **more), TOKENS)
-    tensors, stored = load_file(source / "model.safetensors"), {}
-    for name in tensors:
-        new, value = renamed(name, tensors)
-        is_joined = keys["model_type"] in ("internlm2", *_OWN_NAMES) and (
-            ".k_proj." in name or ".v_proj." in name
-        )
-        if not is_joined:
-            stored[new] = np.ascontiguousarray(tensors[name] if value is None else value)
+    is_joined = keys["model_type"] in ("internlm2", *_OWN_KEYS)
     own.mkdir()
-    save_file(stored, own / "model.safetensors")
+    tensors = load_file(source / "model.safetensors")
+    save_file(_stored(tensors, renamed, is_joined=is_joined), own / "model.safetensors")
     config = json.loads((source / "config.json").read_text()) | keys
     of_source = {"architectures", "attention_bias", "mlp_bias", "pretraining_tp"}
     if keys["model_type"] == "exaone":
         of_source |= {"num_hidden_layers", "hidden_act", "rms_norm_eps"}
     config = (
-        keys if keys["model_type"] in _OWN_NAMES else {k: v for k, v in config.items() if k not in of_source}
+        keys if keys["model_type"] in _OWN_KEYS else {k: v for k, v in config.items() if k not in of_source}
     )
     (own / "config.json").write_text(json.dumps(config))
     for layout in (f32(), f32("fsdp=2,tensor=4")):
@@ -402,13 +407,9 @@ def test_baichuan_13b_has_alibi(tmp_path):
             attention_mask=mask.expand(len(tokens), -1, -1, -1),
             position_ids=torch.zeros_like(tokens),
         ).logits.numpy()
-    tensors, stored = load_file(source / "model.safetensors"), {}
-    for name in tensors:
-        new, value = _of_baichuan(name, tensors)
-        if ".k_proj." not in name and ".v_proj." not in name:
-            stored[new] = tensors[name] if value is None else value
     own.mkdir()
-    save_file(stored, own / "model.safetensors")
+    tensors = load_file(source / "model.safetensors")
+    save_file(_stored(tensors, _of_baichuan, is_joined=True), own / "model.safetensors")
     (own / "config.json").write_text(json.dumps(_BAICHUAN))
     for layout in (f32(), f32("fsdp=2,tensor=4")):
         params, read = load(own, layout)
