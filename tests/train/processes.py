@@ -56,7 +56,10 @@ class Runs:
 
     def mw(self, *arguments: str, code: int = 0) -> tuple[str, str]:
         """(stdout, stderr) of `mw` with these arguments, which ends with `code`."""
-        process = self.start(*arguments)
+        return self.ended(self.start(*arguments), code=code)
+
+    def ended(self, process: subprocess.Popen[str], *, code: int) -> tuple[str, str]:
+        """(stdout, stderr) of a process of `start`, which ends with `code`."""
         try:
             out, err = process.communicate(timeout=LONGEST_SECONDS)
         finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.train.processes import LONGEST_SECONDS, Runs, exact_lines
+from tests.train.processes import Runs, exact_lines
 
 from meshwright.nn.files.checkpoint_files import checkpoint_steps
 from meshwright.optimizers.optimizer import PACKED_DTYPES
@@ -192,8 +192,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_keeps_the_last_checkpoint(runs
     process = runs.start("train", "--run", str(run), "--resume", "--steps", "8")
     # Not by preexec_fn, whose fork JAX warns of if an earlier test of this process has started it.
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
-    err = process.communicate(timeout=LONGEST_SECONDS)[1]
-    assert process.returncode == 2
+    _, err = runs.ended(process, code=2)
     assert our_lines(err)[-1] == (
         f"mw: checkpoint {run}/checkpoints/5: cannot be written (File too large);"
         " make room, then go on from step 4 with --resume"
