@@ -1,6 +1,7 @@
 """Limits on the money of a training run: the machine that an hour's price pays, and plans over a limit."""
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware.chip import SharedMemory
@@ -49,7 +50,7 @@ class SpendingLimits:
         machines = prices.of(sizes(spec))
         paid = [each for each in machines if _hourly(each) <= limit]
         if not paid:
-            fits = f"--max-price-per-hour {_hourly(machines[0]):.2f}"
+            fits = f"--max-price-per-hour {ceil(100 * _hourly(machines[0])) / 100:.2f}"
             raise PlanError(f"--max-price-per-hour {limit:g}: {_costs(machines[0])}; fits: {fits}")
         return paid[-1].spec
 
