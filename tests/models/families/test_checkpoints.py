@@ -196,6 +196,20 @@ def _same(name: str, _: dict[str, Any]) -> tuple[str, None]:
     return name, None
 
 
+def _with_names(name: str, short: dict[str, str]) -> str:
+    """A tensor's name with each of these parts in a family's own words."""
+    for old, new in short.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _joined(name: str, tensors: dict[str, Any]) -> np.ndarray | None:
+    """Queries, keys and values as one array, if this is the queries' tensor."""
+    if ".q_proj." not in name:
+        return None
+    return np.concatenate([tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"])
+
+
 def _of_internlm2(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
     """Its queries, keys and values are one array: for each KV head its queries, key and value."""
     short = {
@@ -208,9 +222,7 @@ def _of_internlm2(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray |
         width, num_kv_heads = q.shape[1], 4
         heads = [x.reshape(num_kv_heads, -1, width) for x in (q, k, v)]
         return name.replace("self_attn.q_proj", "attention.wqkv"), np.concatenate(heads, 1).reshape(-1, width)
-    for old, new in short.items():
-        name = name.replace(old, new)
-    return name, None
+    return _with_names(name, short), None
 
 
 def _of_exaone(name: str, _: dict[str, Any]) -> tuple[str, None]:
@@ -220,9 +232,7 @@ def _of_exaone(name: str, _: dict[str, Any]) -> tuple[str, None]:
         "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn": "attn.attention",
         "o_proj": "out_proj", "gate_proj": "c_fc_0", "up_proj": "c_fc_1", "down_proj": "c_proj",
     }  # fmt: skip
-    for old, new in short.items():
-        name = name.replace(old, new)
-    return name, None
+    return _with_names(name, short), None
 
 
 def _of_qwen(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
@@ -232,23 +242,10 @@ def _of_qwen(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None
         "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "self_attn.o_proj": "attn.c_proj",
         "up_proj": "w1", "gate_proj": "w2", "down_proj": "c_proj", "self_attn.q_proj": "attn.c_attn",
     }  # fmt: skip
-    joined = None
-    if ".q_proj." in name:
-        joined = np.concatenate([tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"])
-    for old, new in short.items():
-        name = name.replace(old, new)
-    return name, joined
-
-
-def _joined(name: str, tensors: dict[str, Any]) -> np.ndarray | None:
-    """Queries, keys and values as one array, if this is the queries' tensor."""
-    if ".q_proj." not in name:
-        return None
-    return np.concatenate([tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"])
+    return _with_names(name, short), _joined(name, tensors)
 
 
 def _of_chatglm(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
-    joined = _joined(name, tensors)
     short = {
         "model.embed_tokens": "transformer.embedding.word_embeddings",
         "model.layers": "transformer.encoder.layers",
@@ -256,21 +253,16 @@ def _of_chatglm(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | N
         "self_attn.q_proj": "self_attention.query_key_value", "self_attn.o_proj": "self_attention.dense",
         "gate_up_proj": "dense_h_to_4h", "down_proj": "dense_4h_to_h",
     }  # fmt: skip
-    for old, new in short.items():
-        name = name.replace(old, new)
-    return name, joined
+    return _with_names(name, short), _joined(name, tensors)
 
 
 def _of_ling(name: str, tensors: dict[str, Any]) -> tuple[str, np.ndarray | None]:
-    joined = _joined(name, tensors)
     short = {
         "model.embed_tokens": "model.word_embeddings", "self_attn.q_proj": "attention.query_key_value",
         "self_attn.o_proj": "attention.dense", "self_attn.q_norm": "attention.query_layernorm",
         "self_attn.k_norm": "attention.key_layernorm", "e_score_correction_bias": "expert_bias",
     }  # fmt: skip
-    for old, new in short.items():
-        name = name.replace(old, new)
-    return name, joined
+    return _with_names(name, short), _joined(name, tensors)
 
 
 # ChatGLM's file has names of its own for all sizes.

@@ -1,5 +1,7 @@
 """State that a step returns in new memory, next to the state that it was given: weights, moments, caches."""
 
+from collections.abc import Sequence
+
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import ELEMENTWISE, NEGLIGIBLE_BYTES
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program, arrays
@@ -22,14 +24,8 @@ def undonated_note(program: Program) -> str:
         return _of_caches(program)
     results = arrays(program.main.result.shape)
     old = [one for path, shape in results if (one := _updated(program, path, shape))]
-    num_bytes = sum(one.shapes[0].num_bytes for one in old)
-    if num_bytes <= NEGLIGIBLE_BYTES:
-        return ""
-    largest = max(old, key=lambda one: one.shapes[0].num_bytes)
-    which = f" and {len(old) - 1} more are" if len(old) > 1 else " is"
-    return (
-        f"`{largest.op_name or largest.name}`{which} updated in new memory, {format_bytes(num_bytes)} "
-        "on each device next to the old state; donate the state: jax.jit(step, donate_argnums=...)"
+    return _note(
+        old, "updated in new memory, {size} on each device next to the old state; donate the state: {how}"
     )
 
 
@@ -44,15 +40,22 @@ def _of_caches(program: Program) -> str:
         stored = value.instruction
         if written and stored.opcode == "parameter" and stored.shapes[0].dims == shape.dims:
             old.append(stored)
+    return _note(
+        old,
+        "written in part and returned, and the step copies all {size} of each device for that; "
+        "donate it: {how}",
+    )
+
+
+def _note(old: Sequence[Instruction], sentence: str) -> str:
+    """The sentence on these inputs, with their size and the call that donates; "" if they are negligible."""
     num_bytes = sum(one.shapes[0].num_bytes for one in old)
     if num_bytes <= NEGLIGIBLE_BYTES:
         return ""
     largest = max(old, key=lambda one: one.shapes[0].num_bytes)
     which = f" and {len(old) - 1} more are" if len(old) > 1 else " is"
-    return (
-        f"`{largest.op_name or largest.name}`{which} written in part and returned, and the step copies all "
-        f"{format_bytes(num_bytes)} of each device for that; donate it: jax.jit(step, donate_argnums=...)"
-    )
+    said = sentence.format(size=format_bytes(num_bytes), how="jax.jit(step, donate_argnums=...)")
+    return f"`{largest.op_name or largest.name}`{which} {said}"
 
 
 def _updated(program: Program, path: tuple[int, ...], shape: ArrayShape) -> Instruction | None:

@@ -339,7 +339,7 @@ class PagedCache:
             outs, token = [], 0
             if chosen is not None:
                 return self._sparse(q, positions, tables, chosen, pools, how)
-            keys = PagedKeys(pools, window, how, sinks, slopes, split, self.stands)
+            paged = PagedKeys(pools, window, how, sinks, slopes, split, self.stands)
             for rows, first in self._numbered():
                 mine = slice(token, token + rows.num_tokens)
                 token = mine.stop
@@ -352,7 +352,7 @@ class PagedCache:
                     tables_local,
                 )
                 run = kernel if length == 1 or kernel is ragged else several
-                attended = run(asked, keys)
+                attended = run(asked, paged)
                 outs.append(
                     jax.tree.map(lambda x, n=rows.num_tokens: jnp.reshape(x, (n, *x.shape[2:])), attended)
                 )
