@@ -325,6 +325,27 @@ def test_sequences_counted_together_take_what_they_take_step_by_step(more: dict,
         assert one.num_tokens == other.num_tokens == len(one.piece_seconds)
 
 
+class Counts(Grows):
+    """Counts the blocks that are priced."""
+
+    num_blocks = 0
+
+    def generating(self, num_sequences, mean_contexts) -> np.ndarray:
+        self.num_blocks += 1
+        return super().generating(num_sequences, mean_contexts)
+
+
+@pytest.mark.parametrize("more", [{"replicas": 4}, {"replicas": 4, "prefill_replicas": 2}], ids=str)
+def test_steps_of_other_replicas_do_not_cut_a_block(more: dict):
+    """Blocks are few for each request, and not one for each of its 500 tokens."""
+    prices = Counts()
+    chats = [one(30 + number, 500) for number in range(40)]
+    server = Planned(Limits.of(4, 2048), prices, prefix_cache=False, **more)
+    _, used = simulate_server(server, loaded(*chats, concurrency=10))
+    assert used.steps > 4000
+    assert prices.num_blocks < 12 * len(chats)
+
+
 def test_pages_that_nobody_would_find_are_not_kept():
     """What is decided from the traffic changes nothing but the time that it takes."""
     chats = [one(90, 40, 3.0 * number) for number in range(40)]

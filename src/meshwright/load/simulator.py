@@ -5,10 +5,11 @@ begins, before the tokens of that step are known. Networks to clients take no ti
 it is also the device (a CPU), as calibrated: it receives requests one at a time, and shares a core with a
 step that runs at the same time.
 
-Texts have only lengths, and sequences that generate are counted together (`load/counted.py`). Steps between
-which nothing arrives, joins, leaves or needs a page are a block: their seconds are an array, and the
-simulation goes on after the last of them, with the same result as step by step. The time of a simulation
-depends on requests, and hardly on steps or tokens.
+Texts have only lengths, and sequences that generate are counted together (`load/counted.py`). Steps of a
+replica in which nothing joins, leaves or needs a page are a block: their seconds are an array, and one event
+ends them all. A request for the replica cuts its block at the step that runs, and other replicas' blocks go
+on, with the same result as step by step. The time of a simulation depends on requests, and hardly on steps
+or tokens.
 """
 
 import gc
@@ -42,6 +43,10 @@ from meshwright.serve.engine.speculate import Drafter
 _ENDLESS = 1 << 60
 # A sampled token that is not an accepted draft; its id does not matter.
 _TOKEN = TokenScore(0, 0.0)
+# Instead of a replica's number, for events that are no replica's.
+_NONE = -1
+# The order of events: seconds, seconds when it was sure, and number of the replica.
+_Moment = tuple[float, float, int]
 
 
 def _ignore(event: Event | Exception) -> None:
@@ -137,11 +142,18 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+def _arrival(seconds: float) -> _Moment:
+    """The moment of an arrival, before all other events of its time."""
+    return seconds, -inf, _NONE
+
+
 class _Simulation:
     def __init__(self, planned: Planned, load: Load) -> None:
         self.now = 0.0
         self._planned, self._load = planned, load
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        # Seconds, seconds when the event was sure, number of its replica, serial number, and what happens.
+        self._events: list[tuple[float, float, int, int, Callable[[], None]]] = []
+        self.moment = _arrival(0.0)
         self._serial = count()
         if not _finds_pages(planned, load):
             planned = replace(planned, prefix_cache=False)
@@ -163,9 +175,11 @@ class _Simulation:
             if arrivals and (not events or self._next_arrival <= events[0][0]):
                 number, self.now = arrivals.pop(), self._next_arrival
                 self._next_arrival = chats[arrivals[-1]].arrival_seconds if arrivals else inf
+                self.moment = _arrival(self.now)
                 self._arrive(number)
             else:
-                self.now, _, happen = heappop(events)
+                self.now, since, place, _, happen = heappop(events)
+                self.moment = self.now, since, place
                 happen()
         replicas = [*self._pools, *self._prefilling]
         used = Used(
@@ -177,13 +191,15 @@ class _Simulation:
         )
         return [asked.timed() for turns in self._asked for asked in turns], used
 
-    def next_event(self) -> float:
-        """The time of the next arrival or other event; infinite if there is none."""
-        return min(self._next_arrival, self._events[0][0] if self._events else inf)
+    def at(
+        self, seconds: float, happen: Callable[[], None], since: float | None = None, replica: int = _NONE
+    ) -> None:
+        """Schedule an event, which is sure `since` then, by default now, of a replica's step if one is given.
 
-    def at(self, seconds: float, happen: Callable[[], None]) -> None:
-        """Schedule an event; events of the same time happen in the order of the calls."""
-        heappush(self._events, (seconds, next(self._serial), happen))
+        Events of the same time happen in the order in which they became sure, and of their replicas.
+        """
+        sure = self.now if since is None else since
+        heappush(self._events, (seconds, sure, replica, next(self._serial), happen))
 
     def _arrive(self, number: int) -> None:
         limit = self._load.concurrency
@@ -259,6 +275,27 @@ def _finds_pages(planned: Planned, load: Load) -> bool:
     return shares or scarce or bool(planned.prefill_replicas) or limits.window is not None
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Steps that generate for the same sequences as `batch`: the first one's start, and seconds and ends."""
+
+    batch: Batch
+    start: float
+    seconds: np.ndarray
+    ends: np.ndarray
+
+    def start_of(self, number: int) -> float:
+        """When a step of the block starts."""
+        return float(self.ends[number - 1]) if number else self.start
+
+    def num_ended(self, moment: _Moment, replica: int) -> int:
+        """The steps that ended before a moment; the last of the block runs."""
+        number, last = int(np.searchsorted(self.ends, moment[0])), len(self.ends) - 1
+        while number < last and (float(self.ends[number]), self.start_of(number), replica) < moment:
+            number += 1
+        return min(number, last)
+
+
 @dataclass(slots=True)
 class _Asked:
     """A turn that is being answered: the numbers of its chat and turn, and the replica that answers.
@@ -323,6 +360,7 @@ class _Replica:
         self, simulation: _Simulation, planned: Planned, number: int, *, prefills: bool = False
     ) -> None:
         self._simulation, self._planned, self._prefills = simulation, planned, prefills
+        self._number = number
         drafter = _Drafts(planned.num_drafts) if planned.num_drafts else None
         is_counted = planned.counted and drafter is None
         self._counted = CountedRunning(self._take_counted) if is_counted else None
@@ -341,6 +379,7 @@ class _Replica:
         self._random = np.random.default_rng([number, planned.num_drafts])
         self._running: Batch | None = None
         self._seconds = 0.0  # of the running step
+        self._block: _Block | None = None  # of steps of which one runs
         self._next: Batch | None = None
         self._coming: deque[_Asked] = deque()  # prefilled by another replica, without pages here yet
         self._heard: deque[_Asked] = deque()  # not yet queued; the host is receiving the first
@@ -362,6 +401,7 @@ class _Replica:
 
     def hear(self, asked: _Asked) -> None:
         """Queue a turn once the host has received it."""
+        self._cut()
         if not self._planned.request_seconds:
             self.add(asked)
             return
@@ -383,6 +423,7 @@ class _Replica:
 
     def add(self, asked: _Asked) -> None:
         """Queue a turn."""
+        self._cut()
         max_tokens = 1 if self._prefills else asked.max_tokens - asked.num_tokens
         prompt, context = asked.prompt, self._planned.limits.context
         if asked.num_tokens:
@@ -403,6 +444,7 @@ class _Replica:
 
     def take_over(self, asked: _Asked) -> None:
         """Answer a turn whose first token and pages come from another replica."""
+        self._cut()
         self._coming.append(asked)
         self._admit_coming()
 
@@ -422,13 +464,16 @@ class _Replica:
         self._running = batch
         if batch is None:
             return
-        now = self._simulation.now
         if not batch.works and self._counted is not None and (steps := self._num_steady(self._counted)) > 1:
-            now = self._pass_steady(batch, steps, self._counted)
-        else:
-            self._seconds = self._planned.prices.seconds(*batch.figures)
-        self.busy_seconds += self._seconds
-        self._simulation.at(now + self._seconds, self._end)
+            self._begin_block(batch, steps)
+            return
+        self._run(self._planned.prices.seconds(*batch.figures), self._simulation.now)
+
+    def _run(self, seconds: float, start: float) -> None:
+        """Let the running step end after these seconds, and schedule the next one."""
+        self._seconds = seconds
+        self.busy_seconds += seconds
+        self._simulation.at(start + seconds, self._end, start, self._number)
         self._next = self._scheduler.schedule()
 
     def _num_steady(self, counted: CountedRunning) -> int:
@@ -437,31 +482,52 @@ class _Replica:
             return 1
         return counted.num_steady()
 
-    def _pass_steady(self, batch: Batch, num_steps: int, counted: CountedRunning) -> float:
-        """Pass the steps of a block except its last, which then runs. Returns the last one's start.
-
-        The schedule made at a step's end is the first to see an arrival during the step, so the block ends
-        with the step of the next event.
-        """
-        now, number = self._simulation.now, batch.num_counted
+    def _begin_block(self, batch: Batch, num_steps: int) -> None:
+        """Start the steps of a block, which all end together unless `_cut` is called before."""
+        start, number = self._simulation.now, batch.num_counted
         positions = batch.counted_positions + number * np.arange(num_steps)
         seconds = self._planned.prices.generating(number, positions / number)
         # Sums in the order of a simulation step by step.
-        ends = np.cumsum(np.concatenate([(now,), seconds]))[1:]
-        num_before = min(int(np.searchsorted(ends, self._simulation.next_event())), num_steps - 1)
-        self._seconds = float(seconds[num_before])
-        if not num_before:
-            return now
-        passed = seconds[:num_before]
+        ends = np.cumsum(np.concatenate([(start,), seconds]))[1:]
+        self._block = block = _Block(batch, start, seconds, ends)
+        since = block.start_of(num_steps - 1)
+        self._simulation.at(float(ends[-1]), partial(self._end_block, block), since, self._number)
+
+    def _end_block(self, block: _Block) -> None:
+        """End the last step of a block that was not cut."""
+        if self._block is not block:
+            return
+        self._pass(block, len(block.ends) - 1)
+        self.busy_seconds += self._seconds
+        self._next = self._scheduler.schedule()
+        self._end()
+
+    def _cut(self) -> None:
+        """Pass the steps of a block that have ended; the step after them runs.
+
+        The schedule made at the end of that step is the first to see what happens now.
+        """
+        if (block := self._block) is None:
+            return
+        number = block.num_ended(self._simulation.moment, self._number)
+        self._pass(block, number)
+        self._run(self._seconds, block.start_of(number))
+
+    def _pass(self, block: _Block, num_ended: int) -> None:
+        """Count the first steps of a block as ended, and end the block at the step after them."""
+        self._block, self._seconds = None, float(block.seconds[num_ended])
+        if not num_ended:
+            return
+        assert self._counted is not None, "blocks are of counted sequences"
+        passed = block.seconds[:num_ended]
         self.busy_seconds = float(np.cumsum(np.concatenate([(self.busy_seconds,), passed]))[-1])
         if self._learns:
             for each in passed.tolist():
                 self._scheduler.policy.scheduled(self._scheduler)
-                self._scheduler.policy.measured(batch, each)
+                self._scheduler.policy.measured(block.batch, each)
         for times in {id(each): each.times for each in (self._ends, self._counted_ends)}.values():
-            times.frombytes(ends[:num_before].tobytes())
-        counted.skip(num_before)
-        return float(ends[num_before - 1])
+            times.frombytes(block.ends[:num_ended].tobytes())
+        self._counted.skip(num_ended)
 
     def _end(self) -> None:
         batch = self._running
@@ -469,7 +535,7 @@ class _Replica:
         if self._lost:
             self._seconds, self._lost, lost = self._seconds + self._lost, 0.0, self._lost
             self.busy_seconds += lost
-            self._simulation.at(self._simulation.now + lost, self._end)
+            self._simulation.at(self._simulation.now + lost, self._end, None, self._number)
             return
         self._step_ended(batch)
         self._scheduler.policy.measured(batch, self._seconds)
