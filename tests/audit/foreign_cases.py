@@ -909,16 +909,25 @@ def _sharded_moments() -> Any:
     return jax.jit(step, out_shardings=out), (weights, moments, array(m, (4096, 1024), "data"))
 
 
-def _messages() -> Any:
-    """A graph's messages: nodes and edges are split over the same devices."""
-    m = mesh("data")
+def _messages(*, by_features: bool) -> Callable[[], Any]:
+    """A graph's messages: nodes and edges are split over the same devices, or messages by their features."""
 
-    def run(x: Any, w: Any, source: Any, target: Any) -> Any:
-        sums = jax.ops.segment_sum((x @ w)[source], target, num_segments=x.shape[0])
-        return constrained(m, jax.nn.relu(sums), "data")
+    def program() -> Any:
+        m = mesh("data")
 
-    edges = array(m, (32768,), "data", dtype=jnp.int32)
-    return jax.jit(run), (array(m, (8192, 256), "data"), array(m, (256, 128)), edges, edges)
+        def run(x: Any, w: Any, source: Any, target: Any) -> Any:
+            rows = x @ w
+            if by_features:
+                rows = constrained(m, constrained(m, rows, "data"), None, "data")
+                source, target = constrained(m, source), constrained(m, target)
+            sums = jax.ops.segment_sum(rows[source], target, num_segments=x.shape[0])
+            sums = constrained(m, sums, None, "data") if by_features else sums
+            return constrained(m, jax.nn.relu(sums), "data")
+
+        edges = array(m, (32768,), "data", dtype=jnp.int32)
+        return jax.jit(run), (array(m, (8192, 256), "data"), array(m, (256, 128)), edges, edges)
+
+    return program
 
 
 def _likeliest_in_a_loop() -> Any:
@@ -1290,7 +1299,7 @@ CASES: dict[str, Case] = {
         "stack_gathered", _stack_in_a_loop(before=True), _stack_in_a_loop(before=False)
     ),
     "moments sharded, weights whole": Case(None, _sharded_moments),
-    "messages of a graph": Case(None, _messages),
+    "messages of a graph": Case("added_by_index", _messages(by_features=False), _messages(by_features=True)),
     "the likeliest tokens in a loop": Case(None, _likeliest_in_a_loop),
     "a low-rank update split by rank": Case(
         "partial_results_summed",

@@ -464,8 +464,10 @@ def _updates_sent_in_float32(step: Broken) -> CompiledProgram | None:
     if not step.layout.word("zero"):
         return None
 
-    def wide(config: Any, layout: Layout, mine: Any) -> Any:
-        there = gathered(config, layout, jax.tree.map(lambda x: x.astype(jnp.float32), mine))
+    def wide(config: Any, layout: Layout, mine: Any, before: Any) -> Any:
+        there = gathered(
+            config, layout, *(jax.tree.map(lambda x: x.astype(jnp.float32), tree) for tree in (mine, before))
+        )
         return jax.tree.map(lambda x, old: x.astype(old.dtype), there, mine)
 
     with patch("meshwright.train.step.gathered", wide):

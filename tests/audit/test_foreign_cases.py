@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from tests.audit.foreign_by_hand import BY_HAND
 from tests.audit.foreign_cases import CASES, SEVERAL
+from tests.audit.foreign_kinds import KINDS
 from tests.audit.foreign_needs import NEEDS, SEVERAL_NEEDS
 from tests.audit.foreign_origins import ORIGINS
 
@@ -31,9 +32,9 @@ def _kinds(program: Any) -> list[str]:
         return [one["kind"] for one in meshwright.audit(run, *args, hardware="v5p")["warnings"]]
 
 
-@pytest.mark.parametrize("name", [*CASES, *BY_HAND, *NEEDS, *ORIGINS])
+@pytest.mark.parametrize("name", [*CASES, *BY_HAND, *NEEDS, *ORIGINS, *KINDS])
 def test_each_program_has_its_finding_and_its_remedy_ends_it(name: str) -> None:
-    case = (CASES | BY_HAND | NEEDS | ORIGINS)[name]
+    case = (CASES | BY_HAND | NEEDS | ORIGINS | KINDS)[name]
     kinds = _kinds(case.run())
     assert set(kinds) == (set() if case.kind is None else {case.kind})
     if case.fixed is not None:
@@ -128,6 +129,82 @@ def test_new_state_next_to_the_old_is_noted(donated: tuple[int, ...]) -> None:
     assert [note.partition(":")[0] for note in notes] == ([] if donated else [expected])
     gradient = jax.jit(jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)))
     assert not any("donate" in note for note in meshwright.audit(gradient, weight, rows)["notes"])
+
+
+def _decode(*, donated: bool) -> dict:
+    """The audit of a step that scans layers, each of which writes a position into its cache."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
+    split = NamedSharding(mesh, PartitionSpec(None, "data"))
+    caches = jax.ShapeDtypeStruct((4, 16, 256, 64), "float32", sharding=split)
+    rows = jax.ShapeDtypeStruct((16, 64), "float32", sharding=NamedSharding(mesh, PartitionSpec("data")))
+
+    def step(caches: jax.Array, x: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def layer(x: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+            cache = jax.lax.dynamic_update_slice(cache, x[:, None], (0, at, 0))
+            return x + jnp.einsum("bsh,bh->bh", cache, x), cache
+
+        return jax.lax.scan(layer, x, caches)
+
+    jitted = jax.jit(step, donate_argnums=(0,) if donated else ())
+    return meshwright.audit(jitted, caches, rows, jax.ShapeDtypeStruct((), "int32"))
+
+
+@pytest.mark.parametrize("donated", [True, False])
+def test_caches_that_a_scan_returns_in_new_memory_are_noted(donated: bool) -> None:
+    notes = [note for note in _decode(donated=donated)["notes"] if "donate it" in note]
+    assert len(notes) == (0 if donated else 1)
+    assert donated or notes[0].startswith("`caches` is written in part and returned, and the step copies")
+
+
+def test_state_that_is_not_donated_is_noted_beside_donated_state() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("fsdp",))
+    weight = jax.ShapeDtypeStruct(
+        (1024, 1024), "float32", sharding=NamedSharding(mesh, PartitionSpec("fsdp"))
+    )
+
+    def step(w: jax.Array, square: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        g = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        square = 0.9 * square + 0.1 * g**2
+        return w - 0.1 * g / jnp.sqrt(square), square
+
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=weight.sharding)
+    notes = meshwright.audit(jitted, weight, weight, weight)["notes"]
+    assert [note.partition(",")[0] for note in notes if "donate" in note] == [
+        "`square` is updated in new memory"
+    ]
+
+
+def test_the_constant_that_promotes_is_named() -> None:
+    run, args = KINDS["scores divided by a NumPy scalar"].run()
+    (found,) = meshwright.audit(run, *args)["warnings"]
+    assert "since div has promoted an operand: its constant has 32 bits" in found["what"]
+    assert found["where"].startswith("jit(forward)/div") and "a Python number" in found["change"]
+
+
+def test_operations_along_one_dimension_are_one_finding() -> None:
+    run, args = KINDS["a sort, a sum and a look-up along one split dimension"].run()
+    (found,) = meshwright.audit(run, *args)["warnings"]
+    assert "so are `reduce_window_sum`, `sort`" in found["what"]
+    assert found["change"].startswith("constrain the array once, before the first of these operations")
+
+
+def test_the_reader_of_a_whole_sum_is_named() -> None:
+    run, args = KINDS["a logged quantile of the gradients"].run()
+    (found,) = meshwright.audit(run, *args)["warnings"]
+    assert found["what"].endswith("; sort reads the whole") and "quantile" in found["change"]
+
+
+def test_a_shard_map_that_names_an_abstract_mesh_compiles_for_this_process() -> None:
+    mesh = jax.sharding.AbstractMesh((8,), ("data",))
+    mapped = jax.shard_map(
+        lambda x: jax.lax.psum(x, "data"),
+        mesh=mesh,
+        in_specs=PartitionSpec("data"),
+        out_specs=PartitionSpec(),
+    )
+    rows = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, PartitionSpec("data")))
+    program, found = foreign.compiled_program(jax.jit(mapped), rows)
+    assert found is not None and dict(found.sizes) == {"data": 8} and program.num_devices == 8
 
 
 _GATHER = """HloModule {name}

@@ -32,7 +32,9 @@ from meshwright.audit.remarks.accidents import accidents, at_the_root, gathered_
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.donation import undonated_note
 from meshwright.audit.remarks.dropped import dropped_products
+from meshwright.audit.remarks.promoted import promoted_products
 from meshwright.audit.remarks.replication import (
+    drawn_whole,
     equal_values,
     repeated_calls,
     repeated_products,
@@ -152,11 +154,16 @@ def audit_program(
     warnings = at_the_root(
         [
             *faults,
-            *replicated_state(program, prices),
-            *(repeated_products(program, prices, gathers) or _repeated_on_parts(reading, machine, gathers)),
+            *replicated_state(program, prices, largest.num_bytes if largest else 0),
+            *(
+                repeated_products(program, prices, gathers, reading.sent)
+                or _repeated_on_parts(reading, machine, gathers)
+            ),
             *repeated_calls(program, prices, reading.sent),
             *dropped_products(program, prices),
+            *drawn_whole(program, prices),
             *equal_values(program, prices, reading.sent),
+            *promoted_products(program, prices, reading.sent),
             *host_calls(host_transfers(program)),
         ]
     )
@@ -382,8 +389,9 @@ def compiled_program(
         )
     on_devices = _with_devices(mesh, devices[: mesh.size])
     placed = _placed((args, kwargs), on_devices)
-    with jax.set_mesh(on_devices):
-        program = _compiled(jitted, lambda jitted: jitted.lower(*placed[0], **placed[1]).compile())
+    program = _compiled(
+        jitted, _under(mesh, on_devices, lambda jitted: jitted.lower(*placed[0], **placed[1]).compile())
+    )
     return program, Mesh(dict(mesh.shape))
 
 
@@ -397,7 +405,6 @@ def compiled_ahead(
     another mesh is refused: constrain by PartitionSpec, under jax.set_mesh. Raises AuditError without a mesh
     or if the compiler refuses, DeviceError if it is not installed.
     """
-    import jax
 
     given = _mesh_of((args, kwargs))
     if given is None:
@@ -406,21 +413,35 @@ def compiled_ahead(
     mesh = _on_chips(given, target)
     args, kwargs = _placed((args, kwargs), mesh)
 
-    def compile_under(context: AbstractContextManager[Any], jitted: Any) -> Any:
-        with context:
-            lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(target.compiler.lowering,))
-            return lowered.compile(compiler_options=dict(target.compiler.options) or None)
+    def compile_it(jitted: Any) -> Any:
+        lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=(target.compiler.lowering,))
+        return lowered.compile(compiler_options=dict(target.compiler.options) or None)
 
-    def compile_for(jitted: Any) -> Any:
+    return _compiled(jitted, _under(given, mesh, compile_it)), Mesh(dict(given.shape))
+
+
+def _under(
+    given: "jax.sharding.Mesh | jax.sharding.AbstractMesh",
+    mesh: "jax.sharding.Mesh",
+    compile_it: Callable[[Any], Any],
+) -> Callable[[Any], Any]:
+    """`compile_it` with `mesh` in the context, or with the abstract mesh that a shard_map of it names."""
+    import jax
+
+    def compiled(context: AbstractContextManager[Any], jitted: Any) -> Any:
+        with context:
+            return compile_it(jitted)
+
+    def under(jitted: Any) -> Any:
         try:
-            return compile_under(jax.set_mesh(mesh), jitted)
+            return compiled(jax.set_mesh(mesh), jitted)
         except ValueError as error:
             # A shard_map that names the abstract mesh refuses one with devices.
             if _OTHER_MESH not in str(error) or not isinstance(given, jax.sharding.AbstractMesh):
                 raise
-            return compile_under(jax.sharding.use_abstract_mesh(given), jitted)
+            return compiled(jax.sharding.use_abstract_mesh(given), jitted)
 
-    return _compiled(jitted, compile_for), Mesh(dict(given.shape))
+    return under
 
 
 def _placed(arguments: Any, mesh: "jax.sharding.Mesh") -> Any:

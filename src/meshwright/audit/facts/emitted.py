@@ -113,6 +113,13 @@ class Emitted:
         return 8 * self.collective.gathered_bytes / bits_of(self.collective.dtype)
 
     @property
+    def elements_of_all(self) -> int:
+        """Numbers of the whole array, of whose blocks a permute or an all-to-all sends one."""
+        c, groups = self.collective, self.collective.groups
+        blocks = max(groups.size, 1) if self.op == "all_to_all" else 1
+        return 8 * c.gathered_bytes * blocks // bits_of(c.dtype)
+
+    @property
     def is_written(self) -> bool:
         """Whether a user called it by name, in shard_map."""
         return self.collective.primitive.startswith(_WRITTEN)

@@ -24,7 +24,9 @@ from meshwright.audit.remarks.necessity import NEED_RULES
 from meshwright.audit.remarks.origins import BATCH_GATHERED, ORIGIN_RULES
 from meshwright.audit.remarks.patterns import (
     FAULT_RULES,
+    REPLICATED_STATE,
     UNCONSTRAINED,
+    WHOLE_DIMENSION,
     Fault,
     ProgramContext,
     exposed,
@@ -174,15 +176,43 @@ def accidents(schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices
     context = ProgramContext(program, collectives, prices, is_differentiated(program), schedule, *batch)
     least = _SHARE * sum(prices.sent(one) for one in collectives)
     warnings: dict[tuple[str, str], Remark] = {}
+    along: dict[tuple[object, ...], list[tuple[str, str]]] = {}
     for collective in collectives:
         num_sent = prices.sent(collective)
         if collective.collective.gathered_bytes <= NEGLIGIBLE_BYTES or num_sent < least or not num_sent:
             continue
         for fault in _faults(collective, context):
             warning = _warning(fault, collective, prices)
-            key = warning.kind, warning.tensor
+            key = warning.kind, _subject(warning)
+            if warning.kind == WHOLE_DIMENSION:
+                keys = along.setdefault((collective.axes, collective.elements_of_all), [])
+                keys += [] if key in keys else [key]
             warnings[key] = _joined(warnings[key], warning) if key in warnings else warning
+    for keys in along.values():
+        if len(keys) > 1:
+            first, *others = sorted((warnings.pop(key) for key in keys), key=lambda one: -(one.bytes or 0))
+            warnings[keys[0]] = _of_one_dimension(first, others)
     return list(warnings.values())
+
+
+def _subject(warning: Remark) -> str:
+    """The tensor of a warning; for the steps of one scan, which have other tensors, the scan."""
+    return warning.what if "associative_scan" in warning.what else warning.tensor
+
+
+def _of_one_dimension(first: Remark, others: Iterable[Remark]) -> Remark:
+    """One warning of several operations along a split dimension of arrays of one size."""
+    others = list(others)
+    for other in others:
+        first = _joined(first, other)
+    tensors = ", ".join(dict.fromkeys(f"`{one.tensor}`" for one in others))
+    return replace(
+        first,
+        what=f"{first.what}; so {'is' if len(others) == 1 else 'are'} {tensors}, of the same size",
+        change="constrain the array once, before the first of these operations, to be split along another "
+        "dimension, such as the batch (one all-to-all): all of them then read whole lines. Or: "
+        f"{first.change}",
+    )
 
 
 # Consequences of activations that are not constrained to the batch's axes.
@@ -195,7 +225,7 @@ def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
 
     Warnings of unconstrained activations are merged into one.
     """
-    remarks = list(remarks)
+    remarks = _of_one_state(list(remarks))
     roots = [one for one in remarks if one.kind == UNCONSTRAINED]
     if not roots:
         return remarks
@@ -203,6 +233,21 @@ def at_the_root(remarks: Iterable[Remark]) -> list[Remark]:
     for other in others:
         first = _joined(first, other)
     return [first, *(one for one in remarks if one not in roots and one.kind not in _FOLLOWING)]
+
+
+def _of_one_state(remarks: list[Remark]) -> list[Remark]:
+    """The warnings, with the sums that only whole state needs merged into the warning of that state."""
+    of_state = [one for one in remarks if one.kind == REPLICATED_STATE]
+    if len(of_state) <= 1:
+        return remarks
+    # The sums come first, and the last one is the warning of all state.
+    *sums, state = of_state
+    merged = state
+    for one in sums:
+        merged = _joined(merged, one)
+    what = f"{state.what}; {sums[0].what}"
+    merged = replace(merged, what=what, where=sums[0].where, change=sums[0].change)
+    return [merged, *(one for one in remarks if one not in of_state)]
 
 
 def gathered_operands(remarks: Iterable[Remark], sent: Iterable[Emitted]) -> list[Emitted]:

@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import ELEMENTWISE, NEGLIGIBLE_BYTES
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program, arrays
-from meshwright.audit.hlo.trace import MOVES, WRITES, CallPath, TracedValue, entered_as, history, sources
+from meshwright.audit.hlo.trace import (
+    MOVES,
+    SLICES,
+    WRITES,
+    CallPath,
+    TracedValue,
+    entered_as,
+    history,
+    sources,
+)
 from meshwright.units import format_bytes
 
 # The most operations to trace from a result to its input; Adam's update has some forty of them.
@@ -18,14 +27,13 @@ def undonated_note(program: Program) -> str:
 
     In inference, state is an input that is returned with a part written anew, such as a cache.
     """
-    if program.donated:
-        return ""
     if not is_differentiated(program):
         return _of_caches(program)
     results = arrays(program.main.result.shape)
     old = [one for path, shape in results if (one := _updated(program, path, shape))]
     return _note(
-        old, "updated in new memory, {size} on each device next to the old state; donate the state: {how}"
+        _undonated(program, old),
+        "updated in new memory, {size} on each device next to the old state; donate the state: {how}",
     )
 
 
@@ -34,17 +42,52 @@ def _of_caches(program: Program) -> str:
     result = TracedValue(program.main.result, CallPath(program.main))
     old = list[Instruction]()
     for path, shape in arrays(program.main.result.shape):
-        left, written = TracedValue(result.instruction, result.place, path), False
-        while (value := entered_as(program, left)).instruction.opcode in WRITES:
-            left, written = value.operand(0), True
-        stored = value.instruction
-        if written and stored.opcode == "parameter" and stored.shapes[0].dims == shape.dims:
+        stored = _written(program, TracedValue(result.instruction, result.place, path))
+        if stored and stored.shapes[0].dims == shape.dims:
             old.append(stored)
     return _note(
-        old,
+        _undonated(program, old),
         "written in part and returned, and the step copies all {size} of each device for that; "
         "donate it: {how}",
     )
+
+
+def _undonated(program: Program, old: Sequence[Instruction]) -> list[Instruction]:
+    """The inputs, each once, without those whose memory a result takes."""
+    donated = {program.main.parameters[number].name for number in program.donated}
+    by_name = {one.name: one for one in old}
+    return [one for name, one in by_name.items() if name not in donated]
+
+
+def _written(program: Program, left: TracedValue) -> Instruction | None:
+    """The input that a result is, with a part of it written; None if it is no such input.
+
+    A loop over layers may write each layer's part into a new stack, whose layers are those of the input.
+    """
+    written = False
+    for _ in range(_MOST_STEPS):
+        value = entered_as(program, left)
+        instruction = value.instruction
+        if instruction.opcode in WRITES:
+            left, written = value.operand(0), True
+        elif written and instruction.opcode == "parameter" and not value.place.frames:
+            return instruction
+        elif not written and instruction.opcode == "while" and value.path:
+            computation = program.computations[instruction.attributes["body"].lstrip("%")]
+            body = value.place.enter(instruction, computation)
+            stack = _stacked(program, TracedValue(computation.result, body, value.path))
+            if stack is None:
+                return None
+            left = stack
+        else:
+            return None
+    return None
+
+
+def _stacked(program: Program, value: TracedValue) -> TracedValue | None:
+    """The part that a turn of a loop writes into the stack that it returns; None if it writes none."""
+    *_, write = history(program, value, MOVES - SLICES)
+    return write.operand(1) if write.instruction.opcode == "dynamic-update-slice" else None
 
 
 def _note(old: Sequence[Instruction], sentence: str) -> str:

@@ -36,8 +36,8 @@ _SENDS = ("all_gather", "all_to_all", "permute")
 
 
 def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An array gathered by the user's all_gather although a device reads few rows, as its neighbour's."""
-    if emitted.op != "all_gather" or not emitted.is_written:
+    """An array gathered or passed on by the user although a device reads few rows, as its neighbour's."""
+    if emitted.op not in ("all_gather", "permute") or not emitted.is_written:
         return None
     place, num_read = emitted.value.place, 0
     for user, at in _ends(context, emitted.result(), _ELEMENTWISE_OR_JOINED, emitted.elements / _FEWER):
@@ -48,11 +48,19 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if not num_read or num_read * _FEWER > emitted.elements:
         return None
     shape, uses = emitted.value.instruction.shapes[-1], list(emitted.uses(context.program))
+    share = f"each device reads {num_read / emitted.elements:.0%} of it"
+    if emitted.op == "permute":
+        return (
+            "sent_for_a_part",
+            f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is passed on over "
+            f"{context.over(emitted)}, {emitted.runs:,} times a step, and {share}",
+            _SLICE_FIRST,
+        )
     own = own_slices(context.program, emitted.collective.groups, shape, uses)
     return (
         "gathered_for_a_part",
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-        f"{context.over(emitted)}, and each device reads {num_read / emitted.elements:.0%} of it",
+        f"{context.over(emitted)}, and {share}",
         _EXCHANGE if uses and len(own) == len(uses) else _SEND_A_PART,
     )
 
@@ -61,6 +69,10 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
 _EXCHANGE = (
     "exchange the slices: jax.lax.all_to_all(x, axis, split_axis=the dimension that is sliced, "
     "concat_axis=the one that is gathered, tiled=True)"
+)
+_SLICE_FIRST = (
+    "slice before the ppermute: pass on only the part that the receiver reads, such as the microbatch of "
+    "this turn or the rows at a shard's edge"
 )
 _SEND_A_PART = (
     "send only the part that a device reads: jax.lax.ppermute from the device that has it (a neighbour's "

@@ -15,7 +15,7 @@ from meshwright.audit.hlo.trace import COPIES, MOVES, CallPath, TracedValue, his
 from meshwright.audit.remarks.patterns import Fault, FaultRule, ProgramContext, is_integer
 
 # Functions of jax.random that draw numbers, and the primitives that these call.
-_DRAWS = re.compile(
+DRAWS = re.compile(
     r"threefry2x32|random_bits|rng_bit_generator"
     r"|jit\(_(bernoulli|uniform|normal\w*|truncated_normal|randint|gumbel|exponential|cauchy|laplace)\)"
 )
@@ -30,7 +30,7 @@ def random_bits(emitted: Emitted, context: ProgramContext) -> Fault | None:
     c = emitted.collective
     if emitted.op not in _MOVED or emitted.is_written or not c.dtype.startswith(("u", "s")):
         return None
-    if not _DRAWS.search(c.op_name):
+    if not DRAWS.search(c.op_name):
         return None
     return (
         "random_numbers_moved",

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from meshwright.audit.facts.communication import is_cast
@@ -17,8 +18,9 @@ from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import device_values, own_slices
 from meshwright.audit.hlo.op_names import primitive_of, split_op_name
-from meshwright.audit.hlo.read import Instruction, Program
+from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import (
+    COPIES,
     MOVES,
     CallPath,
     TracedValue,
@@ -34,6 +36,8 @@ from meshwright.audit.hlo.trace import (
 from meshwright.dtypes import NUMBER_TYPES, number_type, of_hlo, types_for
 
 Fault = tuple[str, str, str]  # kind, what, change
+
+WHOLE_DIMENSION = "gathered_for_one_operation"
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,17 @@ def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
             and at == 0
             and emitted.collective.gathered_bytes > 2 * looked_up
         ):
+            if is_computed(context.program, emitted.operand()):
+                return _looked_up(emitted, context)
             shares = set(emitted.axes) & context.batch_axes
             rows_of_all = looked_up * emitted.collective.groups.size
             return (
                 "table_gathered",
                 f"the whole table `{emitted.tensor}` is gathered over {context.over(emitted)} "
                 f"({emitted.collective.gathered_bytes:,} B) to look up rows of {looked_up:,} B",
-                _LOOK_UP_OWN_ROWS
+                _EXCHANGE_ROWS
+                if shares and _is_mapped(emitted) and rows_of_all < emitted.collective.gathered_bytes
+                else _LOOK_UP_OWN_ROWS
                 if shares and rows_of_all >= emitted.collective.gathered_bytes
                 else "the looked-up indices are sharded over the same axis: gather the indices, a few bytes, "
                 "look up in each device's shard and reduce-scatter the rows, in jax.shard_map; or shard the "
@@ -93,6 +101,25 @@ def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 "constrain only the result",
             )
     return None
+
+
+# If jax.vmap maps a look-up over tables of which each device has some.
+_EXCHANGE_ROWS = (
+    "each device has some of the tables, and the indices are split by the batch over the same axis: look up "
+    "where the tables are (constrain the indices to be whole, a few bytes, and the rows to be split as the "
+    "tables), then constrain the rows to be split by the batch (one all-to-all)"
+)
+
+
+def _looked_up(emitted: Emitted, context: ProgramContext) -> Fault:
+    """A computed array gathered to read some of its elements by index: sorted logits, say."""
+    return (
+        WHOLE_DIMENSION,
+        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
+        f"{context.over(emitted)} ({emitted.op}) to be read by index along its split dimension, no matmul",
+        "read it by index along a dimension that is whole: constrain it along another dimension before (one "
+        "all-to-all); or read each device's own elements in jax.shard_map, zeros for the others, and sum",
+    )
 
 
 # If the rows that all devices look up are as large as the table, sending the rows saves nothing.
@@ -175,6 +202,8 @@ def batch_in_an_index(emitted: Emitted, context: ProgramContext) -> Fault | None
     over = set(emitted.axes) & context.batch_axes
     if not over or emitted.is_written or not name.startswith(("gather", "scatter")):
         return None
+    if _is_mapped(emitted):  # the count is of tables, since the remedy is in place
+        return None
     groups = emitted.collective.groups.members
     if not any(_counts(context.program, each, groups) for each in _indices_of(emitted, context.program)):
         return None
@@ -186,6 +215,11 @@ def batch_in_an_index(emitted: Emitted, context: ProgramContext) -> Fault | None
         "index each sequence by itself, so that the batch stays a batch dimension: "
         "jax.vmap(lambda x, i: x[i]), jnp.take_along_axis, or jax.vmap(lambda x, i, y: x.at[i].set(y))",
     )
+
+
+def _is_mapped(emitted: Emitted) -> bool:
+    """Whether jax.vmap maps the operation that a collective is named after."""
+    return any(part.startswith("vmap(") for part in emitted.collective.op_name.split("/"))
 
 
 def _indices_of(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
@@ -393,7 +427,7 @@ def along_the_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if operation is None or is_remedy:
         return None
     return (
-        "gathered_for_one_operation",
+        WHOLE_DIMENSION,
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
         f"{context.over(emitted)} ({emitted.op}) for {operation}, no matmul",
         _without_the_whole(operation, emitted),
@@ -406,6 +440,75 @@ _SORT_OF_A_VECTOR = (
     "each device's numbers below some thresholds and sum the counts (psum), or sort a sample of each shard; "
     "for a permutation, permute within each device"
 )
+
+
+# Sizes of a scan's transfers, each half of the one before, that tell it from other slices.
+_HALVINGS = 4
+
+
+def scanned_in_halves(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Parts moved by jax.lax.associative_scan along a split dimension, which halves it again and again."""
+    c = emitted.collective
+    if emitted.op not in _MOVED or emitted.is_written or not _is_of_scan(emitted):
+        return None
+    sizes = sorted(
+        {
+            other.collective.gathered_bytes
+            for other in context.sent
+            if other.op in _MOVED and _is_of_scan(other) and other.source == emitted.source
+        }
+    )
+    halvings = sum(2 * small == large for small, large in pairwise(sizes))
+    if halvings < _HALVINGS:
+        return None
+    return (
+        (
+            WHOLE_DIMENSION,
+            f"arrays of {sizes[0]:,} to {sizes[-1]:,} B, each half as large as the next, are moved over "
+            f"{context.over(emitted)} for a scan (jax.lax.associative_scan) along a dimension that is split "
+            "there",
+            "scan within each device's shard in jax.shard_map, gather the shards' totals, scan these, and "
+            "combine"
+            " each shard with the total before it; or constrain 16-bit operands to be split along another "
+            "dimension, such as channels, and the result back (one all-to-all each)",
+        )
+        if c.gathered_bytes in sizes
+        else None
+    )
+
+
+def _is_of_scan(emitted: Emitted) -> bool:
+    """Whether it is named after a primitive of which associative_scan consists."""
+    return primitive_of(emitted.collective.op_name) in ("slice", "pad", "concatenate")
+
+
+def added_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Rows added by index to an array that is split: each device sends partial sums of all rows."""
+    c = emitted.collective
+    is_sum = c.op == "all_reduce" and not c.gathers and not emitted.is_written
+    name, shape = primitive_of(c.op_name), emitted.value.instruction.shapes[-1]
+    if not is_sum or context.differentiated or not name.startswith("scatter") or len(shape.dims) <= 1:
+        return None
+    *_, origin = history(context.program, emitted.operand(), MOVES)
+    if origin.instruction.opcode not in ("scatter", "while"):  # XLA for CPU may make a loop of the scatter
+        return None
+    if not any(_looks_up_alike(other, emitted) for other in context.sent):
+        return None  # an array that is stored whole
+    return (
+        "added_by_index",
+        f"rows are added by index ({name}) to an array that all devices sum: {c.gathered_bytes:,} B over "
+        f"{context.over(emitted)}, {emitted.runs:,} times a step, although each device adds to few rows, or "
+        "keeps few",
+        "split the rows' features over that axis, in place of the rows, for the look-ups and these sums (one "
+        "all-to-all before and after): each device then adds up whole columns, and nothing is summed; or "
+        "give each device the entries that add to its own rows (sort edges by their target)",
+    )
+
+
+def _looks_up_alike(other: Emitted, emitted: Emitted) -> bool:
+    """Whether a collective fetches rows, by index, of an array of the size of a sum and over its devices."""
+    is_lookup = primitive_of(other.collective.op_name) == "gather" and other.axes == emitted.axes
+    return is_lookup and other.elements_of_all == emitted.elements_of_all
 
 
 def _without_the_whole(operation: str, emitted: Emitted) -> str:
@@ -435,7 +538,7 @@ def written_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         if user.instruction.opcode == "dynamic-update-slice" and at == 0:
             part = user.operand(1).instruction.shapes[0].num_bytes
             return (
-                "gathered_for_one_operation",
+                WHOLE_DIMENSION,
                 f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
                 f"{context.over(emitted)} only to write {part:,} B of it (dynamic_update_slice)",
                 "keep the dimension of the written rows whole and shard another one (heads, or the batch), "
@@ -450,7 +553,11 @@ def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     if not emitted.collective.groups.size:
         return None  # groups that differ in size
-    uses = list(emitted.uses(context.program, elementwise=True, joined=True))
+    uses = [
+        (user, at)
+        for user, at in emitted.uses(context.program, elementwise=True, joined=True)
+        if not (emitted.is_written and _returns_shards(user, emitted))
+    ]
     shard_elements = emitted.elements / emitted.collective.groups.size
     reads = _REDUCES if not emitted.is_written else (*_REDUCES, "gather")  # of a target's logit
     # The user's all_gather may add a dimension, so that a sum over it is as large as a shard. It is reported
@@ -473,7 +580,7 @@ def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "array, not in one concatenated array"
     )
     return (
-        "gathered_for_one_operation",
+        WHOLE_DIMENSION,
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
         f"{context.over(emitted)} only to be reduced ({operations})",
         change,
@@ -481,6 +588,13 @@ def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 _REDUCES = ("reduce", "reduce-window")
+
+
+def _returns_shards(user: TracedValue, emitted: Emitted) -> bool:
+    """Whether a reader is the reduce-scatter that a gradient of an all-gather ends in."""
+    return op_of(user.instruction) == "reduce_scatter" and user.instruction.attributes.get(
+        "replica_groups"
+    ) == emitted.value.instruction.attributes.get("replica_groups")
 
 
 def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -766,6 +880,9 @@ def moved_weight(emitted: Emitted, context: ProgramContext) -> Fault | None:
     ):
         return None
     if any(emitted.products(context.program)):
+        is_read = any(one.instruction.opcode == "gather" for one in _parts_before(emitted, context.program))
+        if is_read:  # rows of a table, by index
+            return None
         is_moved_on = emitted.op == "all_to_all" and (not c.parameter or _is_exchanged_back(emitted, context))
         return None if is_moved_on else stored_otherwise(emitted, context)
     if emitted.op == "all_to_all":
@@ -1038,6 +1155,10 @@ def _is_by_index(emitted: Emitted, context: ProgramContext) -> bool:
     """Whether rows of all devices are read or added by index, such as messages between nodes of a graph."""
     if emitted.op in ("all_reduce", "reduce_scatter"):  # XLA for CPU may make a loop of the scatter
         return primitive_of(emitted.collective.op_name).startswith("scatter")
+    parts = _parts_before(emitted, context.program) if emitted.op == "all_to_all" else ()
+    # To split the rows again, after their features were.
+    if any(primitive_of(value.instruction.op_name).startswith("scatter") for value in parts):
+        return True
     uses = list(emitted.uses(context.program))
     return bool(uses) and all(user.instruction.opcode == "gather" and at == 0 for user, at in uses)
 
@@ -1146,6 +1267,13 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
     # A norm also reduces the whole array to a mean and a variance, which could come from sums over shards.
     others = [user for user, _ in uses if user not in sliced]
     is_reduced = all(user.instruction.opcode in _REDUCES for user in others)
+    *_, stored = history(context.program, emitted.operand(), MOVES)
+    if (
+        stored.instruction.opcode == "parameter"
+        and not stored.place.frames
+        and is_integer(stored.instruction)
+    ):
+        return None  # indices of rows: a few bytes
     # `repeated_calls` reports an array that a shard_map takes whole.
     if not sliced or not is_reduced or name == "shard_map":
         return None
@@ -1361,18 +1489,93 @@ def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     uses = list(emitted.uses(context.program))
     shape = emitted.value.instruction.shapes[min(c.index, len(emitted.value.instruction.shapes) - 1)]
+    # XLA may compute a square of the whole sum before it slices that.
+    ends = list(emitted.uses(context.program, elementwise=True))
     sliced = own_slices(context.program, c.groups, shape, uses)
-    only = bool(uses) and len(sliced) == len(uses)
+    only = bool(ends) and len(own_slices(context.program, c.groups, shape, ends)) == len(ends)
     if not sliced or (only and not (emitted.is_written or context.schedule.is_async)):
         return None
-    also = "" if only else "; other uses read the whole"
+    others = [use for use in uses if use[0] not in sliced]
+    if not only and (state := _whole_state(others, shape, context)):
+        return (
+            REPLICATED_STATE,
+            f"`{emitted.tensor}` is all-reduced over {context.over(emitted)} to update `{state}`, which is "
+            "whole on each device, although each device keeps a slice of the weight",
+            f"shard the optimizer state over {context.over(emitted)} too, as the weights are (ZeRO-1): the "
+            "all-reduce becomes a reduce-scatter",
+        )
+    reader = _reader_of_whole(others, context)
+    also = "" if only else f"; {reader or 'another use'} reads the whole"
+    change = (
+        "reduce-scatter it: constrain the sum to the sharding of the array that it updates before any other "
+        "use"
+    )
+    if reader:
+        change += _FROM_SLICES.get(_SAME_REMEDY.get(reader, reader), _FROM_SLICES_OTHERWISE)
     return (
         "summed_whole",
         f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, but each device keeps a slice"
         f"{also}",
-        "reduce-scatter it: constrain the sum to the sharding of the array that it updates before any other "
-        "use; a norm can be computed from the norms of the slices",
+        change,
     )
+
+
+# Endings of the remedy of a sum that is read whole, by the reader's primitive.
+_FROM_SLICES = {
+    "sort": ". The sort (a quantile, a median) gathers the slices again: leave it out of the step, take it "
+    "of each device's slice (jax.shard_map) and average, or count the numbers below some thresholds",
+    "concatenate": ", and do not join the arrays: a norm of all gradients is the root of the sum of each "
+    "array's squares (optax.global_norm)",
+    "reduce_sum": "; a norm can be computed from the norms of the slices",
+}
+_FROM_SLICES_OTHERWISE = "; compute the other use from the slices, too"
+REPLICATED_STATE = "replicated_optimizer_state"
+
+
+def _whole_state(
+    others: Iterable[tuple[TracedValue, int]], shape: ArrayShape, context: ProgramContext
+) -> str | None:
+    """The input, of the whole sum's shape, that elementwise operations combine with a sum."""
+    left, seen = [user for user, at in others if at >= 0], 0
+    while left and seen < _FEW:
+        user = left.pop(0)
+        seen += 1
+        if user.instruction.opcode not in ELEMENTWISE:
+            continue
+        for one in _elementwise_inputs(user, context):
+            name = one.op_name or one.name
+            if one.shapes[0].dims == shape.dims and name not in context.batch_names:
+                return name
+        left += [each for each, at in readers(context.program, user) if at >= 0]
+    return None
+
+
+def _elementwise_inputs(user: TracedValue, context: ProgramContext) -> Iterator[Instruction]:
+    """The program's inputs that a value is an elementwise function of."""
+    left, seen = list(sources(context.program, user)), 0
+    while left and seen < _FEW:
+        *_, origin = history(context.program, left.pop(), COPIES | {"convert"})
+        seen += 1
+        if origin.instruction.opcode == "parameter" and not origin.place.frames:
+            yield origin.instruction
+        elif origin.instruction.opcode in ELEMENTWISE:
+            left += sources(context.program, origin)
+
+
+def _reader_of_whole(others: Iterable[tuple[TracedValue, int]], context: ProgramContext) -> str:
+    """The primitive of the first reader of a whole array past elementwise operations; "" if unknown."""
+    left, seen = [user for user, at in others if at >= 0], 0
+    while left and seen < _FEW:
+        user = left.pop(0)
+        name = primitive_of(user.instruction.op_name)
+        if user.instruction.opcode in (*ELEMENTWISE, "abs"):
+            left += [each for each, at in readers(context.program, user) if at >= 0]
+        elif known := _needs_whole((user, 0)) or (name in _FROM_SLICES and name):
+            return known
+        elif user.instruction.opcode in _REDUCES:
+            return "reduce_sum"
+        seen += 1
+    return ""
 
 
 def exposed(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -1508,6 +1711,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     flat_array,
     returned_whole,
     moved_update,
+    scanned_in_halves,
     there_and_back,
     along_the_whole,
     written_whole,
@@ -1528,6 +1732,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     along_the_contraction,
     wide_sum,
     resharded_activations,
+    added_by_index,
     summed_each_turn,
     summed_apart,
     whole_sum,

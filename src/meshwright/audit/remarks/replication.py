@@ -41,6 +41,8 @@ from meshwright.audit.hlo.trace import (
 )
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import batch_of, written_in_part
+from meshwright.audit.remarks.origins import DRAWS
+from meshwright.audit.remarks.patterns import REPLICATED_STATE
 from meshwright.notation.mesh import Mesh
 
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
@@ -49,8 +51,11 @@ _MOMENT = re.compile(r"opt_state|optimizer|momentum|moments|(?:^|[^a-z])(?:mu|nu
 _STATE_SHARE = 0.01
 
 
-def replicated_state(program: Program, prices: Prices) -> list[Remark]:
-    """A warning for unsharded optimizer state or, in inference, unsharded caches."""
+def replicated_state(program: Program, prices: Prices, peak_bytes: int = 0) -> list[Remark]:
+    """A warning for unsharded optimizer state or, in inference, unsharded caches.
+
+    peak_bytes: of one device's temporaries. State that is a small part of a device's memory is not reported.
+    """
     training = is_differentiated(program)
     chosen = _moments(program) if training else _caches(program)
     total = sum(one.shapes[0].num_bytes for one in _arrays(program) if one.shapes)
@@ -60,7 +65,8 @@ def replicated_state(program: Program, prices: Prices) -> list[Remark]:
         if (copies := copies_of(array, program.num_devices)) > 1
         and array.shapes[0].num_bytes >= _STATE_SHARE * total
     ]
-    if not replicated:
+    excess = sum(one.shapes[0].num_bytes * (1 - 1 / copies) for one, copies in replicated)
+    if excess <= _STATE_SHARE * (total + peak_bytes):
         return []
     return [_of_state(replicated, prices, training=training)]
 
@@ -111,9 +117,11 @@ def _read_by_update_only(program: Program, parameter: Instruction) -> bool:
 
 
 def _caches(program: Program) -> list[Instruction]:
-    """Inputs that the program updates in part or donates to a result, or whose name is a cache's."""
+    """Inputs that the program updates in part and returns, or donates to a result, or named as a cache."""
     written = {program.main.parameters[number].name for number in program.donated}
-    written |= written_in_part(program)
+    returned = {shape.dims for shape in program.main.result.shapes}
+    of_shapes = {one.name for one in _arrays(program) if one.shapes[0].dims in returned}
+    written |= written_in_part(program) & of_shapes
     return [one for one in _arrays(program) if one.name in written or _CACHE.search(one.op_name)]
 
 
@@ -135,7 +143,7 @@ def _of_state(replicated: list[tuple[Instruction, int]], prices: Prices, *, trai
     others = f" and {len(replicated) - 1} more" if len(replicated) > 1 else ""
     what = f"`{name}`{others}: replicated on {copies} devices over {over}, {excess:,} B a device more"
     if training:
-        kind, change = "replicated_optimizer_state", f"shard the optimizer state over {over} too (ZeRO-1)"
+        kind, change = REPLICATED_STATE, f"shard the optimizer state over {over} too (ZeRO-1)"
     else:
         kind, change = "replicated_cache", f"shard the cache over {over} too: by sequence, head or position"
     seconds = prices.read_seconds(excess)
@@ -161,10 +169,13 @@ class Alike:
         return self.product.flops * (1 - 1 / self.copies)
 
 
-def repeated_products(program: Program, prices: Prices, gathers: Iterable[Emitted] = ()) -> list[Remark]:
+def repeated_products(
+    program: Program, prices: Prices, gathers: Iterable[Emitted] = (), sent: Sequence[Emitted] = ()
+) -> list[Remark]:
     """A warning for each set of axes that repeats a good part of the program's products.
 
-    gathers: the ones that other warnings report; products repeated because of them are left out.
+    gathers: the ones that other warnings report; products repeated because of them are left out. sent: all
+    collectives.
     """
     repeated, total = _repeated(program, prices.mesh)
     by_axes: dict[tuple[str, ...], list[Alike]] = {}
@@ -176,7 +187,29 @@ def repeated_products(program: Program, prices: Prices, gathers: Iterable[Emitte
         _of_products(repeated, program, prices)
         for repeated in by_axes.values()
         if sum(one.excess_flops for one in repeated) > _PRODUCT_SHARE * total
+        and not _is_cheaper_than_a_sum(repeated, program, prices, sent)
     ]
+
+
+def _is_cheaper_than_a_sum(
+    repeated: Sequence[Alike], program: Program, prices: Prices, sent: Sequence[Emitted]
+) -> bool:
+    """Whether products of whole weights take less time than sums in place of the gathers of their rows.
+
+    If the weights were split along the summed dimension, the results would be all-reduced, which sends as
+    much again as the gathers.
+    """
+    gathers = [
+        gather for one in repeated if (gather := _gathered_rows(one, program, prices.mesh)) is not None
+    ]
+    if not gathers or len(gathers) < len(repeated):
+        return False
+    names = {gather.name for gather, _ in gathers}
+    again = prices.total_seconds([one for one in sent if one.value.instruction.name in names])
+    largest = max(repeated, key=lambda product: product.excess_flops)
+    dtype = narrowest_dtype(program, largest.product.value.operand(0))
+    excess = prices.product_seconds(sum(one.excess_flops for one in repeated), dtype)
+    return again is not None and excess is not None and excess < again
 
 
 def _follows(program: Program, repeated: Alike, gathers: Sequence[Emitted]) -> bool:
@@ -259,6 +292,62 @@ def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> l
         if not any(each.differs(one.operand()) for each in over):
             equal.append(one)
     return [_of_equal(equal, prices)] if equal else []
+
+
+def drawn_whole(program: Program, prices: Prices) -> list[Remark]:
+    """A warning of random numbers that all devices draw alike, each to keep its own part of them."""
+    axes = [axis for axis, size in prices.mesh.sizes.items() if size > 1]
+    drawn: dict[str, tuple[Instruction, tuple[str, ...]]] = {}
+    for axis in axes:
+        differing = _Differing(program, prices.mesh, axis)
+        for whole in _cut_by_device(program):
+            num_bytes = whole.instruction.shapes[0].num_bytes
+            # The partitioner itself divides draws outside of a shard_map.
+            is_by_hand = is_written_by_hand(whole.instruction.op_name)
+            if num_bytes <= _FEW_RANDOM_BYTES or not is_by_hand or differing.differs(whole):
+                continue
+            draws = _draw_of(program, whole)
+            if draws is not None:
+                _, over = drawn.get(draws.name, (draws, ()))
+                drawn[draws.name] = draws, (*over, axis)
+    if not drawn:
+        return []
+    largest, over = max(drawn.values(), key=lambda one: one[0].shapes[0].num_bytes)
+    size, num_bytes = prices.mesh.size(over), largest.shapes[0].num_bytes
+    return [
+        Remark(
+            "computed_repeatedly",
+            "random numbers",
+            f"{largest.shapes[0].num_elements:,} random numbers ({num_bytes:,} B) are drawn by each of "
+            f"{size} devices over {prices.over(over, size)}, which keeps its own part of them",
+            largest.op_name,
+            "let each device draw only its own: jax.random.fold_in(key, jax.lax.axis_index(axis)), with the "
+            "shape of its part; or draw outside of the shard_map, where the partitioner splits them",
+            round(num_bytes * (1 - 1 / size)),
+            prices.read_seconds(round(num_bytes * (1 - 1 / size))),
+            instruction=largest.name,
+        )
+    ]
+
+
+# Fewer random bytes take no time, such as the keys of layers.
+_FEW_RANDOM_BYTES = 1 << 16
+
+
+def _draw_of(program: Program, whole: TracedValue) -> Instruction | None:
+    """The largest earlier value that a generator draws, for an elementwise function of it."""
+    left, seen = [whole], set[tuple[object, ...]]()
+    while left and len(seen) < _MOST_STEPS:
+        value = left.pop(0)
+        instruction = value.instruction
+        if value_key(value) in seen or instruction.opcode in ("dot", "convolution"):
+            continue
+        seen.add(value_key(value))
+        shapes = instruction.shapes
+        if shapes and shapes[0].dims and DRAWS.search(instruction.op_name):
+            return instruction if shapes[0].num_bytes > _FEW_RANDOM_BYTES else None
+        left += sources(program, value)
+    return None
 
 
 def summed_after_gather(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
@@ -464,6 +553,17 @@ def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: P
             f"`{weight}` is sharded over {over}, and gathered for a result that is whole there: drop the "
             "constraint on the result, or constrain it to be sharded along the weight's dimension too"
         )
+    if whole := _whole_weight(repeated, program, prices.mesh):
+        return (
+            f"shard `{whole}` over {over} along the dimension that the matmul sums over, such as its rows "
+            f"or its heads (P({axes}, ...)): its other operand is split there, and is gathered because the "
+            "weight is whole; each device then multiplies its part, and the results are summed"
+        )
+    if (whole := _whole_input(largest, program, prices.mesh)) and not _is_most(repeated, program):
+        return (
+            f"shard `{whole}`, which is whole, over {over} too, as other weights are: along its columns, "
+            "such as the vocabulary of a head, so that each device has a part of the result"
+        )
     return (
         f"shard an operand over {over} too: constrain the activations to keep their batch sharded "
         "(with_sharding_constraint), also after a reshape"
@@ -498,6 +598,44 @@ def _is_most(repeated: list[Alike], program: Program) -> bool:
     """Whether nearly all FLOPs of a program are in repeated products."""
     total = sum(one.flops for one in products(program))
     return sum(one.product.flops for one in repeated) > _MOST * total
+
+
+def _whole_weight(repeated: list[Alike], program: Program, mesh: Mesh) -> str | None:
+    """An input that repeated products multiply whole with activations gathered over the axes that repeat."""
+    for one in repeated:
+        if pair := _gathered_rows(one, program, mesh):
+            return pair[1].op_name
+    return None
+
+
+def _gathered_rows(one: Alike, program: Program, mesh: Mesh) -> tuple[Instruction, Instruction] | None:
+    """(the gather of its rows, its whole weight) of a repeated product of activations and an input."""
+    axes, product = set(one.axes), one.product.value
+    operands = [product.operand(at) for at in range(len(product.instruction.operands))]
+    origins = [list(history(program, each, MOVES))[-1] for each in operands]
+    for weight, rows in zip(origins, reversed(origins), strict=True):
+        stored, gather = weight.instruction, rows.instruction
+        is_input = stored.opcode == "parameter" and not weight.place.frames and stored.op_name
+        if is_input and axes <= {*copied_over(stored, mesh)} and op_of(gather) == "all_gather":
+            along = int(gather.attributes.get("dimensions", "{0}").strip("{}").split(",")[0])
+            if gather.shapes[-1].dims[along] in stored.shapes[0].dims:
+                return gather, stored
+    return None
+
+
+def _whole_input(one: Alike, program: Program, mesh: Mesh) -> str | None:
+    """The input that a repeated product multiplies whole, if the axes that repeat it split no batch."""
+    if set(one.axes) & batch_of(program, mesh).axes:
+        return None
+    for at in range(len(one.product.value.instruction.operands)):
+        *_, origin = history(program, one.product.value.operand(at), MOVES)
+        stored = origin.instruction
+        is_weight = (
+            stored.opcode == "parameter" and not origin.place.frames and len(stored.shapes[0].dims) > 1
+        )
+        if is_weight and stored.op_name and {*one.axes} <= {*copied_over(stored, mesh)}:
+            return stored.op_name
+    return None
 
 
 def _is_split_over(program: Program, mesh: Mesh, axes: tuple[str, ...]) -> bool:

@@ -45,10 +45,10 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
     if not is_differentiated(program):
         return ""
     batch = batch_of(program, prices.mesh)
-    axes = batch.fsdp_axes
+    arrays = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
+    axes = batch.fsdp_axes or _axes_of_weights(arrays, program, prices) - batch.axes
     if not axes:
         return ""
-    arrays = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
     total = sum(one.shapes[0].num_bytes for one in arrays)
     of_batch = [one for one in arrays if _name(one) in batch.names and one.shapes[0].dims]
     # A whole array of the batch, such as a mask, has the number of rows of one that is split.
@@ -60,6 +60,7 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
         for one in arrays
         if id(one) in multiplied
         and id(one) not in with_rows
+        and (batch.fsdp_axes or _name(one) not in batch.names)
         and len(one.shapes[0].dims) > 1
         and not is_integer(one)
         and _is_whole(one, axes, prices)
@@ -76,6 +77,15 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
         f"are sharded over {prices.over(tuple(sorted(axes)), size)}; if memory is short, shard it "
         "there too"
     )
+
+
+def _axes_of_weights(arrays: Iterable[Instruction], program: Program, prices: Prices) -> frozenset[str]:
+    """The mesh axes that split all multiplied inputs but at most some, as tensor parallelism does."""
+    multiplied = multiplied_inputs(program)
+    matrices = [one for one in arrays if id(one) in multiplied and len(one.shapes[0].dims) > 1]
+    axes = (axis for axis, size in prices.mesh.sizes.items() if size > 1)
+    split = {axis: sum(axis not in {*copied_over(one, prices.mesh)} for one in matrices) for axis in axes}
+    return frozenset(axis for axis, count in split.items() if count > 1)
 
 
 def _is_whole(one: Instruction, axes: frozenset[str], prices: Prices) -> bool:
