@@ -135,6 +135,14 @@ def test_where_nothing_meets_the_target_json_says_why_and_what_is_nearest(capsys
     assert of_load.keys() == found.keys() and "for a single request" in of_load["reason"]
 
 
+def test_a_rate_reads_the_targets_and_refuses_other_options(capsys):
+    """Targets of every answer count for 95% of a load's; options that no simulation reads are named."""
+    load = [*ASKED[:-6], "--hardware", "h100:1x1", *ASKED[-4:], "--engine", "vllm", "--rate", "1"]
+    assert document(capsys, *load, "--ttft", "2s", "--tpot", "90ms")["ttft_p95_seconds"] == 2.0
+    assert main([*load, "--chunk", "512"]) == 2
+    assert "leave out --chunk" in capsys.readouterr().err
+
+
 def test_prompts_are_split_by_position_where_a_target_needs_it(capsys, tmp_path):
     """By data ranks, each with all the weights; ways that share these do not run."""
     asked = [*MODEL, "--hardware", "v5e:4x4", "--layout", "data=2,tensor=8", "--prompt-tokens", "32k"]

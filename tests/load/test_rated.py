@@ -44,6 +44,20 @@ def test_fewer_servers_than_the_best_miss_a_target():
     assert plan.to_dict(asked)["other"]["price_per_hour"] > plan.best.price_per_hour
 
 
+def test_servers_without_targets_keep_up_with_the_rate():
+    """One L4 would answer 20 requests/s with a first token after minutes, since its queue only grows."""
+    asked = RatedLoad(20, [(1000, 200)])
+    machines = [load("l4:1x1"), load("l4:1x2")]
+    plan = cheapest_servers(MODEL, machines, ENGINE, asked, [PRECISION])
+    assert plan.best.ttft_p95 < 5 and plan.best.chips > 5
+    assert plan.cheaper and all("grows by" in str(each.missed) for each in plan.cheaper)
+
+
+def test_servers_over_the_price_of_an_hour_are_refused():
+    with pytest.raises(Infeasible, match=r"cost 10\.80 an hour, more than --max-price-per-hour 5$"):
+        planned(2, max_price_per_hour=5.0)
+
+
 def test_targets_that_nothing_meets_are_named():
     with pytest.raises(Infeasible, match=r"for a single request; .* gives a token in .*, not 1 ms"):
         planned(1, tpot_p95=0.001)

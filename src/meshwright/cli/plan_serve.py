@@ -141,12 +141,18 @@ class _EngineOptions:
         return ENGINES[name]
 
     def load(self, work: Serve) -> "RatedLoad":
-        """The requests at the rate, with the targets that are given."""
+        """The requests at the rate, with the targets that are given.
+
+        The targets of every answer, --ttft and --tpot, count for 95% of the answers of a load.
+        """
         from meshwright.load.rated import RatedLoad
 
         assert self.rate is not None
         turns = work.lengths or [(work.requests.prompt_tokens, work.requests.output_tokens)]
-        return RatedLoad(self.rate, turns, self.ttft_p95 or inf, self.tpot_p95 or inf)
+        first, each = self.ttft_p95 or work.ttft, self.tpot_p95 or work.tpot
+        if first != self.ttft_p95 or each != self.tpot_p95:
+            note("mw: with --rate, --ttft and --tpot bound 95% of the answers, as --ttft-p95 and --tpot-p95 do")
+        return RatedLoad(self.rate, turns, first or inf, each or inf, work.max_price_per_hour or inf)
 
 
 def serve(
@@ -221,12 +227,20 @@ def serve(
         from meshwright.cli.plan_load import plan_for_load
 
         refuse_with({"--explain": explain}, "--rate simulates servers, without a frontier to explain")
+        refuse_with(_unread_by_load(requests), "--rate simulates the engine at its own settings")
         load = by.load(work)
         with _refused_as_answer(config, as_json):
             plan_for_load(config, machines, software, load, precisions, asked.layout, as_json, output)
     else:
         with _refused_as_answer(config, as_json):
             _search(asked, work, runnable, explain, output, as_json)
+
+
+def _unread_by_load(requests: Mapping[str, Any]) -> dict[str, object]:
+    """The changed options of requests that a simulated engine does not take, by their flags."""
+    read = {"--prompt-tokens", "--output-tokens", "--ttft", "--tpot", "--max-price-per-hour"}
+    changed = changed_options(Serve, requests)
+    return {flag: value for flag, value in changed.items() if flag not in read}
 
 
 def _note_published(config: ModelConfig, precisions: Sequence[Mapping[str, str]]) -> None:

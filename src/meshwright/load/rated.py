@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.engines.serving_engine import ServingEngine
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware.prices import per_hour, per_million_tokens
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -37,6 +37,9 @@ _SECONDS, _LEAST, _MOST = 60, 300, 3000
 # Layouts whose bounds are this many times the best found are not simulated; nor more layouts than this.
 _MOST_SIMULATED = 40
 _NUM_APART = 3
+# Servers do not keep up if the wait for first tokens grows by more than this share of the time: a server with
+# 5% more requests than it can answer has 3 s more to work off after a minute.
+_GROWTH = 0.05
 # Servers are added up to this many times the bound, then the layout counts as unable.
 _MOST_TIMES = 3
 # A layout is planned for this number of sequences at once.
@@ -46,12 +49,16 @@ _PERCENTILE = 95
 
 @dataclass(frozen=True)
 class RatedLoad:
-    """Requests per second, targets in seconds, and (prompt, output) tokens of a sample of the requests."""
+    """Requests per second, targets in seconds, and (prompt, output) tokens of a sample of the requests.
+
+    max_price_per_hour: of all servers, in the currency of the chip's price.
+    """
 
     rate: float
     turns: Sequence[tuple[int, int]]
     ttft_p95: float = inf
     tpot_p95: float = inf
+    max_price_per_hour: float = inf
 
     @property
     def context(self) -> int:
@@ -207,7 +214,10 @@ def cheapest_servers(
     precisions: Sequence[Mapping[str, object]],
     layout: Layout | None = None,
 ) -> RatedPlan:
-    """The cheapest servers for a load. Raises Infeasible if no simulated layout meets the targets."""
+    """The cheapest servers for a load.
+
+    Raises Infeasible if no simulated layout meets the targets, or if the cheapest costs more than the limit.
+    """
     considered, holding = 0, list[_Alone]()
     for server in _servers(config, machines, engine, precisions, layout):
         considered += 1
@@ -245,9 +255,23 @@ def cheapest_servers(
         best = best if fewer.missed else fewer
     cheaper = [servers for servers in tried if servers.missed and servers.cost < best.cost]
     cheaper.sort(key=lambda servers: (-servers.cost, _excess(servers, load)))
+    _check_price(best, load.max_price_per_hour)
     chip = best.server.hardware.chip.name
     other = next((bound for bound in bounds if bound.server.hardware.chip.name != chip), None)
     return RatedPlan(best, tuple(cheaper[:5]), other, len(tried), considered)
+
+
+def _check_price(best: RatedServers, limit: float) -> None:
+    """Raise Infeasible for servers over a limit on the price of an hour, PlanError without a price."""
+    hourly = best.price_per_hour
+    if hourly is None and limit < inf:
+        name = best.server.hardware.chip.name
+        raise PlanError(f"{name} has no price, which --max-price-per-hour needs; add --price 2.5")
+    if hourly is not None and hourly > limit:
+        raise Infeasible(
+            f"the cheapest servers that hold the load, {format_number_of(best.replicas, 'server')} of "
+            f"{best.server.hardware.spec}, cost {hourly:,.2f} an hour, more than --max-price-per-hour {limit:g}"
+        )
 
 
 def _servers(
@@ -379,11 +403,22 @@ def _simulated(server: EngineServer, replicas: int, prefill: int, load: RatedLoa
     ]
     ttft = float(np.percentile(waits, _PERCENTILE)) + server.engine.request_seconds
     tpot = float(np.percentile(gaps, _PERCENTILE)) if gaps else 0.0
-    return RatedServers(server, replicas, prefill, ttft, tpot, _missed(ttft, tpot, load))
+    starts = [answer.start_seconds for answer in answers]
+    return RatedServers(server, replicas, prefill, ttft, tpot, _missed(ttft, tpot, load, _growth(starts, waits)))
 
 
-def _missed(ttft: float, tpot: float, load: RatedLoad) -> str | None:
-    parts = [
+def _growth(starts: Sequence[float], waits: Sequence[float]) -> float:
+    """Seconds that the wait for the first token grows by in a second, from the middle to the last third."""
+    order = np.argsort(starts)
+    middle, last = (order[len(order) * part // 3 : len(order) * (part + 1) // 3] for part in (1, 2))
+    at, waited = np.asarray(starts), np.asarray(waits)
+    return float((waited[last].mean() - waited[middle].mean()) / (at[last].mean() - at[middle].mean()))
+
+
+def _missed(ttft: float, tpot: float, load: RatedLoad, growth: float) -> str | None:
+    grows = f"the wait for first tokens grows by {format_seconds(60 * growth)} a minute"
+    parts = [grows] if growth > _GROWTH else []
+    parts += [
         f"{_PERCENTILE}% of {what} are within {format_seconds(value)}, not {format_seconds(target)}"
         for what, value, target in (
             ("first tokens", ttft, load.ttft_p95),
