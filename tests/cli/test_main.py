@@ -21,7 +21,7 @@ from meshwright.cli.main import COMMANDS, main
 GROUPS = {
     "plan": ["rl", "serve", "train"],
     "bench": ["collectives", "matmul", "plan", "serve", "train"],
-    "plot": ["attention", "bandwidth", "decode", "fsdp", "latency", "lookahead", "strategies"],
+    "plot": ["attention", "bandwidth", "decode", "fsdp", "latency", "lookahead", "roofline", "strategies"],
     "launch": ["k8s", "local", "slurm"],
 }
 CALLS = [[name] for name in COMMANDS if name not in GROUPS]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.errors import HardwareError
+from meshwright.hardware import catalog
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.models.presets import load_model
@@ -127,3 +128,13 @@ def test_look_ahead():
     assert values(plot)["acceptance 0.5"] == {0: 1, 1: 1.5, 2: 1.75, 3: 1.875}
     assert plot.remarks[1] == "acceptance 1: best with k = 3, 4.00 times as fast."
     assert "drafts do not pay" in curves.look_ahead([0.1], 0.5).remarks[0]
+
+
+def test_the_roofline_meets_the_peak_at_the_ridge():
+    """A v5e has 197e12 FLOP/s in bf16 and 810e9 B/s of memory: compute-bound from 243 FLOPs a byte."""
+    plot = curves.roofline("v5e")
+    rates = plot.frames[0].panels[0].curves["bf16"]
+    peak = catalog.chip("v5e").flops("bf16")
+    assert rates[0] == catalog.chip("v5e").hbm_bytes_per_second and rates[-1] == peak
+    reached = next(at for at, rate in zip(plot.x, rates, strict=True) if rate == peak)
+    assert reached == 256 and "bf16 243" in plot.remarks[0]

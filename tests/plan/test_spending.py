@@ -1,5 +1,6 @@
 """Limits on the money of a training run."""
 
+import json
 import re
 
 import pytest
@@ -40,6 +41,23 @@ def test_a_machine_over_its_price_exits_1_and_names_a_smaller_one(capsys):
     assert main(["plan", "train", *RUN, *words]) == 1
     assert "h100:64 costs 128.00 USD an hour" in (message := capsys.readouterr().err)
     assert "fits: --hardware h100:6x8" in message
+
+
+def test_a_plan_over_a_limit_says_so_in_its_json_and_is_not_written(capsys, tmp_path):
+    words = ["--hardware", "h100:8", "--price", "2", "--max-price-per-hour"]
+    paths = [tmp_path / "dear.toml", tmp_path / "paid.toml"]
+    for path, (limit, code) in zip(paths, (("10", 1), ("16", 0)), strict=True):
+        assert main(["plan", "train", *RUN, *words, limit, "-o", str(path), "--json"]) == code
+        printed = capsys.readouterr()
+        over = json.loads(printed.out).get("over_limit", [])
+        assert path.exists() == (not over) and bool(over) == bool(code)
+        assert all(each in printed.err and "16.00 USD" in each for each in over)
+
+
+def test_a_chip_without_a_price_is_refused_before_the_search(monkeypatch, capsys):
+    monkeypatch.setattr("meshwright.cli.plan._ranked", None)  # the search
+    assert main(["plan", "train", *RUN, "--hardware", "m4-max:1", "--tokens", "1B", "--budget", "50k"]) == 2
+    assert "m4-max has no price, which --budget needs" in capsys.readouterr().err
 
 
 def test_money_as_people_write_it():

@@ -19,7 +19,7 @@ from meshwright.cli.line_forms import completed, converted, launched, merged, of
 from meshwright.cli.line_intents import without_fillers
 from meshwright.cli.line_notes import left_out
 from meshwright.cli.line_options import joined_words, placed, replaced
-from meshwright.cli.line_pieces import LAUNCHED, Command, Piece, pieces_of
+from meshwright.cli.line_pieces import LAUNCHED, LISTS, Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import is_no_value, is_unknown_name, with_a_right_value
 from meshwright.cli.other_files import step_of
@@ -40,7 +40,7 @@ from meshwright.cli.spoken_names import (
 from meshwright.cli.unlisted_chips import with_its_file, with_nearest
 from meshwright.cli.value_kinds import is_machine
 from meshwright.dtypes import KNOWN
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, in_words
 from meshwright.hardware.catalog import load as load_hardware
 from meshwright.launch.cluster_job import cluster_job
 
@@ -411,9 +411,10 @@ def _of_audit(pieces: Sequence[Piece]) -> list[Piece]:
 
 def _with_function(piece: Piece) -> Piece:
     """A script's path with its step function, as FILE:FUNCTION; other pieces unchanged."""
-    if piece.option or not piece.value.endswith(".py") or not Path(piece.value).is_file():
+    if piece.option or not piece.value.endswith(".py"):
         return piece
-    return Piece("", f"{piece.value}:{step_of(Path(piece.value))}")
+    script = Path(piece.value)
+    return Piece("", f"{piece.value}:{step_of(script) if script.is_file() else 'step'}")
 
 
 def _program(name: str) -> Piece:
@@ -463,7 +464,7 @@ def _finished(
     if drops:
         pieces = [piece for piece in pieces if len(piece.words) < 2 or not command.fault(*piece.words)]
     given = {piece.option for piece in pieces}
-    every = on_all_chips(completed(pieces, command))
+    every = on_all_chips(completed(pieces, command), command)
     if not drops and len(every) - len(pieces) > (len(pieces) + 3 if completes else 0):
         return ""
     pieces = every
@@ -488,7 +489,9 @@ def _finished(
     if not is_right or not command.parses(words) or any(is_unknown_name(each, command) for each in pieces):
         return ""
     examples = [
-        piece.option for piece in pieces if piece.option not in given and piece.option.startswith("--")
+        piece.option
+        for piece in pieces
+        if piece.option not in given and piece.option.startswith("--") and piece.option not in LISTS
     ]
-    named = f" ({' and '.join(examples)} for example)" if examples else ""
+    named = f" ({in_words(examples)} for example)" if examples else ""
     return " && ".join([*downloads, shlex.join(["mw", *command.path, *words])]) + named

@@ -25,7 +25,7 @@ from meshwright.cli.other_words import (
     subcommand_here,
 )
 from meshwright.cli.value_kinds import ARGUMENTS, KINDS, OF_PLANS, RESHARD_WORDS, filled, is_machine, is_model
-from meshwright.errors import nearest
+from meshwright.errors import in_words, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,8 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
         answer = answer.partition("; ")[0]
     notes = notes_of(args, line)
     answer = without_kept(answer, notes)
-    parts = without_contradictions(answer.rstrip(".").split("; "), line)
+    plain = answer if answer.endswith("...") else answer.rstrip(".")
+    parts = without_contradictions(plain.split("; "), line)
     unsaid = [note for option, note in notes.items() if not any(option in part for part in parts)]
     # A long message keeps its first part and the parts about options left out; the line shows the others.
     while len(parts) > 1 and len("; ".join([*parts, *unsaid])) + len(line) > _MOST_CHARACTERS:
@@ -185,7 +186,7 @@ def unknown_command(words: Sequence[str], commands: Sequence[str]) -> str:
     if is_model(name) or is_machine(name):
         return f"type mw {first or ('fit' if is_model(name) else 'hardware')} {name}"
     if owners := _with_option(f"--{name.lstrip('-')}", commands):
-        return f"--{name} is an option of {' and '.join(owners[:3])}"
+        return f"--{name} is an option of {in_words(owners, most=3)}"
     if ours := command_of_words(name, commands):
         return f"type {ours}"
     if script := next((word for word in words[1:] if word.endswith(".py")), ""):
@@ -237,7 +238,7 @@ def _unexplained(given: str, value: str, path: str, options: Sequence[str], owne
     if path == "mw train" and "mw plan train" in owners:
         return f"{given}: the plan sets it: mw plan train {given} {value}".rstrip()
     if owners:
-        return f"{path} has no {given}; it is an option of {' and '.join(owners[:3])}"
+        return f"{path} has no {given}; it is an option of {in_words(owners, most=3)}"
     if answer := _by_value(value, options, given):
         return answer
     begun = [option for option in options if len(given) >= _LEAST_BEGUN and option.startswith(given)]

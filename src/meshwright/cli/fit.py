@@ -11,6 +11,8 @@ from meshwright.cli.completions import models
 from meshwright.cli.console import JSON, emit, load_hardware, load_model_with, show
 from meshwright.hardware.catalog import usual
 from meshwright.hardware.here import this_machine
+from meshwright.hardware.topology import Hardware
+from meshwright.models.config import ModelConfig
 from meshwright.options import option
 from meshwright.plan.what_fits import TRAINING, ways_that_fit
 from meshwright.units import format_bytes, format_count, parse_length
@@ -27,33 +29,46 @@ def fit(
         str,
         typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML.", autocompletion=models),
     ],
-    hardware: str | None = option(None, help="A machine: rtx4090, h100:8, my.toml.", unset="this machine"),
+    hardware: str | None = option(
+        None, help="A machine: rtx4090, h100:8, my.toml; several: rtx4090,h100.", unset="this machine"
+    ),
     seq_len: int | None = option(None, parser=parse_length, help="Tokens of a sequence.", unset="4096"),
     as_json: bool = JSON,
 ) -> None:
     """Show which ways to train and serve a model fit a machine, with the largest batch and the speed.
 
     Training splits weights over all chips; serving splits heads, and has replicas on the chips that are left.
-    Exits 1 if nothing fits.
+    Exits 1 if nothing fits on any machine.
 
     \b
     mw fit llama-3-8b
     mw fit qwen3-32b --hardware rtx4090:2 --seq-len 8k
     """
     config = load_model_with(model, None)
-    spec = usual(hardware or this_machine())
-    machine = load_hardware(spec if ":" in spec or spec.endswith(".toml") else f"{spec}:1")
     length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
-    ways = [asdict(verdict) for verdict in ways_that_fit(config, machine, length)]
-    document = {"model": config.name, "hardware": machine.spec, "seq_len": length, "ways": ways}
-    document["next"] = _next(ways, model, machine.spec, length)
+    machines = [_machine(spec.strip()) for spec in (hardware or this_machine()).split(",")]
+    documents = [_document(config, machine, model, length) for machine in machines]
     if as_json:
-        emit(document)
+        emit(documents[0] if len(documents) == 1 else {"model": config.name, "machines": documents})
     else:
-        show(_heading(document, is_this_machine=hardware is None), _table(document))
-        print("\nNext:", *document["next"], sep="\n  ")
-    if not any(way["fits"] for way in ways):
+        for document in documents:
+            show(_heading(document, is_this_machine=hardware is None), _table(document))
+            print("\nNext:", *document["next"], sep="\n  ", end="\n" if document is documents[-1] else "\n\n")
+    if not any(way["fits"] for document in documents for way in document["ways"]):
         raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _machine(spec: str) -> Hardware:
+    """A machine by its name, of one chip if the name has no number."""
+    named = usual(spec)
+    return load_hardware(named if ":" in named or named.endswith(".toml") else f"{named}:1")
+
+
+def _document(config: ModelConfig, machine: Hardware, model: str, seq_len: int) -> dict:
+    """The verdicts of one machine. model: as typed, for the next commands."""
+    ways = [asdict(verdict) for verdict in ways_that_fit(config, machine, seq_len)]
+    document = {"model": config.name, "hardware": machine.spec, "seq_len": seq_len, "ways": ways}
+    return document | {"next": _next(ways, model, machine.spec, seq_len)}
 
 
 def _next(ways: list[dict], model: str, spec: str, seq_len: int) -> list[str]:

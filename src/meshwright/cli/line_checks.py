@@ -19,6 +19,8 @@ def run_fault(command: Command, pieces: Sequence[Piece]) -> str:
             _check_files(pieces)
         elif command.path == ("report",):
             _check_page(given)
+        elif command.path == ("export",):
+            _check_run(given.get("", ""))
     except (MeshwrightError, OSError, ValueError) as error:
         return str(error) or "?"
     return ""
@@ -66,6 +68,14 @@ def _check_files(pieces: Sequence[Piece]) -> None:
         is_file = not piece.value.startswith("http") and Path(piece.value).exists()
         if not (piece.option or is_named or is_file):
             raise PlanError(f"{piece.value} is no file")
+
+
+def _check_run(name: str) -> None:
+    """Raise PlanError for a model's name or a file of weights, which are no runs to export."""
+    from meshwright.cli.value_kinds import is_model, is_run
+
+    if not Path(name).is_dir() and (Path(name).suffix or (is_model(name) and not is_run(name))):
+        raise PlanError(f"{name} is no run")
 
 
 def _check_page(given: dict[str, str]) -> None:

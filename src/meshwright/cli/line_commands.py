@@ -65,9 +65,9 @@ def candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tupl
         yield from _of_group(named[0], words)
 
 
-# Options that mw fit answers and mw model does not: `model llama-3-8b --batch 4`.
+# Options that mw fit answers and mw model does not: `model llama-3-8b --gpu h100`.
 _FIT_OPTIONS = {
-    "--batch", "--batch-size", "--dtype", "--weights-dtype", "--bits", "--gpu", "--hardware", "--vram",
+    "--dtype", "--weights-dtype", "--bits", "--gpu", "--hardware", "--vram",
 }  # fmt: skip
 _RANGE = re.compile(r"(\d+)(?:(?::|-|\.\.)(\d+)|((?:,\d+)+))")
 
@@ -92,6 +92,8 @@ def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
     if words[0] == "serve" and len(words) > 1 and is_engine(words[1]):  # `serve vllm MODEL`
         is_named = any(not word.startswith("-") or word in ("--checkpoint", "--model") for word in words[2:])
         yield ["serve", *words[2:]] if is_named else ["plan", "serve", "--engine", *words[1:]]
+    if list(words[:2]) == ["plot", "roofline"] and "--model" in words:  # of a model's matmuls
+        yield ["plot", "strategies", *words[2:]]
     if list(words[:2]) in (["plot", "loss"], ["plot", "metrics"]) and not words[-1].startswith("-"):
         yield ["report", words[-1]]  # of a run
     if list(words[:2]) == ["plan", "serve"] and "--batch" in words[:-1]:

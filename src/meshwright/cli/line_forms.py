@@ -59,7 +59,13 @@ def _machine_of(first: str, second: str) -> str:
 
     >>> _machine_of("h100:4x8", "a100:4"), _machine_of("h200", "h100:16")
     ('a100:4x4', 'h200:16')
+    >>> _machine_of("v5e:16x16", "2*v5p:4x4x4")
+    '2*v5e:16x16'
     """
+    for machine, other in ((first, second), (second, first)):
+        slices, star, example = machine.partition("*")
+        if star and example == _SLICE:
+            return f"{slices}*{other}"
     (name, _, sizes), (other, _, others) = first.partition(":"), second.partition(":")
     by_host = next((each for each in (sizes, others) if "x" in each), "")
     plain = next((each for each in (others, sizes) if each and "x" not in each), "")
@@ -69,6 +75,7 @@ def _machine_of(first: str, second: str) -> str:
     )
 
 
+_SLICE = "v5p:4x4x4"  # the example of a machine with a number of slices
 _ANSWER = 512  # most tokens of the answer, if a line gives only the length of the context
 _LEAST_TOKENS = 1_000_000_000  # of a run; fewer are the batch of a step
 # Options of other programs whose conversion needs the values of other options of the line, so that it waits
@@ -230,15 +237,18 @@ def launched(pieces: Sequence[Piece]) -> list[Piece]:
     return [*(piece for piece in pieces if piece.option), *before, *command]
 
 
-def on_all_chips(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with a machine as large as their mesh, and a layout with replicas (data) on all chips."""
+def on_all_chips(pieces: Sequence[Piece], command: Command) -> list[Piece]:
+    """The pieces with a machine as large as their mesh, and a layout with replicas (data) on all chips.
+
+    A training layout with a pipeline but without microbatches becomes --given.
+    """
     from meshwright.errors import HardwareError, LayoutError
-    from meshwright.hardware.catalog import load
+    from meshwright.hardware.catalog import load, usual
     from meshwright.layout.short import DEGREES, read_words
 
     machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
-    if machine and mesh and ":" not in machine:
+    if machine and mesh and ":" not in usual(machine):
         sized = f"{machine}:{_num_devices(mesh)}"
         pieces = [replace(each, value=sized) if each.option == "--hardware" else each for each in pieces]
     made = []
@@ -250,8 +260,16 @@ def on_all_chips(pieces: Sequence[Piece]) -> list[Piece]:
                 left = num_chips // num_devices if num_devices > 0 else 0
                 if left > 1 and left * num_devices == num_chips and not {"data", "fsdp"} & set(words):
                     piece = replace(piece, value=f"data={left},{piece.value}")
+                # With one microbatch a pipeline is idle, so the search finds their number.
+                if command.path == ("plan", "train") and not _is_whole(words):
+                    piece = replace(piece, option="--given")
         made.append(piece)
     return made
+
+
+def _is_whole(words: Mapping[str, object]) -> bool:
+    """Whether the words of a layout have no pipeline, or the number of its microbatches."""
+    return int(str(words.get("pipe", 1))) == 1 or "microbatches" in words
 
 
 def _num_devices(mesh: str) -> int:
@@ -424,7 +442,7 @@ def _of_training(pieces: Sequence[Piece]) -> list[Piece]:
             given.add(piece.option)
         elif not piece.option and "--from" in given and "--data" not in given and is_corpus(piece.value):
             piece = Piece("--data", piece.value)
-        elif piece.option == "--data" and is_corpus(piece.value) and not given & {"", "--from", "--run"}:
+        elif piece.option == "--data" and is_corpus(piece.value) and not given & {"", "--from", "--resume"}:
             piece = Piece("", piece.value)
         made.append(piece)
     return (
@@ -451,10 +469,30 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     if "--tokens" in names:
         return "1T"
+    if "--model" in names and (preset := _of_sizes(pieces)):
+        return preset
+    if "--hardware" in names and any(piece.option == "--smallest" for piece in pieces):
+        return "h100"  # a chip, since its number is searched
     if "--hardware" in names and mesh:
         return f"h100:{_num_devices(mesh)}"
     example = next(filter(None, map(command.example_of, names)), "")
     return _within_context(example, pieces) if "--seq-len" in names else example
+
+
+def _of_sizes(pieces: Sequence[Piece]) -> str:
+    """The preset with all sizes that --set gives, at least its layers and width; "" if none has them."""
+    from meshwright.models.presets import PRESETS
+
+    words = ",".join(piece.value for piece in pieces if piece.option == "--set")
+    sizes = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)\b", words)}
+    if not {"num_layers", "d_model"} <= sizes.keys():
+        return ""
+    alike = (
+        name
+        for name, config in PRESETS.items()
+        if all(getattr(config, field, None) == size for field, size in sizes.items())
+    )
+    return next(alike, "")
 
 
 def _within_context(length: str, pieces: Sequence[Piece]) -> str:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from meshwright.cli.value_kinds import is_corpus, is_machine, is_model
+from meshwright.cli.value_kinds import is_corpus, is_machine, is_model, is_run
 
 # Verbs, with the line that carries them out for each kind of thing. {} is the thing.
 _LINES: dict[str, dict[str, str]] = {
@@ -34,11 +34,18 @@ _LINES: dict[str, dict[str, str]] = {
         "model": "generate --checkpoint {} 'Once upon a time'",
     },
     "finetune fine-tune sft lora peft adapt": {"folder": "train --from {}", "model": "train --from {}"},
-    "price cost": {"plan": "compare {}", "model": "plan train --model {}"},
+    "price cost prices pricing costs": {
+        "plan": "compare {}",
+        "model": "plan train --model {}",
+        "machine": "hardware {}",
+    },
+    "convert import": {"folder": "export {}"},
+    "eval evaluate perplexity ppl": {"folder": "report {}"},
     "status progress state health loss": {"folder": "report {}", "plan": "compare {}"},
     "cheapest cheap": {"model": "plan train --smallest --model {}"},
     "energy carbon power watts emissions co2": {"plan": "compare {}"},
-    "roofline roof peak peaks": {"machine": "hardware {}"},
+    "roofline rooflines roof": {"machine": "plot roofline {}", "model": "plot strategies --model {}"},
+    "peak peaks": {"machine": "hardware {}"},
 }
 # Words of questions, and the line for a question with all of them; the first match counts.
 _QUESTIONS = (
@@ -94,7 +101,10 @@ def without_fillers(words: Sequence[str]) -> list[str]:
 
 
 def kind_of(word: str) -> str:
-    """The kind of thing that a word names: a plan, script, table, folder, text, machine or model; or ""."""
+    """The kind of thing that a word names: a plan, script, table, folder, text, machine or model; or "".
+
+    A path without a suffix counts as a folder, even if it does not exist.
+    """
     path = Path(word)
     for suffixes, kind in (((".toml",), "plan"), ((".py",), "script"), ((".csv",), "table")):
         if path.suffix in suffixes:
@@ -105,6 +115,9 @@ def kind_of(word: str) -> str:
         return "folder"
     if is_machine(word):
         return "machine"
+    is_path = re.fullmatch(r"[\w.~-]*/[\w./-]*", word) is not None and not path.suffix
+    if is_path and (is_run(word) or not is_model(word)):
+        return "folder"
     return "model" if is_model(word) else ""
 
 

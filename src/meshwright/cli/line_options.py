@@ -164,7 +164,7 @@ def _is_of_argument(option: str, value: str, command: Command) -> bool:
         return not Path(value).is_file()
     letters = {name[0] for name in names} if len(option) == _LETTER and not value.isdigit() else set()
     is_moved = RESHARD_WORDS.get(plain.partition("-")[0]) in names
-    if "name" in names and KINDS["--hardware"](value):  # of mw hardware
+    if names & {"name", "chip"} and KINDS["--hardware"](value):  # of mw hardware and mw plot
         return True
     if "model" in names and plain in _MODEL_NAMES and KINDS["--model"](value):
         return True

@@ -19,7 +19,7 @@ from meshwright.models.explained import ConfigExplanation, explain_config
 from meshwright.models.model_files import model_name, read_object
 from meshwright.models.presets import PRESETS
 from meshwright.options import option, parse_dtype
-from meshwright.units import format_bytes, format_count, parse_length
+from meshwright.units import format_bytes, format_count, parse_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DEFAULT_SEQ_LEN = 4096
@@ -47,6 +47,8 @@ def count(
         None, parser=parse_length, help="Sequence length T of the attention FLOPs.", unset="4096"
     ),
     kv_dtype: str = option("bf16", parser=parse_dtype, help="Type of the KV cache."),
+    batch: int = option(1, least=1, help="Sequences at once, for the cache and the arithmetic intensity."),
+    tokens: int | None = option(None, parser=parse_count, help="Tokens of a training run; adds its FLOPs."),
     changes: str | None = CHANGES,
     config_json: Path | None = option(
         None, flag="--explain-config", help="A config.json: show how each of its keys is read."
@@ -56,7 +58,8 @@ def count(
     """Count a model's parameters, FLOPs per token, cache bytes and arithmetic intensity.
 
     \b
-    mw model llama-3-70b --seq-len 8192 --kv-dtype int8
+    mw model llama-3-70b --seq-len 8192 --kv-dtype int8 --batch 16
+    mw model llama-3-8b --tokens 15T
     mw model --explain-config my-model/config.json
     """
     if config_json is not None:
@@ -67,7 +70,9 @@ def count(
     config = load_model_with(model, changes)
     length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
     warn_of_long_context(config, length)
-    document = model_document(config, length, kv_dtype)
+    document = model_document(config, length, kv_dtype, batch=batch)
+    if tokens:
+        document |= {"tokens": tokens, "train_flops": tokens * document["train_flops_per_token"]}
     if as_json:
         emit(document)
     else:
@@ -113,8 +118,8 @@ def _explanation_table(explanation: ConfigExplanation) -> object:
     return table
 
 
-def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
-    """The keys of `mw model` in docs/reference/json.md."""
+def model_document(config: ModelConfig, seq_len: int, kv_dtype: str, *, batch: int = 1) -> dict:
+    """The keys of `mw model` in docs/reference/json.md. batch: sequences at once."""
     params = counted.count_params(config)
     flops = counted.forward_flops(config, seq_len)
     kinds = counted.layer_kinds(config, seq_len, kv_dtype) if config.mixers else []
@@ -134,12 +139,14 @@ def model_document(config: ModelConfig, seq_len: int, kv_dtype: str) -> dict:
         "kv_bytes_per_token": counted.kv_bytes_per_token(config, kv_dtype),
         "kv_bytes_per_token_without_gqa": counted.kv_bytes_per_token(_without_gqa(config), kv_dtype),
         "kv_bytes": counted.kv_cache_bytes(config, seq_len, kv_dtype),
+        "batch": batch,
+        "kv_bytes_of_batch": batch * counted.kv_cache_bytes(config, seq_len, kv_dtype),
         "kv_read_bytes": counted.kv_read_bytes(config, seq_len, kv_dtype),
         "state_bytes": counted.mixer_state_bytes(config, kv_dtype),
         "mixers": [asdict(kind) for kind in kinds],
         "flops_per_byte": {
-            "prefill": _intensities(config, seq_len, counted.prefill_intensity(config, seq_len)),
-            "generate": _intensities(config, 1, counted.generation_intensity(config, seq_len)),
+            "prefill": _intensities(config, batch * seq_len, counted.prefill_intensity(config, seq_len)),
+            "generate": _intensities(config, batch, counted.generation_intensity(config, seq_len)),
         },
     }
 
@@ -169,7 +176,7 @@ def _without_gqa(config: ModelConfig) -> ModelConfig:
 
 
 def _intensities(config: ModelConfig, num_tokens: int, scores: float) -> dict[str, float]:
-    """FLOPs per byte of every component in bf16, one sequence at a time."""
+    """FLOPs per byte of every component in bf16. num_tokens: of all sequences at once."""
     parts = ("mlp", "attention", "vocab", "router")
     return {part: counted.matmul_intensity(config, part, num_tokens) for part in parts} | {"scores": scores}
 
@@ -260,11 +267,17 @@ def _totals(document: dict) -> object:
     at = f"at {seq_len}; causal attention counts half"
     table.add_row("forward FLOPs per token", format_count(document["forward_flops_per_token"]), at)
     table.add_row("training FLOPs per token", format_count(document["train_flops_per_token"]), at)
+    if tokens := document.get("tokens"):
+        run = f"of {format_count(tokens)} tokens; mw plan train --tokens gives its time and price"
+        table.add_row("training FLOPs of a run", f"{document['train_flops']:.3g}", run)
     cache = f"in {document['kv_dtype']}, over all layers"
     table.add_row("KV cache per token", format_bytes(document["kv_bytes_per_token"]), cache)
     if (without := document["kv_bytes_per_token_without_gqa"]) != document["kv_bytes_per_token"]:
         table.add_row("  without GQA or MLA", format_bytes(without), cache)
     table.add_row("KV cache per sequence", format_bytes(document["kv_bytes"]), f"at {seq_len}")
+    if (batch := document["batch"]) > 1:
+        cached = format_bytes(document["kv_bytes_of_batch"])
+        table.add_row(f"KV cache of {batch:,} sequences", cached, f"at {seq_len}")
     return table
 
 

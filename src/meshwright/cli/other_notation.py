@@ -34,6 +34,15 @@ _TWO = r"[\[(]?\s*([1-9]\d*)\s*[x,]\s*([1-9]\d*)\s*[\])]?"
 _PAIRS = re.compile(rf"{_TWO}\s*(?:@|\*|x|\.|by|times|,|\s)\s*{_TWO}", re.I)
 
 
+def is_collective(word: str) -> bool:
+    """Whether a word is the name of a collective, in any spelling.
+
+    >>> is_collective("all-reduce"), is_collective("AllGather_X"), is_collective("scatterplot")
+    (True, True, False)
+    """
+    return plain_name(word.partition("_")[0]) in _OPS
+
+
 def expression_here(text: str, axes: str) -> str:
     """The expression of mw shard or mw collective that a text means; the text itself if it is unknown.
 

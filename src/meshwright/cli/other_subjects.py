@@ -113,7 +113,7 @@ _MEANINGS: dict[str, str] = {
     "--learning-rate": "lr; learning peak rate",
     "--epochs 3": "epochs epoch passes; train",
     "--steps, the batches to train on,": "iters iterations steps; train",
-    "--run": "logdir folder out output; dir path",
+    "--run": "logdir folder out output workdir; dir path directory base log save",
     "--from": "pretrained base init; model load weights",
     "--temperature": "temp t",
     "--best-of 8": "sequences best samples; return",

@@ -177,6 +177,8 @@ def _machine(words: str, value: str) -> str:
     from meshwright.errors import HardwareError
     from meshwright.hardware.catalog import load, usual
 
+    if words.startswith("--hardware 2*"):  # slices
+        return words.replace("2*", f"{value}*", 1) if value.isdecimal() else words
     if value.lower().partition(":")[0] in KINDS_OF_CHIPS and not value.lower().startswith("gpu:"):
         return words
     text = value.lower().removeprefix("gpu:").removeprefix("nvidia.com/gpu:").removeprefix("nvidia-")

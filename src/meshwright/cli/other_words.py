@@ -29,6 +29,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--topology", "--instance-type", "--instance", "--gres", "--gpus-per-task", "--num-devices",
         "--world-size", "--nproc-per-node", "--gpus-per-node", "--count", "--quantity",
     ),
+    "--hardware 2*v5p:4x4x4, the number of slices before a machine,": (
+        "--num-slices", "--slices", "--num-pods", "--dcn-data-parallelism", "--n-slices",
+    ),
     "--hardware h100:4x8, 4 hosts of 8,": ("--nodes", "--num-nodes", "--nnodes", "--hosts"),
     "--tensor 8": ("--tp", "--tp-size", "--tensor-parallel-size", "--tensor-parallel"),
     "--given tensor=8": (
@@ -128,6 +131,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--concurrency", "--max-num-seqs", "--max-running-requests", "--max-batch-size", "--batch-size",
         "--parallel", "--max-batch",
     ),
+    "--batch": ("--batch-size", "--bs", "--sequences", "--num-sequences", "--concurrency"),
     "--context": (
         "--max-model-len", "--max-seq-len", "--ctx-size", "--context-length", "--max-total-tokens",
         "--seq-len", "--kv-len", "--kv-length", "--cache-len", "--cache-length", "--ctx",
@@ -162,7 +166,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--weight-decay": ("--wd",),
     "--run": (
         "--save-dir", "--checkpoint-dir", "--ckpt-dir", "--output-dir", "--save", "--out-dir",
-        "--output", "--out", "--run-dir", "--logdir", "-o",
+        "--output", "--out", "--run-dir", "--logdir", "-o", "--base-output-directory", "--output-directory",
+        "--workdir", "--log-dir", "--experiment-dir",
     ),
     "--resume": ("--resume-from-checkpoint", "--load", "--continue", "--resume-from"),
     "--checkpoint-every": (
@@ -213,6 +218,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--no-prefix-cache": (
         "--disable-radix-cache", "--no-enable-prefix-caching", "--disable-prefix-caching",
     ),
+    "--host 0.0.0.0": ("--bind-all", "--public", "--expose", "--all-interfaces", "--external"),
     "--host 0.0.0.0 --port 8000": ("--bind", "--listen", "--address", "--addr", "--bind-address"),
     "--target gpu": ("--backend", "--platform", "--device", "--accelerator", "--compiler"),
     "--hlo": ("--xla-dump", "--hlo-file", "--xla-dump-to", "--dump", "--module"),
@@ -250,7 +256,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--processes": ("--nproc", "--nproc-per-node", "--np", "-np"),
     "--given offload=true": ("--offload", "--cpu-offload", "--activation-offload"),
     "--given offload_optimizer=true": ("--offload-optimizer", "--optimizer-offload"),
-    "--fast": ("--quick", "--short"),
+    "--fast": ("--quick", "--short", "--time", "--seconds", "--duration", "--minutes"),
     "--version": ("-v", "-V", "--ver", "--about"),
     "--url http://localhost:8000": ("--port",),
     "--url": ("--base-url", "--endpoint", "--host"),
@@ -265,6 +271,7 @@ _LETTERS: dict[str, tuple[str, ...]] = {
     "-b": ("--batch-tokens", "--batch"), "-s": ("--seq-len", "--steps", "--seed"), "-l": ("--layout",),
     "-r": ("--run", "--rate"), "-e": ("--engine", "--eval"), "-u": ("--url",), "-f": ("--for",),
 }  # fmt: skip
+_LONG = {"-g": "--gpus", "-N": "--nodes"}  # options of schedulers
 _PHASES = {"--prefill": "prefill", "--decode": "generate", "--generate": "generate"}
 _MOST_RANKS = 64  # larger numbers are lengths of a context, smaller ones its ranks
 _MOST_SAMPLES = 16  # larger numbers of `--n` are tokens of an answer
@@ -285,12 +292,9 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "mw model": {
-        "mw model shows the FLOPs of a token; mw plan train --tokens 15T plans a run": (
-            "--train-tokens", "--num-tokens", "--total-tokens",
-        ),
         "it is shown; leave it out": ("--kv-cache", "--cache", "--flops", "--params", "--kv", "--heads"),
         "mw model counts parameters; for bytes by number type and batch type mw fit MODEL": (
-            "--quantize", "--quantization", "--dtype", "--weights-dtype", "--batch", "--batch-size",
+            "--quantize", "--quantization", "--dtype", "--weights-dtype",
             "--load-in-4bit", "--bits", "--hardware", "--gpu",
         ),
     },
@@ -320,7 +324,6 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "--smallest finds the fewest chips, and mw compare the cheapest of several plans": (
             "--cheapest", "--cheap", "--min-cost", "--lowest-cost",
         ),
-        "slices are part of the machine: --hardware 2*v5p:4x4x4": ("--num-slices", "--slices", "--num-pods"),
         "machines joined by commas are compared: --hardware h100:8,a100:8": (
             "--compare", "--vs", "--versus", "--against",
         ),
@@ -433,6 +436,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "trtllm", "ollama", "lmdeploy", "sglang.launch_server", "triton",
     ),
     "model": (
+        "arithmetic", "ai", "flop", "compute", "param",
         "models", "list", "ls", "presets", "params", "parameters", "count", "inspect", "show", "summary",
         "flops", "list-models", "cache", "intensity", "arithmetic-intensity", "kv", "kv-cache", "config",
     ),
@@ -448,9 +452,9 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "env", "info", "status", "diagnose", "setup", "install", "nvidia-smi", "smi", "rocm-smi",
         "nvtop", "top",
     ),
-    "export": ("convert", "to-hf", "save", "merge", "gguf", "ollama", "push"),
+    "export": ("to-hf", "save", "merge", "gguf", "ollama", "push"),
     "tune": ("autotune", "autotuning", "tuning", "optimize-plan"),
-    "reshard": ("convert-checkpoint", "resharding"),
+    "reshard": ("resharding",),
     "quantize": ("quantise", "quant", "awq", "gptq"),
     "shard": ("einsum", "sharding", "derive"),
     "collective": ("all-reduce", "allreduce", "all-gather", "allgather", "nccl", "comms"),
@@ -469,7 +473,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "CMD --help": ("man", "docs", "usage", "explain"),
     "train my.txt": ("pretrain", "fit-model", "learn", "tokenize", "tokenise", "prepare-data", "preprocess"),
     "train --run RUN --resume": ("resume", "continue", "restart", "resume-training"),
-    "plot strategies": ("roofline", "rooflines"),
+    "plot roofline": ("roofline", "rooflines"),
     "plot": ("curves", "graph", "chart", "figure"),
 }  # fmt: skip
 
@@ -490,6 +494,10 @@ _NO_COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "mw launch k8s -- mw train plan.toml writes a manifest, which kubectl apply -f takes": (
         "apply", "rollout", "scale", "autoscale", "namespace", "pods",
+    ),
+    "mw export FOLDER -o exported writes the folder of a run as a Hugging Face model, which --from DIR and "
+    "--checkpoint DIR read; Megatron's and GGUF files are converted by their own programs": (
+        "convert", "convert-checkpoint", "import", "ckpt-convert", "convert-hf",
     ),
     "the price of a chip-hour is in mw hardware h100, and --price 2.5 sets it in mw plan train and mw "
     "plan serve": (
@@ -538,7 +546,7 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     """
     from meshwright.dtypes import types_for  # here, since most command lines are right
 
-    plain = _plain(given)
+    plain = _LONG.get(given, _plain(given))
     if plain == "--context" and "--given" in options and value.isdecimal() and int(value) <= _MOST_RANKS:
         return f"--given context={value}"
     if (
@@ -700,7 +708,8 @@ _SUBCOMMANDS = {
         "throughput", "load",
     ),
     "rl": ("rlhf", "grpo", "ppo", "reinforcement", "post-training"),
-    "strategies": ("roofline", "rooflines", "layouts", "parallelism", "batch", "mfu", "scaling"),
+    "roofline": ("rooflines", "ridge", "intensity"),
+    "strategies": ("layouts", "parallelism", "batch", "mfu", "scaling"),
     "decode": ("generation", "generate", "serving", "inference"),
     "lookahead": ("speculation", "speculative", "drafts"),
     "fsdp": ("zero", "sharding", "shards"),

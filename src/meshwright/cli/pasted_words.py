@@ -1,5 +1,6 @@
 """The words of a command line without prompts, line ends and quotes that were copied with them."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,25 @@ def unpasted(words: Sequence[str]) -> list[str]:
         del made[:3]
     if "#" in made:
         del made[made.index("#") :]
+    return [each for word in made for each in _of_object(word)]
+
+
+def _of_object(word: str) -> list[str]:
+    """The options of a JSON object, such as '{"seq_len": 4096}'; another word alone.
+
+    >>> _of_object('{"model": "gpt2", "seq_len": 1024, "explain": true}'), _of_object("{U_X}")
+    (['--model', 'gpt2', '--seq-len', '1024', '--explain'], ['{U_X}'])
+    """
+    if not word.startswith("{"):
+        return [word]
+    try:
+        values = json.loads(word)
+    except ValueError:
+        return [word]
+    made: list[str] = []
+    for name, value in values.items():
+        if value is not None and value is not False:
+            made += [f"--{name.replace('_', '-')}", *([] if value is True else [f"{value}"])]
     return made
 
 

@@ -1,6 +1,6 @@
 """mw plan: the layouts of a machine, ranked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,6 +127,7 @@ def train(
         prices = ChipPrices(price, currency)
         hardware = limits.largest_machine(hardware, prices)
         [machine] = prices.of([conditions.of(load_hardware(hardware))])
+        limits.check_price(machine)
         machine, corrections = anchored_by(machine, anchor)
         for line in corrections:
             note(f"--anchor: {line}")
@@ -139,9 +140,11 @@ def train(
     if explain or as_json or output or tokens or critical_batch:
         with waiting("pricing the alternatives"):
             explanation = plans.explain(tokens=tokens, critical_batch=critical_batch)
-    _answer(plans, explanation, in_words=explain, as_json=as_json, output=output)
-    if faults := limits.faults(plans.best.candidate, tokens):
-        note(f"mw: {'; '.join(faults)}")
+    over_limit = limits.faults(plans.best.candidate, tokens)
+    _answer(plans, explanation, over_limit, in_words=explain, as_json=as_json, output=output)
+    if over_limit:
+        unwritten = f"; {output} is not written" if output and plans.best.fits else ""
+        note(f"mw: {'; '.join(over_limit)}{unwritten}")
         raise typer.Exit(_DOES_NOT_FIT)
 
 
@@ -163,11 +166,22 @@ def _ranked(
 
 
 def _answer(
-    plans: Plans, explanation: Explanation | None, *, in_words: bool, as_json: bool, output: Path | None
+    plans: Plans,
+    explanation: Explanation | None,
+    over_limit: Sequence[str],
+    *,
+    in_words: bool,
+    as_json: bool,
+    output: Path | None,
 ) -> None:
-    """Print the ranking and write the best plan. Exits 1 if nothing fits."""
+    """Print the ranking and write the best plan, if it keeps the limits on money. Exits 1 if nothing fits.
+
+    over_limit: the limits that the best plan exceeds, in words.
+    """
     document, search, best = plans.document(explanation), plans.search, plans.best
-    if output and best.fits:
+    if over_limit:
+        document["over_limit"] = [*over_limit]
+    if output and best.fits and not over_limit:
         write_plan_files(output, best.plan, document, best.launch)
     if as_json:
         for notice in search.notices:

@@ -151,7 +151,7 @@ class _EngineOptions:
         turns = work.lengths or [(work.requests.prompt_tokens, work.requests.output_tokens)]
         first, each = self.ttft_p95 or work.ttft, self.tpot_p95 or work.tpot
         if first != self.ttft_p95 or each != self.tpot_p95:
-            note("mw: with --rate, --ttft and --tpot bound 95% of the answers, as --ttft-p95 and --tpot-p95 do")
+            note("mw: with --rate, --ttft and --tpot bound 95% of the answers, as --ttft-p95 and --tpot-p95")
         return RatedLoad(self.rate, turns, first or inf, each or inf, work.max_price_per_hour or inf)
 
 

@@ -48,6 +48,24 @@ def bandwidth(hardware: str = HARDWARE, output: Path | None = _OUTPUT, as_json: 
 
 
 @command(app)
+def roofline(
+    chip: Annotated[str, typer.Argument(help="A chip of the catalog: h100, v5p.", autocompletion=chips)],
+    output: Path | None = _OUTPUT,
+    as_json: bool = JSON,
+) -> None:
+    """Plot the FLOP/s that a chip's memory allows over the arithmetic intensity.
+
+    mw shard prices one matmul on a chip, and mw plot strategies the collectives of a model.
+
+    \b
+    mw plot roofline v5p -o roofline.svg
+    """
+    from meshwright.plan import curves
+
+    _show_plot(curves.roofline(chip), output, as_json=as_json)
+
+
+@command(app)
 def latency(
     chip: Annotated[str, typer.Argument(help="A chip of the catalog: h100, v5p.", autocompletion=chips)],
     num_bytes: int = option(1024, flag="--bytes", parser=parse_count, least=1, help="Bytes of the array."),

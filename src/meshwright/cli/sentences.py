@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.cli.amounts import Amount, Role, amounts_of, each_word
+from meshwright.cli.other_notation import is_collective
 from meshwright.cli.spoken_names import SIZE, of_this_size, preset_alike, size_note
 from meshwright.cli.value_kinds import is_machine, is_model
 from meshwright.hardware.catalog import everyday, usual
@@ -19,7 +20,7 @@ _ASKS_FOR = {
     "fastest long scratch mfu budget expensive",
     ("fit",): "fit fits run memory vram oom enough big lora qlora finetune fine-tune finetuning tune which "
     "best gpu card laptop",
-    ("model",): "params parameters flops count info show describe size",
+    ("model",): "params parameters flops count info show describe size intensity arithmetic",
 }
 _ROLES_OF: dict[tuple[str, ...], tuple[Role, ...]] = {
     ("plan", "serve"): ("rate", "users", "prompt", "answer", "latency"),
@@ -38,7 +39,7 @@ _OPTIONS: dict[tuple[str, ...], dict[Role, str]] = {
         "dtype": "--weights-dtype {}",
     },
     ("fit",): {"context": "--seq-len {}"},
-    ("model",): {"context": "--seq-len {}"},
+    ("model",): {"context": "--seq-len {}", "tokens": "--tokens {}", "dtype": "--kv-dtype {}"},
 }  # fmt: skip
 # Why a command has no option for an amount, by role and command; None stands for all other commands.
 _REASONS: dict[Role, dict[tuple[str, ...] | None, str]] = {
@@ -52,6 +53,8 @@ _TOKENS = "1T"  # of a run whose sentence names its budget alone, since --budget
 _SPEED = {"tokens", "second"}  # both words: tokens per second
 _QUESTIONS = {"how", "which", "what", "can", "is", "cost"}
 _HARDWARE: tuple[str, ...] = ("hardware",)
+_INTENSITIES = {"intensity", "flops", "flop"}
+_FITS = {"fit", "fits", "run", "memory", "vram", "oom", "enough"}
 # Commands that take files and folders. In a sentence with a model and amounts they ask for a plan.
 MEANS_PLANS = "compare", "serve", "train"
 _HOW_MANY = {"how", "many"}
@@ -148,7 +151,7 @@ def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
     >>> line_of("can I run a 13b on my 3090?".split(), ["fit"])
     ['fit', 'llama-2-13b', '--hardware', '3090']
     """
-    if len(words) < _FEWEST_WORDS or any(word.startswith("-") for word in words):
+    if len(words) < _FEWEST_WORDS or any(word.startswith("-") for word in words) or is_collective(words[0]):
         return []
     sentence = read(words)
     is_question = bool(_QUESTIONS & {word.lower() for word in words})
@@ -171,6 +174,8 @@ def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
         elif amount.role == "batch" and path == ("plan", "train"):
             number, _, unit = amount.value.partition(" ")
             line += ["--batch-tokens" if unit else "--global-batch-size", number]
+        elif amount.role == "batch" and path == ("model",) and " " not in amount.value:
+            line += ["--batch", amount.value]
     if "--budget" in line and "--tokens" not in line:
         line += ["--tokens", _TOKENS]
     if path == ("plan", "train") and _asks_how_many(words) and "--smallest" not in line:
@@ -198,8 +203,10 @@ def _command(words: Sequence[str], sentence: Sentence, commands: Collection[str]
         scores[("plan", "train")] += 1
     if spoken & set(_ASKS_FOR[("plan", "serve")].split()) or spoken >= _SPEED:
         scores[("plan", "serve")] += 3  # outweighs `cost`, which alone asks for training
-    if len(sentence.machines) > 1:
-        scores[("fit",)] = 0  # mw fit takes one machine
+    if spoken & _INTENSITIES:
+        scores[("model",)] += 4
+    if len(sentence.machines) > 1 and not spoken & _FITS:
+        scores[("fit",)] = 0  # the question is which is faster
     if not sentence.model and len(sentence.machines) == 1 and words[0] != "fit":
         return _HARDWARE
     best = max(scores, key=lambda path: scores[path])

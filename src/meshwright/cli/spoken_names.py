@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.cli.line_pieces import LISTS
+from meshwright.cli.other_notation import is_collective
 from meshwright.cli.value_kinds import is_machine
 from meshwright.errors import plain_name
 from meshwright.hardware.catalog import everyday
@@ -48,7 +49,7 @@ def in_one_word(words: Sequence[str]) -> list[str]:
     ['plan', 'train', '--batch', '4e6']
     """
     made = _with_sizes(_with_dashes(_with_models(words)))
-    if made and made[0] not in _WITHOUT_MACHINES:
+    if made and made[0] not in _WITHOUT_MACHINES and not is_collective(made[0]):  # 1GB is its array
         made = _with_machines(_with_memory(made))
     return _with_amounts(made)
 

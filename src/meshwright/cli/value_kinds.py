@@ -7,6 +7,14 @@ from pathlib import Path
 from meshwright.cli.other_values import is_chip
 from meshwright.errors import HardwareError, MeshwrightError, ModelError
 
+# First parts of paths that are folders, and no owners on the Hugging Face hub.
+_FOLDERS = {"runs", "run", "ckpt", "checkpoints", "models", "model", "data", "out", "output", "weights"}
+
+
+def is_run(word: str) -> bool:
+    """Whether a path begins with a usual name of a folder: runs/demo, and not meta-llama/Llama-3.1-8B."""
+    return "/" in word and word.partition("/")[0].lower() in _FOLDERS
+
 
 def is_machine(word: str) -> bool:
     from meshwright.hardware.catalog import load
@@ -71,7 +79,8 @@ def is_corpus(word: str) -> bool:
 
 
 def is_checkpoint(word: str) -> bool:
-    return Path(word).is_dir() or is_model(word) or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", word) is not None
+    is_path = re.fullmatch(r"(~|\.{1,2})?/[\w./-]+|[\w-][\w.-]*/[\w.-]+", word) is not None
+    return Path(word).is_dir() or is_model(word) or (is_path and not is_corpus(word))
 
 
 def filled(answer: str, words: Sequence[str]) -> str:

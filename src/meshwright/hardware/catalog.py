@@ -40,7 +40,7 @@ _HOSTS = tuple(
     for form in (
         r"(?P<hosts>\d+) ?x? ?(?:nodes|hosts|machines|servers) (?:of|x|with) (?P<each>\d+) ?x? ?"
         r"(?P<name>[a-z][\w-]*)",
-        r"(?P<hosts>\d+) ?x ?(?P<each>\d+) ?x ?(?P<name>[a-z][\w-]*)",
+        r"(?P<hosts>\d+) ?[x*] ?(?P<each>\d+) ?[x* ] ?(?P<name>[a-z][\w-]*)",
         r"(?P<hosts>\d+) ?x ?(?P<name>[a-z][\w-]*?) ?x ?(?P<each>\d+)",
     )
 )
@@ -95,6 +95,8 @@ def usual(spec: str) -> str:
     ('h100:64', 'A100-SXM4-40gb:8')
     >>> usual("v5p:8*8*8"), usual("v5p (8x8x8)"), usual("2*v5p:4x4x4"), usual("Google TPU v5p 4x4x4")
     ('v5p:8x8x8', 'v5p:8x8x8', '2*v5p:4x4x4', 'v5p:4x4x4')
+    >>> usual("2x8 H100"), usual("2*8*h100"), usual("2*v5e-256")
+    ('h100:2x8', 'h100:2x8', '2*v5e:256')
     >>> usual("8 nodes of 8 H100"), usual("4 x 8 x A100-80GB"), usual("a100-80gb:128x8")
     ('h100:8x8', 'a100-80gb:4x8', 'a100-80gb:128x8')
     """
@@ -110,8 +112,8 @@ def usual(spec: str) -> str:
             return f"{_aliases()[name.lower()]}{colon}{sizes}"
     if match := re.fullmatch(r"(.*\S) +(\d+(?:x\d+)+)", spec):
         return f"{usual(match[1])}:{match[2]}"
-    if match := re.fullmatch(r"(\d+)x([a-z][\w-]*:\d+(?:x\d+)+)", spec, re.I):
-        return f"{match[1]}*{match[2]}"
+    if match := re.fullmatch(r"(\d+)(?:x([a-z][\w-]*:\d+(?:x\d+)+)|\*([a-z]\S*-\d+))", spec, re.I):
+        return f"{match[1]}*{match[2] or usual(match[3])}"
     joined = spec.replace(" ", "")
     for pattern, form in _USUAL:
         if (match := re.fullmatch(pattern, joined, re.I)) and match["name"].lower() in _aliases():

@@ -268,9 +268,10 @@ def _check_price(best: RatedServers, limit: float) -> None:
         name = best.server.hardware.chip.name
         raise PlanError(f"{name} has no price, which --max-price-per-hour needs; add --price 2.5")
     if hourly is not None and hourly > limit:
+        servers = f"{format_number_of(best.replicas, 'server')} of {best.server.hardware.spec}"
         raise Infeasible(
-            f"the cheapest servers that hold the load, {format_number_of(best.replicas, 'server')} of "
-            f"{best.server.hardware.spec}, cost {hourly:,.2f} an hour, more than --max-price-per-hour {limit:g}"
+            f"the cheapest servers that hold the load, {servers}, cost {hourly:,.2f} an hour, more than "
+            f"--max-price-per-hour {limit:g}"
         )
 
 
@@ -404,7 +405,8 @@ def _simulated(server: EngineServer, replicas: int, prefill: int, load: RatedLoa
     ttft = float(np.percentile(waits, _PERCENTILE)) + server.engine.request_seconds
     tpot = float(np.percentile(gaps, _PERCENTILE)) if gaps else 0.0
     starts = [answer.start_seconds for answer in answers]
-    return RatedServers(server, replicas, prefill, ttft, tpot, _missed(ttft, tpot, load, _growth(starts, waits)))
+    missed = _missed(ttft, tpot, load, _growth(starts, waits))
+    return RatedServers(server, replicas, prefill, ttft, tpot, missed)
 
 
 def _growth(starts: Sequence[float], waits: Sequence[float]) -> float:

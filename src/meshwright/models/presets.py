@@ -30,7 +30,7 @@ def load_model(spec: str) -> ModelConfig:
     path = Path(spec)
     if path.exists() or path.suffix in (".json", ".toml"):
         return read_model(path)
-    name, stored = _on_the_hub(spec), dtype_in_name(spec)
+    name, stored = on_the_hub(spec), dtype_in_name(spec)
     if stored and f"{name}-{stored}" in PRESETS:
         return PRESETS[f"{name}-{stored}"]
     if name in PRESETS:
@@ -52,7 +52,7 @@ def _like(spec: str) -> str:
     if spec.lower().startswith(_CLOSED):
         return "its sizes are not published: take an open model, or a TOML of your own"
 
-    if "," in spec and all(_on_the_hub(name.strip()) in PRESETS for name in spec.split(",")):
+    if "," in spec and all(on_the_hub(name.strip()) in PRESETS for name in spec.split(",")):
         return "it is one model; mw compare MODEL@HARDWARE MODEL@HARDWARE compares several"
 
     if spec.lower().endswith((".gguf", ".safetensors", ".bin", ".pt", ".pth")):
@@ -80,10 +80,10 @@ def _like(spec: str) -> str:
     return f"{hint}mw model lists the presets; of another model give its config.json"
 
 
-def _on_the_hub(spec: str) -> str:
+def on_the_hub(spec: str) -> str:
     """The name of a Hugging Face repository as presets are named: without its owner and its tuning.
 
-    >>> _on_the_hub("meta-llama/Meta-Llama-3-8B-Instruct"), _on_the_hub("Qwen/Qwen3-32B")
+    >>> on_the_hub("meta-llama/Meta-Llama-3-8B-Instruct"), on_the_hub("Qwen/Qwen3-32B")
     ('llama-3-8b', 'qwen3-32b')
     """
     name = spec.lower().rpartition("/")[2].replace("llama-3.3", "llama-3.1")
@@ -111,6 +111,7 @@ _SAME = (
     (r"^(mistral-small-3\.[12]-24b|magistral-small|devstral-small)$", "mistral-small-3.1-24b"),
     (r"^(llama-4-\w+)-17b-\d+e$", r"\1"),
     (r"^vicuna-", "llama-2-"),
+    (r"^gpt-?3$", "gpt-3-175b"),
     (r"^phi-4-plus$", "phi-4"),
     (r"^ai21-jamba-mini", "jamba-v0.1"),
     (r"^ai21-jamba(-large|-1\.\d-large|-large-1\.\d)$", "jamba-1.5-large"),

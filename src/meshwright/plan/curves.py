@@ -35,7 +35,7 @@ from meshwright.units import divisors
 
 # Values of curves by name, over the same x.
 Values = dict[str, Sequence[float | None]]
-Unit = Literal["seconds", "bytes", "bytes/s", "number", "count", "share", "tokens/s", "ratio"]
+Unit = Literal["seconds", "bytes", "bytes/s", "FLOP/s", "number", "count", "share", "tokens/s", "ratio"]
 _OPS: dict[str, Op] = {
     "AllGather": "all_gather",
     "ReduceScatter": "reduce_scatter",
@@ -145,6 +145,31 @@ def bandwidth_plot(hardware: Hardware) -> Plot:
         sizes,
         (CurveFrame("", (CurvePanel("V over time", "bytes/s", curves),)),),
         remarks=(f"An AllGather reaches half of its bandwidth from {half:,} bytes.",),
+    )
+
+
+def roofline(name: str) -> Plot:
+    """FLOPs a second that a chip reaches at most, by FLOPs per byte of its memory, for each number type.
+
+    Source: How to Scale Your Model, "All About Rooflines".
+    """
+    chip = catalog.chip_of(name)
+    intensities, bandwidth = _powers(1, 2**14, 2), chip.hbm_bytes_per_second
+    peaks = {dtype: rate for dtype, rate in chip.flops_per_second.items() if rate > 0}
+    curves: Values = {
+        dtype: [min(peak, at * bandwidth) for at in intensities] for dtype, peak in peaks.items()
+    }
+    ridges = [f"{dtype} {peak / bandwidth:,.0f}" for dtype, peak in peaks.items()]
+    return Plot(
+        "roofline",
+        f"{chip.name}: roofline of its memory",
+        "The smaller of the peak rate and the memory's bandwidth times the arithmetic intensity. A matmul of "
+        "B tokens with large weights has about B FLOPs a byte in bf16.",
+        "FLOPs a byte",
+        "number",
+        intensities,
+        (CurveFrame("", (CurvePanel("attainable", "FLOP/s", curves),)),),
+        remarks=(f"Bound by FLOPs from this arithmetic intensity: {', '.join(ridges)}.",),
     )
 
 

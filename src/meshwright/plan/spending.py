@@ -39,6 +39,13 @@ class SpendingLimits:
         if self.budget is not None and num_tokens is None:
             raise PlanError("--budget needs the length of the run; add --tokens 1T")
 
+    def check_price(self, machine: Hardware) -> None:
+        """Raise PlanError for a limit on money if the chip has no price."""
+        limits = {"--max-price-per-hour": self.max_price_per_hour, "--budget": self.budget}
+        flag = next((flag for flag, limit in limits.items() if limit is not None), "")
+        if flag and machine.chip.price_per_chip_hour is None:
+            raise PlanError(_without_price(machine, flag))
+
     def largest_machine(self, spec: str, prices: ChipPrices) -> str:
         """The largest machine of a chip that the price of an hour pays; `spec` if that names a machine.
 
