@@ -245,6 +245,168 @@ def _moments(*specs: str) -> Callable[[], Any]:
     return run
 
 
+def _statistics(*, each: bool) -> Callable[[], Any]:
+    """Means of each layer's activations over devices, one after another or all at once."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def local(ws: Any, x: Any) -> Any:
+            def layer(x: Any, w: Any) -> Any:
+                x = jnp.tanh(x @ w)
+                return x, lax.pmean(jnp.mean(x), "data") if each else jnp.mean(x)
+
+            x, means = lax.scan(layer, x, ws)
+            return x, means if each else lax.pmean(means, "data")
+
+        forward = jax.shard_map(local, mesh=m, in_specs=(P(), P("data")), out_specs=(P("data"), P()))
+        return jax.jit(forward), (array(m, (32, 64, 64)), array(m, (64, 64), "data"))
+
+    return run
+
+
+def _embedded(*, multiplied: bool) -> Callable[[], Any]:
+    """Rows of a table, looked up or by a product with one-hot rows."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def forward(table: Any, w: Any, tokens: Any) -> Any:
+            x = jax.nn.one_hot(tokens, 2048) @ table if multiplied else table[tokens]
+            return jnp.tanh(x @ w)
+
+        tokens = array(m, (64, 32), "data", dtype=jnp.int32)
+        return jax.jit(forward), (array(m, (2048, 64)), array(m, (64, 64)), tokens)
+
+    return run
+
+
+def _quantised(*, summed: bool) -> Callable[[], Any]:
+    """Gradients quantised to int8 and summed as float32, or exchanged, summed and gathered as int8."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def quantised(g: Any) -> Any:
+            return jnp.round(jnp.clip(g, -1, 1) * 127).astype(jnp.int8)
+
+        def local(g: Any) -> Any:
+            if summed:
+                return lax.psum(quantised(g[0]).astype(jnp.float32), "data")
+            parts = lax.all_to_all(quantised(g[0]), "data", 0, 0, tiled=True)
+            own = jnp.mean(parts.reshape(8, -1, g.shape[-1]).astype(jnp.float32), 0) / 127
+            return lax.all_gather(quantised(own), "data", tiled=True).astype(jnp.float32)
+
+        run = jax.shard_map(local, mesh=m, in_specs=P("data"), out_specs=P(), check_vma=False)
+        return jax.jit(run), (array(m, (8, 512, 512), "data"),)
+
+    return run
+
+
+def _masked_stages(*, microbatches: bool) -> Callable[[], Any]:
+    """Stages that work one after another by a mask that is multiplied, or on microbatches that follow."""
+
+    def run() -> Any:
+        m = mesh("pipe")
+        onward = [(at, (at + 1) % 8) for at in range(8)]
+
+        def local(w: Any, x: Any) -> Any:
+            i = lax.axis_index("pipe")
+
+            def turn(h: Any, t: Any) -> Any:
+                if microbatches:
+                    h = jnp.tanh(jnp.where(i == 0, x[jnp.clip(t, 0, 7)], h) @ w[0])
+                    return lax.ppermute(h, "pipe", onward), h
+                on = (i == t).astype(h.dtype)
+                h = on * jnp.tanh(h @ w[0]) + (1 - on) * h
+                return lax.ppermute(h, "pipe", onward), None
+
+            start = lax.pcast(x[0] if microbatches else x, "pipe", to="varying")
+            h, rows = lax.scan(turn, start, jnp.arange(15 if microbatches else 8))
+            return rows[None] if microbatches else h[None]
+
+        run = jax.shard_map(local, mesh=m, in_specs=(P("pipe"), P()), out_specs=P("pipe"))
+        rows = array(m, (8, 32, 64)) if microbatches else array(m, (256, 64))
+        return jax.jit(run), (array(m, (8, 64, 64), "pipe"), rows)
+
+    return run
+
+
+def _orthogonalised(*, stacked: bool) -> Callable[[], Any]:
+    """Updates of split weights by Newton-Schulz, each on all devices or each matrix on one."""
+
+    def run() -> Any:
+        m = mesh("fsdp")
+
+        def iterated(x: Any) -> Any:
+            for _ in range(3):
+                a = x @ x.mT
+                x = 3.4 * x - (4.8 * a - 2.0 * a @ a) @ x
+            return x
+
+        def loss(ws: Any, x: Any) -> Any:
+            for w in ws:
+                x = constrained(m, jnp.tanh(x @ constrained(m, w)), "fsdp")
+            return jnp.mean(x**2)
+
+        def step(ws: Any, x: Any) -> Any:
+            gs = [constrained(m, g, "fsdp") for g in jax.grad(loss)(ws, x)]
+            if not stacked:
+                return [
+                    w - constrained(m, iterated(constrained(m, g)), "fsdp")
+                    for w, g in zip(ws, gs, strict=True)
+                ]
+            whole = constrained(m, constrained(m, jnp.stack(gs), None, "fsdp"), "fsdp")
+            updates = constrained(m, constrained(m, iterated(whole), "fsdp"), None, "fsdp")
+            return [w - updates[at] for at, w in enumerate(ws)]
+
+        weight = array(m, (128, 128), "fsdp")
+        return jax.jit(step, donate_argnums=0), ([weight] * 8, array(m, (512, 128), "fsdp"))
+
+    return run
+
+
+def _beams(*, flat: bool) -> Callable[[], Any]:
+    """A cache in the order of its sequences' beams, by an index of all beams or within each sequence."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def reorder(cache: Any, parents: Any) -> Any:
+            if flat:
+                return cache[(parents + 4 * jnp.arange(16)[:, None]).reshape(-1)]
+            rows = cache.reshape(16, 4, *cache.shape[1:])
+            return jax.vmap(lambda rows, i: rows[i])(rows, parents).reshape(cache.shape)
+
+        cache = array(m, (64, 128, 64), "data")
+        return jax.jit(reorder, donate_argnums=0), (cache, array(m, (16, 4), "data", dtype=jnp.int32))
+
+    return run
+
+
+def _cross_attention(dim: int) -> Callable[[], Any]:
+    """Keys and values of gathered rows in each layer: gathers of these would take longer."""
+
+    def run() -> Any:
+        m = mesh("context")
+
+        def local(ws: Any, x: Any, encoded: Any) -> Any:
+            rows = lax.all_gather(encoded, "context", axis=1, tiled=True)
+
+            def layer(x: Any, w: Any) -> Any:
+                scores = jnp.einsum("btd,bsd->bts", x @ w[0], rows @ w[1])
+                return x + jnp.einsum("bts,bsd->btd", jax.nn.softmax(scores), rows @ w[2]), None
+
+            return lax.scan(layer, x, ws)[0]
+
+        split = P(None, "context")
+        run = jax.shard_map(local, mesh=m, in_specs=(P(), split, split), out_specs=split)
+        rows = array(m, (2, 512, dim), None, "context")
+        return jax.jit(run), (array(m, (4, 3, dim, dim)), rows, rows)
+
+    return run
+
+
 KINDS = {
     "a loss of gathered logits with its gradient": Case(
         "gathered_for_one_operation", _vocabulary_loss(gathered=True), _vocabulary_loss(gathered=False)
@@ -273,6 +435,23 @@ KINDS = {
     "a logged quantile of the gradients": Case(
         "summed_whole", _logged(quantile=True), _logged(quantile=False)
     ),
+    "means of each layer over devices": Case(
+        "summed_repeatedly", _statistics(each=True), _statistics(each=False)
+    ),
+    "a table multiplied by one-hot rows": Case(
+        "one_hot_multiplied", _embedded(multiplied=True), _embedded(multiplied=False)
+    ),
+    "quantised gradients summed as float32": Case(
+        "widened", _quantised(summed=True), _quantised(summed=False)
+    ),
+    "stages in turn by a mask": Case(
+        "computed_repeatedly", _masked_stages(microbatches=False), _masked_stages(microbatches=True)
+    ),
+    "updates orthogonalised on all devices": Case(
+        "update_gathered", _orthogonalised(stacked=False), _orthogonalised(stacked=True)
+    ),
+    "beams reordered by an index of all": Case("table_gathered", _beams(flat=True), _beams(flat=False)),
+    "keys and values of gathered rows, narrow": Case(None, _cross_attention(64)),
     "moments that are whole where weights are split": Case(
         "replicated_optimizer_state", _moments(), _moments("fsdp")
     ),

@@ -188,6 +188,23 @@ def test_operations_along_one_dimension_are_one_finding() -> None:
     assert found["change"].startswith("constrain the array once, before the first of these operations")
 
 
+def test_numbers_of_64_bits_are_named() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
+    weight, rows = (
+        jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+        for shape, spec in (((256, 256), ()), ((512, 256), ("data",)))
+    )
+    scales = np.linspace(0.5, 1.5, 256)
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - 0.1 * jax.grad(lambda w: jnp.mean(jnp.tanh(scales * (x @ w) @ w.T) ** 2))(w)
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        found = meshwright.audit(jax.jit(step, donate_argnums=0), weight, rows, hardware="v5p")
+    (wide,) = (one for one in found["warnings"] if one["kind"] == "promoted")
+    assert "compute in f64" in wide["what"] and "jax_enable_x64" in wide["change"]
+
+
 def test_the_reader_of_a_whole_sum_is_named() -> None:
     run, args = KINDS["a logged quantile of the gradients"].run()
     (found,) = meshwright.audit(run, *args)["warnings"]

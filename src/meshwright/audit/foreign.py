@@ -29,6 +29,7 @@ from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.hlo.read import Program, check_complete, check_partitioned, parse_hlo
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import accidents, at_the_root, gathered_operands
+from meshwright.audit.remarks.arithmetic import double_products, one_hot_products, tiny_sums
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.donation import undonated_note
 from meshwright.audit.remarks.dropped import dropped_products
@@ -164,6 +165,9 @@ def audit_program(
             *drawn_whole(program, prices),
             *equal_values(program, prices, reading.sent),
             *promoted_products(program, prices, reading.sent),
+            *double_products(program, prices, reading.sent),
+            *one_hot_products(program, prices),
+            *tiny_sums(program, prices, reading.sent),
             *host_calls(host_transfers(program)),
         ]
     )

@@ -103,10 +103,15 @@ def _selects(program: Program) -> Iterator[tuple[_Key, _Chosen]]:
     """(key of a select, the value that it drops on some devices), for each select by the device's number."""
     for place in places(program):
         for instruction in place.computation.instructions.values():
+            value = TracedValue(instruction, place)
             if instruction.opcode == "select":
-                select = TracedValue(instruction, place)
-                if chosen := _of_zeros(program, select) or _of_turns(program, select):
-                    yield value_key(select), chosen
+                chosen = _of_zeros(program, value) or _of_turns(program, value)
+            elif instruction.opcode == "multiply":
+                chosen = _of_mask(program, value)
+            else:
+                continue
+            if chosen:
+                yield value_key(value), chosen
 
 
 def _of_zeros(program: Program, select: TracedValue) -> _Chosen | None:
@@ -123,16 +128,38 @@ def _of_zeros(program: Program, select: TracedValue) -> _Chosen | None:
     return _Chosen(select.operand(kept), kept, share if kept == 1 else 1 - share)
 
 
+def _of_mask(program: Program, product: TracedValue) -> _Chosen | None:
+    """The value that a mask of 0 and 1, by the device's number and the loop's turn, multiplies."""
+    for at in (0, 1):
+        *_, mask = history(program, product.operand(at), MOVES | {"broadcast"})
+        if mask.instruction.opcode == "compare" and (share := _share_of_turn(program, mask, product)):
+            return _Chosen(product.operand(1 - at), 1 - at, share, in_turns=True)
+    return None
+
+
 def _of_turns(program: Program, select: TracedValue) -> _Chosen | None:
-    """The value that a select in a loop takes only in the turn with the device's number."""
+    """The value that a select in a loop takes only in the turn with the device's number.
+
+    A condition of inequality chooses the value by its third operand.
+    """
     *_, condition = history(program, select.operand(0), MOVES | {"broadcast"})
-    is_equal = condition.instruction.attributes.get("direction") == "EQ"
-    if not is_equal or condition.instruction.opcode != "compare" or not select.place.loops:
+    share = _share_of_turn(program, condition, select)
+    kept = 2 if condition.instruction.attributes.get("direction") == "NE" else 1
+    return _Chosen(select.operand(kept), kept, share, in_turns=True) if share else None
+
+
+def _share_of_turn(program: Program, condition: TracedValue, user: TracedValue) -> float | None:
+    """The part of the devices whose number is the loop's turn, or a number that changes with it.
+
+    None if a condition does not compare such numbers.
+    """
+    is_compared = condition.instruction.attributes.get("direction") in ("EQ", "NE")
+    if not is_compared or condition.instruction.opcode != "compare" or not user.place.loops:
         return None
     sides = [condition.operand(at) for at in (0, 1)]
     numbers = [device_values(program, side) for side in sides]
     of_device = [set(values) for values in numbers if values and len(set(values)) > 1]
-    depth = max(at for at, frame in enumerate(select.place.frames) if frame.caller.opcode == "while")
+    depth = max(at for at, frame in enumerate(user.place.frames) if frame.caller.opcode == "while")
     turns = [
         side
         for side, values in zip(sides, numbers, strict=True)
@@ -140,7 +167,7 @@ def _of_turns(program: Program, select: TracedValue) -> _Chosen | None:
     ]
     if len(of_device) != 1 or len(turns) != 1:
         return None
-    return _Chosen(select.operand(1), 1, 1 / len(of_device[0]), in_turns=True)
+    return 1 / len(of_device[0])
 
 
 def _is_zero(program: Program, value: TracedValue) -> bool:

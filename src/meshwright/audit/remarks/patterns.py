@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from meshwright.audit.facts.communication import is_cast
+from meshwright.audit.facts.communication import bits_of, is_cast
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule
 from meshwright.audit.facts.emitted import ELEMENTWISE, REDUCTIONS, Emitted, is_computed, is_product
 from meshwright.audit.facts.instruction_work import flops_of
@@ -92,7 +92,7 @@ def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 _EXCHANGE_ROWS
                 if shares and _is_mapped(emitted) and rows_of_all < emitted.collective.gathered_bytes
                 else _LOOK_UP_OWN_ROWS
-                if shares and rows_of_all >= emitted.collective.gathered_bytes
+                if rows_of_all >= emitted.collective.gathered_bytes
                 else "the looked-up indices are sharded over the same axis: gather the indices, a few bytes, "
                 "look up in each device's shard and reduce-scatter the rows, in jax.shard_map; or shard the "
                 "table over another axis"
@@ -1042,6 +1042,33 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
+# Gathers of one operation of the update, from which it is an iteration of matmuls.
+_ITERATES = 3
+
+
+def iterated_update(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """A matrix gathered for each of an optimizer's matmuls, such as Newton-Schulz iterations (Muon)."""
+    if not _is_of_iteration(emitted, context):
+        return None
+    alike = sum(_is_of_iteration(one, context) and one.elements == emitted.elements for one in context.sent)
+    if alike < _ITERATES:
+        return None
+    return (
+        "update_gathered",
+        f"matrices of {emitted.elements:,.0f} numbers are gathered over {context.over(emitted)} {alike:,} "
+        "times for matmuls of the update, such as an orthogonalisation by Newton and Schulz",
+        "give each device whole matrices: stack matrices of one shape, constrain the stack to be split along "
+        "its first dimension (one all-to-all), iterate there, and constrain the results as the weights are",
+    )
+
+
+def _is_of_iteration(emitted: Emitted, context: ProgramContext) -> bool:
+    is_gather = emitted.op == "all_gather" and not emitted.is_written
+    if not is_gather or emitted.collective.phase != "update":
+        return False
+    return is_computed(context.program, emitted.operand()) and any(emitted.products(context.program))
+
+
 def moved_update(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An update that is exchanged before it is returned, since a weight and its state differ in sharding."""
     if emitted.op != "all_to_all" or emitted.is_written or not context.differentiated:
@@ -1409,7 +1436,10 @@ def resharded_activations(emitted: Emitted, context: ProgramContext) -> Fault | 
         "activation_resharded",
         f"activations (`{emitted.tensor}`) are resharded inside a loop: {emitted.op} over "
         f"{context.over(emitted)}, {emitted.runs:,} times per step",
-        "use one sharding throughout the loop: one constraint in it contradicts another",
+        "split the batch over these devices, and not the state of the recurrence, which each turn "
+        "multiplies: then no turn sends anything"
+        if _is_carried(emitted, context.program)
+        else "use one sharding throughout the loop: one constraint in it contradicts another",
     )
 
 
@@ -1607,7 +1637,10 @@ def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> Fault | N
     """
     sent = emitted.dtype
     wide = number_type(sent).bits if sent in NUMBER_TYPES else 0
-    if emitted.op not in ("all_gather", "all_to_all") or wide <= _BITS:
+    if bits_of(emitted.collective.dtype) <= _BITS:  # upcast after it was sent
+        return None
+    is_sum = emitted.op == "all_reduce" and emitted.is_written
+    if not (emitted.op in ("all_gather", "all_to_all") or is_sum) or wide <= _BITS:
         return None
     share = f"{_BITS / wide:.0%} of the bytes"
     past = list(history(context.program, emitted.operand(), MOVES))
@@ -1615,6 +1648,13 @@ def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> Fault | N
     if stored and not _types_of(value for value in past if is_cast(value.instruction)) <= _NARROWEST:
         narrow = min(stored)
         why, change = f"it was upcast from {narrow} before", f"send it as {narrow} and upcast after: {share}"
+        if is_sum:
+            change = (
+                f"a sum cannot stay {narrow}: exchange the parts as {narrow} (jax.lax.all_to_all), sum them "
+                f"on each device, quantise the sums again and gather these as {narrow}: {share}"
+            )
+    elif is_sum:
+        return None
     else:
         uses = emitted.uses(context.program, elementwise=True)
         read = [use for use in uses if use[0].instruction.opcode not in _FINDS_SCALES]
@@ -1710,6 +1750,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     batch_by_index,
     flat_array,
     returned_whole,
+    iterated_update,
     moved_update,
     scanned_in_halves,
     there_and_back,

@@ -20,7 +20,7 @@ from meshwright.audit.facts.communication import (
 )
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import changes_along, copied_over, copies_of, group_axes
-from meshwright.audit.facts.instruction_work import is_attention_kernel
+from meshwright.audit.facts.instruction_work import flops_of, is_attention_kernel
 from meshwright.audit.facts.matmuls import Product, products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
@@ -188,7 +188,37 @@ def repeated_products(
         for repeated in by_axes.values()
         if sum(one.excess_flops for one in repeated) > _PRODUCT_SHARE * total
         and not _is_cheaper_than_a_sum(repeated, program, prices, sent)
+        and not _is_cheaper_than_results(repeated, program, prices, sent)
     ]
+
+
+def _is_cheaper_than_results(
+    repeated: Sequence[Alike], program: Program, prices: Prices, sent: Sequence[Emitted]
+) -> bool:
+    """Whether products of gathered rows take less time than gathers of the products' results.
+
+    Keys and values of all positions are computed on each device from gathered rows, say. If each device
+    multiplied its own rows, the results would be gathered in place of the rows.
+    """
+    by_name = {one.value.instruction.name: one for one in sent if one.op == "all_gather" and one.is_written}
+    rows: dict[str, float] = {}
+    results = 0.0
+    for one in repeated:
+        product = one.product.value
+        operands = [product.operand(at) for at in range(len(product.instruction.operands))]
+        names = [list(history(program, each, MOVES))[-1].instruction.name for each in operands]
+        gather = next((by_name[name] for name in names if name in by_name), None)
+        seconds = prices.seconds(gather) if gather else None
+        if gather is None or seconds is None or not gather.elements:
+            return False
+        rows[gather.collective.name] = seconds
+        runs = one.product.flops / max(flops_of(product.instruction, product.place.computation), 1)
+        share = product.instruction.shapes[0].num_elements / gather.elements
+        results += seconds / gather.runs * share * runs
+    largest = max(repeated, key=lambda product: product.excess_flops)
+    dtype = narrowest_dtype(program, largest.product.value.operand(0))
+    excess = prices.product_seconds(sum(one.excess_flops for one in repeated), dtype)
+    return excess is not None and excess < results - sum(rows.values())
 
 
 def _is_cheaper_than_a_sum(
@@ -627,8 +657,9 @@ def _whole_input(one: Alike, program: Program, mesh: Mesh) -> str | None:
     """The input that a repeated product multiplies whole, if the axes that repeat it split no batch."""
     if set(one.axes) & batch_of(program, mesh).axes:
         return None
-    for at in range(len(one.product.value.instruction.operands)):
-        *_, origin = history(program, one.product.value.operand(at), MOVES)
+    operands = [one.product.value.operand(at) for at in range(len(one.product.value.instruction.operands))]
+    for operand in sorted(operands, key=lambda each: -each.instruction.shapes[0].num_elements):
+        *_, origin = history(program, operand, MOVES)
         stored = origin.instruction
         is_weight = (
             stored.opcode == "parameter" and not origin.place.frames and len(stored.shapes[0].dims) > 1

@@ -1,0 +1,148 @@
+"""Work and waits that no large transfer shows: tiny sums in loops, one-hot products, 64-bit numbers."""
+
+from collections.abc import Iterable, Sequence
+
+from meshwright.audit.facts.communication import bits_of, narrowest_dtype
+from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
+from meshwright.audit.facts.matmuls import Product, products
+from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.hlo.op_names import primitive_of
+from meshwright.audit.hlo.read import Instruction, Program
+from meshwright.audit.hlo.trace import MOVES, TracedValue, history
+from meshwright.audit.remarks import Remark
+from meshwright.dtypes import of_hlo
+
+# Tiny sums are reported if they run at least this often and take a larger share of the communication.
+_MANY, _SHARE_OF_TIME = 8, 0.05
+# Products are reported if they have a larger share of the program's FLOPs.
+_SHARE_OF_FLOPS = 0.05
+_WIDEST = 64
+
+
+def tiny_sums(program: Program, prices: Prices, sent: Sequence[Emitted]) -> list[Remark]:
+    """A warning of sums of a few numbers in each turn of a loop that only returns or adds them.
+
+    Their time is that of the links' latency: losses and statistics of layers, steps or microbatches.
+    """
+    tiny = [
+        one
+        for one in sent
+        if one.collective.op == "all_reduce"
+        and one.collective.gathered_bytes <= NEGLIGIBLE_BYTES
+        and one.runs >= _MANY
+        and one.value.place.loops
+        and _is_only_kept(program, one)
+    ]
+    seconds, total = prices.total_seconds(tiny), prices.total_seconds(sent)
+    if not tiny or seconds is None or total is None or seconds <= _SHARE_OF_TIME * total:
+        return []
+    largest = max(tiny, key=lambda one: prices.seconds(one) or 0.0)
+    over = prices.over(largest.axes, largest.collective.groups.size)
+    times = sum(one.runs for one in tiny)
+    return [
+        Remark(
+            "summed_repeatedly",
+            largest.tensor,
+            f"`{largest.tensor}` of {largest.collective.gathered_bytes:,} B is reduced over {over} in each "
+            f"turn of a loop, {times:,} times in all, and no turn reads it: each waits for the links",
+            largest.where,
+            "return each device's own numbers from the loop and reduce them once after it (jax.lax.pmean or "
+            "pmax of the stack; without jax.shard_map, take the mean after the loop), or leave them out",
+            sum(prices.sent(one) for one in tiny),
+            seconds,
+            instruction=largest.collective.name,
+        )
+    ]
+
+
+def _is_only_kept(program: Program, one: Emitted) -> bool:
+    """Whether a loop only stores, adds up or returns the results of a sum."""
+    uses = list(one.uses(program, elementwise=True))
+    return bool(uses) and all(
+        at < 0 or user.instruction.opcode in ("dynamic-update-slice", "tuple") for user, at in uses
+    )
+
+
+def one_hot_products(program: Program, prices: Prices) -> list[Remark]:
+    """A warning of matmuls of a table by rows that have a single 1, which a look-up reads instead."""
+    total, found = 0.0, list[Product]()
+    for product in products(program):
+        total += product.flops
+        operands = [product.value.operand(at) for at in range(len(product.value.instruction.operands))]
+        pairs = zip(operands, reversed(operands), strict=True)
+        if any(_is_one_hot(program, rows) and _is_input(program, table) for rows, table in pairs):
+            found.append(product)
+    flops = sum(one.flops for one in found)
+    if flops <= _SHARE_OF_FLOPS * total:
+        return []
+    largest = max(found, key=lambda one: one.flops)
+    instruction = largest.value.instruction
+    name = primitive_of(instruction.op_name) or instruction.name
+    return [
+        Remark(
+            "one_hot_multiplied",
+            name,
+            f"the matmul `{name}` multiplies a table by one-hot rows, {flops:.3g} FLOPs per device "
+            f"({flops / total:.0%} of all): each result is a row of the table",
+            _place(instruction),
+            "look the rows up: table[indices], or jnp.take(table, indices, axis=0), whose gradient adds rows "
+            "by index too",
+            0,
+            prices.product_seconds(flops, narrowest_dtype(program, largest.value.operand(0))),
+            instruction=instruction.name,
+        )
+    ]
+
+
+def _is_one_hot(program: Program, value: TracedValue) -> bool:
+    """Whether a value is `jax.nn.one_hot` of indices: a comparison with 0, 1, 2, ..., as numbers."""
+    *_, origin = history(program, value, MOVES)
+    if origin.instruction.opcode != "compare" or origin.instruction.attributes.get("direction") != "EQ":
+        return False
+    sides = (list(history(program, origin.operand(at), MOVES | {"broadcast"}))[-1] for at in (0, 1))
+    return any(side.instruction.opcode == "iota" for side in sides)
+
+
+def _is_input(program: Program, value: TracedValue) -> bool:
+    *_, origin = history(program, value, MOVES | {"all-gather"})
+    return origin.instruction.opcode == "parameter" and not origin.place.frames
+
+
+def double_products(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
+    """A warning of matmuls in 64 bits, for which accelerators have no units."""
+    total, found = 0.0, list[Product]()
+    for product in products(program):
+        total += product.flops
+        shapes = product.value.instruction.shapes
+        if shapes and of_hlo(shapes[0].dtype) == "f64":
+            found.append(product)
+    flops = sum(one.flops for one in found)
+    if flops <= _SHARE_OF_FLOPS * total:
+        return []
+    largest = max(found, key=lambda one: one.flops)
+    instruction = largest.value.instruction
+    name = primitive_of(instruction.op_name) or instruction.name
+    wide = [one for one in sent if bits_of(one.collective.dtype) == _WIDEST]
+    seconds = prices.total_seconds(wide)
+    return [
+        Remark(
+            "promoted",
+            name,
+            f"the matmul `{name}` and others compute in f64, {flops / total:.0%} of all FLOPs, and "
+            f"{len(wide):,} collectives send f64: jax_enable_x64 is on, and a NumPy array of float64 "
+            "promotes what it meets",
+            _place(instruction),
+            "cast NumPy arrays to float32 where they enter (jnp.asarray(array, jnp.float32)), or leave out "
+            "jax_enable_x64: half the bytes",
+            sum(prices.sent(one) for one in wide) // 2,
+            None if seconds is None else seconds / 2,
+            instruction=instruction.name,
+        )
+    ]
+
+
+def _place(instruction: Instruction) -> str:
+    """JAX's name of an instruction, with its file and line if the program has them."""
+    name = instruction.op_name or instruction.name
+    known = instruction.source_file and instruction.source_line
+    return f"{name} ({instruction.source_file}:{instruction.source_line})" if known else name
