@@ -269,6 +269,15 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan train --num-layers 96 --hidden-size 12288 --hardware a100:64 --batch-tokens 1M --seq-len 2048",
          "plan train --set num_layers=96,d_model=12288 --hardware a100:64 --batch-tokens 1M --seq-len 2048 "
          "--model gpt-3-175b"),
+        ("fit llama-3.3-70b --hardware macbook", "fit llama-3.3-70b --hardware m4-max"),
+        ("lora ./absent", "train --from ./absent --lora 16 --data chats.jsonl"),
+        ("reduce-scatter 256MiB on 8 h100",
+         "collective 'ReduceScatter_{X,B}([B]{U_X})' --mesh X=8 --dims B=134217728 --hardware h100:8"),
+        ("list hardware", "hardware"),
+        ("hardware compare h100 b200", "plan train --hardware h100:8,b200:8 --model llama-3-70b "
+         "--batch-tokens 4M --seq-len 4096"),
+        ("compare llama-3-8b@h100:64 llama-3-8b@v6e:8x8 --tokens 1T",
+         "compare llama-3-8b@h100:64 llama-3-8b@v6e:8x8 --batch-tokens 4M --seq-len 8k"),
         ("allgather 1GB v5p:4x4x4",
          "collective 'AllGather_X([B_X])' --mesh X=64 --dims B=500000000 --hardware v5p:4x4x4"),
         ("audit absent.py --hardware v5e-16", "audit absent.py:step --hardware v5e-16"),

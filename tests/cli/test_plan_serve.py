@@ -135,6 +135,12 @@ def test_where_nothing_meets_the_target_json_says_why_and_what_is_nearest(capsys
     assert of_load.keys() == found.keys() and "for a single request" in of_load["reason"]
 
 
+def test_a_large_machine_is_divided_into_servers(capsys):
+    """One server of 64 chips for 2 requests/s would cost 64 times as much as the chip that suffices."""
+    load = [*ASKED[:-6], "--hardware", "h100:64", *ASKED[-4:], "--engine", "vllm", "--rate", "2"]
+    assert document(capsys, *load)["best"]["chips"] < 8
+
+
 def test_a_rate_reads_the_targets_and_refuses_other_options(capsys):
     """Targets of every answer count for 95% of a load's; options that no simulation reads are named."""
     load = [*ASKED[:-6], "--hardware", "h100:1x1", *ASKED[-4:], "--engine", "vllm", "--rate", "1"]

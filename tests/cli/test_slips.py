@@ -173,7 +173,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --max_epochs 3", "a plan prices one step"),
         ("plan train $P --time-limit 30d", "is --smallest --days 30 here"),
         ("plan train $P --compare a100:8", "joined by commas"),
-        ("plan serve $S --p95-latency 2s", "--tpot-p95 30ms here"),
+        ("plan serve $S --p95-latency 2s", "is --ttft-p95 2s here"),
         ("plan serve $S --avg-input 1024", "is --prompt-tokens here"),
         ("fit llama-3-8b --finetune", "it shows every way"),
         ("audit plan.toml --verbose", "everything is printed; leave it out"),

@@ -16,14 +16,20 @@ from typer.main import get_command as to_command
 from meshwright.cli.line_checks import run_fault
 from meshwright.cli.line_commands import candidates, command_at, every_command, of_typed
 from meshwright.cli.line_forms import completed, converted, launched, merged, of_its_command, on_all_chips
-from meshwright.cli.line_intents import without_fillers
+from meshwright.cli.line_intents import FILLERS, without_fillers
 from meshwright.cli.line_notes import left_out
 from meshwright.cli.line_options import joined_words, placed, replaced
 from meshwright.cli.line_pieces import LAUNCHED, LISTS, Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import is_no_value, is_unknown_name, with_a_right_value
 from meshwright.cli.other_files import step_of
-from meshwright.cli.other_notation import array_of_bytes, expression_here, matmul_here, sizes_here
+from meshwright.cli.other_notation import (
+    array_of_bytes,
+    expression_here,
+    is_collective,
+    matmul_here,
+    sizes_here,
+)
 from meshwright.cli.other_subjects import HOSTS, words_of
 from meshwright.cli.other_values import dtype_here, plain_words
 from meshwright.cli.pasted_words import unpasted
@@ -42,8 +48,10 @@ from meshwright.cli.value_kinds import is_machine
 from meshwright.dtypes import KNOWN
 from meshwright.errors import MeshwrightError, in_words
 from meshwright.hardware.catalog import load as load_hardware
+from meshwright.hardware.catalog import usual
 from meshwright.launch.cluster_job import cluster_job
 
+_FIRST_WORDS = 3  # of a line, within which a collective is named: time an allgather
 # Words in torchrun's options, for values that mw launch sets itself.
 _OF_STARTS = {"nproc", "rdzv", "master", "rank", "node", "standalone", "processes"}
 _BYTES = r"[\d.]+ ?[kmgt]i?b"  # an array's size
@@ -70,7 +78,7 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
         return _launching(words)
     if matmul := _matmul(words):
         return matmul
-    words, machine = with_nearest(words)
+    words, machine = with_nearest(from_collective(words, commands))
     # A line that differs only by blanks around words is not offered.
     as_typed = ["mw", *(word if word.lstrip().startswith("-") else word.strip() for word in typed)]
     spoken = sentence_line(words, commands)
@@ -82,6 +90,22 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     line = next((line for line in lines if line and shlex.split(line) != as_typed), "")
     line = with_environment(line, words) if line else ""
     return with_its_file(line, machine) if line and machine else line
+
+
+def from_collective(words: Sequence[str], commands: Collection[str]) -> list[str]:
+    """The words from the name of a collective on, without fillers; unchanged if a command is named first.
+
+    >>> from_collective("time an allgather of 2GB on v5p 4x4x4".split(), ["bench"])
+    ['allgather', '2GB', 'v5p:4x4x4']
+    """
+    at = next((at for at, word in enumerate(words[:_FIRST_WORDS]) if is_collective(word)), 0)
+    is_named = any(word in commands for word in words[:_FIRST_WORDS])
+    if is_named or any(word.startswith("-") for word in words) or not (at or is_collective(words[0])):
+        return list(words)
+    made = [word for word in words[at:] if word.lower() not in FILLERS]
+    if len(made) > _FIRST_WORDS and is_machine(both := usual(" ".join(made[-2:]))):
+        made[-2:] = [both]
+    return made
 
 
 def _matmul(words: Sequence[str]) -> str:

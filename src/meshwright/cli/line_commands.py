@@ -78,6 +78,8 @@ def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
         yield ["fit", *words[1:]]
     if is_launcher(words[0]):  # `megatron --tp 8`
         yield ["plan", "train", "--for", *words]
+    if list(words[:2]) == ["hardware", "compare"] and (compared := _of_machines(words[1:])):
+        yield ["plan", "train", *compared]
     if words[0] == "compare" and "--models" in words[:-1]:
         at = words.index("--models")
         words = [*words[:at], *words[at + 1].split(","), *words[at + 2 :]]
@@ -140,6 +142,8 @@ def _of_another_first(
     """The commands that a line may mean if its first word names none."""
     yield from _of_programs(words)
     yield from filter(None, (of_typed(line) for line in meant_lines(words)))
+    if first in ("list", "ls", "show", "all") and len(words) > 1 and (named := _named(words[1], commands)):
+        yield named, list(words[2:])
     ours = (command_here(first, commands) or command_of_words(first, commands)).split()[1:]
     typo = [] if no_command(first) else get_close_matches(first, list(commands), n=1, cutoff=ALIKE)
     if ours == ["collective"] and (command := command_at(("collective",))):
@@ -149,6 +153,12 @@ def _of_another_first(
         synonyms = {word for word in rest if command_here(word, commands).split()[1:] == ours}
         rest = [word for word in rest if word not in {*ours, *synonyms}]
     yield from filter(None, (_of_another_name(line, rest) for line in (ours, typo) if line))
+
+
+def _named(word: str, commands: Collection[str]) -> Command | None:
+    """The command that the word after a verb such as `list` names; None if it names none alone."""
+    ours = word if word in commands else command_here(word, commands).removeprefix("mw ")
+    return command_at((ours,)) if ours in commands else None
 
 
 def of_typed(line: Sequence[str]) -> tuple[Command, list[str]] | None:

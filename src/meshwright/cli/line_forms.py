@@ -469,6 +469,8 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     if "--tokens" in names:
         return "1T"
+    if "--data" in names:
+        return "chats.jsonl"
     if "--model" in names and (preset := _of_sizes(pieces)):
         return preset
     if "--hardware" in names and any(piece.option == "--smallest" for piece in pieces):
@@ -516,6 +518,8 @@ def lacking(pieces: Sequence[Piece], command: Command) -> list[str]:
         return [name for name in by_phase.get(given.get("--phase", ""), lengths) if name not in given]
     if command.path == ("plan", "train") and "--days" in given:
         return [name for name in ("--tokens",) if name not in given]
+    if command.path == ("train",) and "--from" in given and not {"--data", "--run", "--resume"} & set(given):
+        return ["--data"]
     if command.path == ("compare",) and any(0 < piece.value.count("@") < 3 for piece in pieces):
         return [name for name in ("--batch-tokens", "--seq-len") if name not in given]
     return []

@@ -33,7 +33,12 @@ _LINES: dict[str, dict[str, str]] = {
         "folder": "generate --checkpoint {} 'Once upon a time'",
         "model": "generate --checkpoint {} 'Once upon a time'",
     },
-    "finetune fine-tune sft lora peft adapt": {"folder": "train --from {}", "model": "train --from {}"},
+    "finetune fine-tune sft adapt": {"folder": "train --from {}", "model": "train --from {}"},
+    "lora peft": {"folder": "train --from {} --lora 16", "model": "train --from {} --lora 16"},
+    "qlora": {
+        "folder": "train --from {} --lora 16 --base-dtype nf4",
+        "model": "train --from {} --lora 16 --base-dtype nf4",
+    },
     "price cost prices pricing costs": {
         "plan": "compare {}",
         "model": "plan train --model {}",

@@ -13,6 +13,7 @@ from meshwright.cli.other_values import dtype_here
 from meshwright.cli.other_words import ALIKE
 from meshwright.cli.spoken_names import preset_alike
 from meshwright.errors import MeshwrightError
+from meshwright.hardware.catalog import everyday
 from meshwright.hardware.prices import price_of_an_hour
 
 # Arguments with the values of an option, by the command and the argument.
@@ -163,6 +164,9 @@ def _other_form(option: str, value: str, message: str) -> str:
     if option == "--model" and (preset := _preset_of(value)):
         return preset
     chip, _, counts = value.partition(":")
+    is_laptop = re.match(r"i?mac|apple|laptop", value, re.I)
+    if option == "--hardware" and is_laptop and (chips := everyday(value)):
+        return chips[0]
     if option == "--hardware" and re.fullmatch(r"\d+(,\d+)+", counts):
         return _sizes(chip, counts.split(","))
     if re.fullmatch(r"\d{1,3}(\.\d{3}){2,}", value.strip()):

@@ -118,6 +118,8 @@ def in_unit_of(option: str, value: str) -> str:
 def _special(words: str, value: str) -> str:
     """`with_value` for sizes, addresses and targets, which are not numbers; empty for other words."""
     example = words.split()[1] if " " in words else ""
+    if words == "--ttft-p95 1s --tpot-p95 30ms" and _TIME.fullmatch(value):
+        return f"--ttft-p95 {value}"
     if words.count(" --") and (pairs := _PAIRS.findall(value)):
         for name, each in pairs:
             words = re.sub(rf"(?<=--){name.lower()}(\S*) \S+", rf"{name.lower()}\1 {each}", words)

@@ -380,6 +380,9 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "tokens are sampled with --temperature and --top-p; leave it out": ("--top-k", "--topk", "--min-p"),
     },
     "mw compare": {
+        "plans are compared by the price of a million tokens; leave it out": (
+            "--tokens", "--total-tokens", "--train-tokens", "--num-tokens",
+        ),
         "write MODEL@HARDWARE: mw compare llama-3-8b@h100:8 llama-3-8b@a100:8": (
             "--hardware", "--model", "--gpu",
         ),
@@ -457,7 +460,8 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "reshard": ("resharding",),
     "quantize": ("quantise", "quant", "awq", "gptq"),
     "shard": ("einsum", "sharding", "derive"),
-    "collective": ("all-reduce", "allreduce", "all-gather", "allgather", "nccl", "comms"),
+    "collective": ("all-reduce", "allreduce", "all-gather", "allgather", "nccl", "comms", "reduce-scatter",
+    "reducescatter", "all-to-all", "alltoall", "a2a", "psum"),
     "ui": ("web", "gui", "dashboard", "app", "explore", "studio"),
     "report": ("html", "visualize", "visualise", "render"),
     "compare": ("diff", "vs"),

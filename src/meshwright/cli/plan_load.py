@@ -1,6 +1,7 @@
 """mw plan serve --rate: the cheapest servers of an engine for a load."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 from meshwright.api.serving import write_serve_plan
 from meshwright.cli.console import emit, note, show, waiting
 from meshwright.engines.serving_engine import ServingEngine
+from meshwright.hardware.catalog import names
 from meshwright.hardware.chip import Chip
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.load.rated import RatedLoad, cheapest_servers
 from meshwright.models.config import ModelConfig
+from meshwright.plan.serve.search import serving_machines
 from meshwright.plan.verdict import no_price, price_words
 from meshwright.report.serving_points import ranges_text
 from meshwright.units import format_bytes, format_number_of, format_seconds
@@ -35,9 +38,9 @@ def plan_for_load(
 
     output: the file for the plan of one of the cheapest servers; the figures are written next to it as JSON.
     """
-    small = [machine for machine in machines if machine.num_chips <= _MOST_CHIPS]
     with waiting("simulating servers"):
-        plan = cheapest_servers(config, small or machines, engine, load, precisions, layout)
+        servers = machines if layout else _of_one_server(machines)
+        plan = cheapest_servers(config, servers, engine, load, precisions, layout)
     document = plan.to_dict(load)
     if output:
         note(f"wrote {write_serve_plan(output, plan.plan(load), document)}")
@@ -56,6 +59,19 @@ def plan_for_load(
         f"{format_number_of(document['simulated'], 'choice')} simulated, of "
         f"{format_number_of(document['considered'], 'layout')}",
     )
+
+
+def _of_one_server(machines: Sequence[Hardware]) -> list[Hardware]:
+    """The machines of at most `_MOST_CHIPS` chips; without such, parts of larger ones of that size."""
+    small = [machine for machine in machines if machine.num_chips <= _MOST_CHIPS]
+    parts = [
+        replace(part, chip=machine.chip)
+        for machine in ([] if small else machines)
+        if machine.chip.name in names()
+        for part in serving_machines([machine.chip.name])
+        if part.num_chips <= _MOST_CHIPS
+    ]
+    return small or parts or [*machines]
 
 
 def _targets(load: RatedLoad) -> str:

@@ -14,6 +14,10 @@ _NEAREST = (
     (r"(rtx)?a(2|16|30|40|2000|4000|4500|5000|5500|6000)(\d\dgb)?", "a10"),
     (r"(gtx)?10[5-8]0(ti)?|(tesla)?(k80|m40|m60|p4|p40|p100)(\d\dgb)?|titan(x|xp|v)", "v100"),
     (r"(instinct)?mi(50|60|100|210)", "mi250x-gcd"),
+    (r"a10g", "a10"),
+    (r"m[1-5]ultra", "m2-ultra"),
+    (r"m[1-5]max", "m4-max"),
+    (r"m[1-5](pro)?", "m4-pro"),
     (r"h20(\d\dgb)?|h100nvl", "h100"),
     (r"b100", "b200"),
 )  # fmt: skip
@@ -57,12 +61,14 @@ def unlisted(text: str, known: Collection[str]) -> Unlisted | None:
 
     >>> unlisted("NVIDIA GeForce RTX 4070 Ti", ["rtx4090"])
     Unlisted(name='rtx-4070-ti', nearest='rtx4090', count='1')
+    >>> unlisted("RTX 4060 Ti 16GB", []).name, unlisted("m2 max", []).nearest
+    ('rtx-4060-ti', 'm4-max')
     >>> unlisted("4xA6000", [])
     Unlisted(name='a6000', nearest='a10', count='4')
     >>> unlisted("a6000:2x4", []).count, unlisted("h100:8", []), unlisted("llama-3-8b", [])
     ('2x4', None, None)
     """
-    plain = " ".join(_VENDORS.sub(" ", text).split())
+    plain = re.sub(r"(?<=\w) \d+ ?gi?b$", "", " ".join(_VENDORS.sub(" ", text).split()), flags=re.I)
     match = _COUNT.fullmatch(plain)
     if match is None:
         return None
