@@ -17,7 +17,7 @@ _NEAREST = (
     (r"a10g", "a10"),
     (r"m[1-5]ultra", "m2-ultra"),
     (r"m[1-5]max", "m4-max"),
-    (r"m[1-5](pro)?", "m4-pro"),
+    (r"m[1-5]pro", "m4-pro"),
     (r"h20(\d\dgb)?|h100nvl", "h100"),
     (r"b100", "b200"),
 )  # fmt: skip
