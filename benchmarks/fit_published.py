@@ -194,16 +194,18 @@ KNOWN_OF_SOFTWARE = (
     "host_flush_seconds",
 )
 # Programs with a constant of their own beside that of the generic program that they are records under.
-OWN_PROGRAMS = ("nanotron",)
+OWN_PROGRAMS = ("deepspeed-2021", "nanotron")
+# The program of the sweep of layouts: its other panels stay when one of them is left out.
+SWEEP = "nanotron"
 # The figures that are fitted, by owner, with the spread of their priors in logits or logarithms. All others
 # stay at their priors: fitting them makes no source that is left out closer, as `--ablate` prints.
 FITTED = {
     "gpu": {"attention": 0.4},
     "software megatron-te": {"waiting": 0.5},
     "software xla": {"elementwise": 0.4},
-    # One source each, and for its program only: other sources neither suggest nor feel them.
-    "software deepspeed": {"matmul.bf16": 0.3, "overlap": 0.7},
-    "program nanotron": {"host_seconds": 0.12},
+    # Of one source, and for its record only: other sources neither suggest nor feel them.
+    "program deepspeed-2021": {"matmul.bf16": 0.3, "overlap": 0.7},
+    "program nanotron": {"host_seconds": 0.06},
 }
 # The spread of a figure that stays at its prior.
 _FIXED = 1e-4
@@ -394,6 +396,11 @@ class Row:
         """The row's program, if it has deviations of its own."""
         name = self.case.hardware.software.name
         return name if name in OWN_PROGRAMS else None
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether the row is of the sweep of layouts."""
+        return self.case.hardware.software.name == SWEEP
 
     @property
     def source(self) -> str:
@@ -629,7 +636,7 @@ def leave_out(model: Model, rows: Sequence[Row], x: np.ndarray, group_of: Callab
 def ablate(rows: Sequence[Row], x: np.ndarray, model: Model) -> list[dict[str, Any]]:
     """Errors of sources left out without each fitted figure, and with each family's or software's as well.
 
-    Errors are linear about the fitted vector. A panel of a program with a source of its own is left out only.
+    Errors are linear about the fitted vector. Of the sweep only panels are left out, so it is not scored.
     """
     candidates = {name: spread for of in FITTED.values() for name, spread in of.items() if name in _SHARED}
     candidates |= dict.fromkeys(_SHARED, 0.3)
@@ -671,7 +678,7 @@ def _linear_errors(
         full.sigma[full.places[key]] = model.sigma[place]
     (errors, matrix), (bare, slopes) = seen, hidden
     out, medians = [], []
-    for source in dict.fromkeys(row.source for row in rows if not row.program):
+    for source in dict.fromkeys(row.source for row in rows if not row.is_swept):
         kept = np.array([row.source != source for row in rows])
         others = [row for row, keep in zip(rows, kept, strict=True) if keep]
         moved = full.solve(others, at, errors[kept], matrix[kept]) - at
@@ -698,7 +705,7 @@ def _unnamed(row: Row) -> Row:
     The sweep, of which other panels stay, keeps its own.
     """
     named = PROGRAMS.of_table(row.source), NETWORKS.of_table(row.source)
-    if row.program or not any(named):
+    if row.is_swept or not any(named):
         return row
     return Row.of(replace(row.published, source=""))
 
@@ -922,7 +929,7 @@ def write_out_of_sample(
             writer.writerow((*line, round(error, 4)))
 
         for row in rows:
-            error = (panels if row.program else sources)[row.published.id]
+            error = (panels if row.is_swept else sources)[row.published.id]
             write(row.published, "time", row.kind, row.software, error)
         for one in memory:
             assert isinstance(one.row, PublishedRow) and one.predicted

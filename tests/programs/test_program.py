@@ -38,6 +38,7 @@ def test_every_value_has_a_source_and_differs_from_the_parents(name: str) -> Non
         ("llm-foundry", ["eager"]),
         ("internevo", ["eager"]),
         ("deepspeed", ["eager"]),
+        ("deepspeed-2021", ["deepspeed", "eager"]),
         ("megatron", ["megatron-lm", "eager"]),
         ("pytorch-compiled", ["compiled"]),
         ("torchtitan", ["compiled"]),
@@ -66,6 +67,8 @@ def test_names_of_earlier_releases_keep_their_constants() -> None:
     assert te.fused == ("norms", "gates", "keys") and te.once_since == 2025
     assert (eager.once_since, PROGRAMS["pytorch-compiled"].once_since) == (2025, 2026)
     assert PROGRAMS["nemo"].folds_experts and not eager.folds_experts
+    # The constants of one table's rows of DeepSpeed are that table's.
+    assert PROGRAMS["deepspeed"].odds == eager.odds != PROGRAMS["deepspeed-2021"].odds
     assert PROGRAMS["megatron"].host_seconds == 3e-5 and not PROGRAMS["megatron"].buckets
     for name in ("pytorch-eager", "pytorch-compiled", "megatron", "megatron-te", "deepspeed", "xla"):
         assert PROGRAMS[name].fitted_on == name

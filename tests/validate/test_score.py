@@ -397,6 +397,13 @@ def test_software_is_what_the_row_names():
     assert found.skipped is not None and "'pascal' is unknown" in found.skipped
 
 
+@pytest.mark.parametrize(("software", "name"), [("deepspeed", "deepspeed-2021"), ("megatron", "megatron")])
+def test_a_tables_record_is_of_its_rows_of_that_software(software: str, name: str):
+    """A table of two programs has a record of one of them."""
+    row = replace(LLAMA, source="Megatron-LM SC21 (Narayanan et al.) Table 2", software=software)
+    assert reproduce(row).hardware.software.name == name
+
+
 def test_a_fraction_of_a_sequence_is_a_chips_share_of_it():
     split = replace(LLAMA, data=1, fsdp=4, context=4, micro_batch=0.25, global_batch_sequences=4)
     assert only(split).schedule.microbatches == 1

@@ -120,8 +120,9 @@ def machine_of_row(row: AnyRow) -> Hardware:
 
 def _is_of(program: TrainingProgram, software: str) -> bool:
     """Whether a table may call a program `software`. Transformer Engine's modules are launched one by one."""
-    roots = (PROGRAMS.root(program.name), PROGRAMS.root(software))
-    return roots[0] == roots[1] or roots == ("te", "eager")
+    if program.fitted_on == PROGRAMS[software].fitted_on:
+        return True
+    return (PROGRAMS.root(program.name), PROGRAMS.root(software)) == ("te", "eager")
 
 
 def _preferences(
