@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from tests.audit.small_models import deepseek_v4
 
 from meshwright.audit.compile.compile import compile_plan
 from meshwright.audit.compile.targets import choose_target, is_installed
@@ -68,6 +69,15 @@ def test_attention_is_the_planned_one(model: str, layout: Layout) -> None:
     config = replace(config, num_layers=config.global_every or 2)
     audit = audit_plan(Plan(config, "h100:1x8", Workload(16, 4096), layout), "gpu", use_cache=False)
     assert (audit["verdict"], audit["findings"]) == ("match", [])
+
+
+def test_gradients_of_layers_with_entries_are_the_planned_ones() -> None:
+    """One sum over devices of many small gradients: each part has its own weight's name."""
+    layout = Layout.parse("fsdp=4,expert=4", weights_dtype="bf16", compute_dtype="bf16")
+    audit = audit_plan(Plan(deepseek_v4(), "h100:1x4", Workload(4, 2048), layout), "gpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"]) == ("match", [])
+    assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.01)
+    assert audit["memory"]["compiled"] == pytest.approx(audit["memory"]["planned"], rel=0.1)
 
 
 def test_a_prompt_s_keys_and_values_do_not_wait_for_the_end_of_the_step() -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.audit.small_models import deepseek_v4
 
 from meshwright.audit.compile.cache import libtpu_lock
 from meshwright.audit.compile.targets import choose_target, is_installed
@@ -128,6 +129,22 @@ def test_generation_reads_its_pages_by_a_kernel(model: str, context: int) -> Non
     temporaries = audit["memory"]["compiled_by_cause"]["temporaries"]
     assert temporaries < cache / 2
     assert audit["step_seconds"]["scheduled"] < 2 * audit["step_seconds"]["planned"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "hardware", "workload"),
+    [
+        (2, "v5e:2x2", Workload(32, 4096, "generate")),
+        pytest.param(1, "v5p:2x2x1", Workload(4, 2048), marks=pytest.mark.slow),
+    ],
+)
+def test_layers_of_windows_and_entries_are_as_planned(scale: int, hardware: str, workload: Workload) -> None:
+    """Also in a generate step, which is unrolled, the weights of one layer are gathered at a time."""
+    layout = Layout.parse("fsdp=4,expert=4", weights_dtype="bf16", compute_dtype="bf16")
+    audit = audit_plan(Plan(deepseek_v4(scale), hardware, workload, layout), "tpu", use_cache=False)
+    assert (audit["verdict"], audit["findings"], audit["not_understood"]) == ("match", [], [])
+    assert audit["flops"]["compiled"] == pytest.approx(audit["flops"]["planned"], rel=0.01)
+    assert audit["memory"]["compiled"] == pytest.approx(audit["memory"]["planned"], rel=0.15)
 
 
 def test_gathers_of_weights_run_beside_products() -> None:

@@ -69,6 +69,21 @@ def test_latents_are_copied_without_a_kernel() -> None:
     assert copied("llama-3-8b", h100) == 0
 
 
+def test_a_window_is_multiplied_in_whole_pages_without_a_kernel() -> None:
+    """DeepSeek-V4's window of 128, in pages of 128, may begin within a page: two are gathered.
+
+    Of 64 query heads of 512, scores and values take 4 FLOPs each per column and key.
+    """
+    config, layout = PRESETS["deepseek-v4-flash"], Layout.of().at("generate")
+    graph = record_inference(config, load("v5p:2x2x1"), layout, PassShape(8, 1, 4096))
+    flops = {
+        node.forward[0].flops
+        for _, node in graph.nodes()
+        if node.name == "attention" and node.forward and node.forward[0].flops
+    }
+    assert 4 * 8 * 64 * 512 * 2 * 128 in flops
+
+
 def test_logits_are_whole_in_float32() -> None:
     config, layout = PRESETS["falcon-mamba-7b"], Layout.of(tensor=8)
     head = _generate(replace(config, num_layers=1), 16, layout, sequences=64).segments[-1]

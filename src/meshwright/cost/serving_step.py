@@ -40,7 +40,14 @@ from meshwright.layout.attention_kernels import lacks_flash, why_no_paged
 from meshwright.layout.contractions import contraction_of
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.moves.attention import attention_layout, gathered_keys, single_tokens, uses_ring
-from meshwright.layout.page_sizes import KEYS_AT_ONCE, SIDE_BY_SIDE, TOGETHER, page_of, pages_read
+from meshwright.layout.page_sizes import (
+    KEYS_AT_ONCE,
+    SIDE_BY_SIDE,
+    TOGETHER,
+    most_pages,
+    page_of,
+    pages_read,
+)
 from meshwright.layout.runnable import has_static_rows
 from meshwright.layout.workload import InferencePhase
 from meshwright.models import transformer
@@ -383,6 +390,9 @@ class _CachedOps(SymbolicOps):
             return min(self.config.indexer.top_k, self.sizes["S"])
         if self.form == "tables":
             return self.sizes["S"]
+        if self._lanes and window and not window.compressed:
+            size = self._page * self.mesh.size(k.array.axes_of("S"))
+            return smaller(size * most_pages(window, self.sizes["T"], size), self.sizes["S"])
         if self.form != "pages":
             return super()._keys_multiplied(k, window)
         pages = self._pages_read(window)

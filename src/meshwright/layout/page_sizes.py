@@ -104,6 +104,15 @@ def compiled_sizes(largest: int) -> list[int]:
     return sizes
 
 
+def most_pages(window: Window, queries: int, page: int) -> int:
+    """Pages of the positions that consecutive queries see, wherever in a page these begin.
+
+    >>> most_pages(Window(128), 1, 128), most_pages(Window(20), 16, 16)
+    (2, 4)
+    """
+    return (window.size + queries + page - 3) // page + 1
+
+
 def table_widths(max_pages: int) -> list[int]:
     """Pages of the tables of short sequences: a sixteenth and a quarter of `max_pages`.
 

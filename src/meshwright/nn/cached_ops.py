@@ -511,6 +511,8 @@ class InferenceOps(_ProductsOfStored):
             shared = None
             for layer in layers:
                 w, kind = weights[layer.kind.stack][layer.row], KindInLoop((layer.kind,))
+                if self.layout.rules.zero_stage == 3 and platform().ordered_gathers:
+                    w, x = lax.optimization_barrier((w, x))
                 given = None if cache is None else CacheOfLayer(cache, layer.cache, layer.state)
                 x, kept, made = block(self, w, x, AtLayer(places, given, kind), shared)
                 shared = shared if made is None else made

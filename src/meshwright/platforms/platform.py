@@ -166,6 +166,7 @@ class Platform:
     fused_softmax: bool = False  # scores of attention without a flash kernel have the type of activations
     ordered_caches: bool = False  # a layer's new pages are written before the next layer begins
     ordered_states: bool = False  # a layer's states are read and written before the next layer begins
+    ordered_gathers: bool = False  # in inference, a layer's weights are gathered after the layer before
 
     # Products.
     wide_products: bool = False  # a product that is rounded to bf16 is computed in f32

@@ -62,6 +62,9 @@ TPU = Platform(
     # Otherwise XLA reads the states of all layers first: of 4 layers of Codestral Mamba on 8 v5p with 64
     # sequences, a step took 139 MB of temporaries.
     ordered_states=True,
+    # Otherwise XLA gathers the weights of all layers first: of 6 layers of DeepSeek-V4 on 8 v5e with
+    # fsdp=8,expert=4, a generate step took 881 MB of temporaries, and takes 308, in less time.
+    ordered_gathers=True,
     whole_sums=True,  # on all links at once (nn/products/scatter.py)
     # By XLA's estimate a fill takes ten times the time of a read: of 189 ms of compute in a step of two
     # layers of Mixtral on 8 v5p with expert=8, fills took 55, and the roundings that name exchanges 16.

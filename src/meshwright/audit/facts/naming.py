@@ -6,7 +6,7 @@ their results have names.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from meshwright.audit.facts.instruction_work import multiplies
 from meshwright.audit.facts.opcodes import crossing_op, op_of, sent
@@ -40,7 +40,7 @@ def _name(program: Program, value: TracedValue, steps: int) -> str:
     # XLA for GPU multiplies by several weights at once, and the slices of the product have their names.
     cut = [i for i in named if i.opcode == "slice" and primitive_of(i.op_name) == "dot_general"]
     name = (cut[:1] or named[-1:] or [value.instruction])[0].op_name
-    end = origin[-1]
+    name, end = _within(scope_of(name), name, named), origin[-1]
     if not steps:
         return name
     adds_up = end.instruction.opcode == "add" and not scope_of(name)
@@ -54,6 +54,12 @@ def _name(program: Program, value: TracedValue, steps: int) -> str:
         return parts.pop() if len(parts) == 1 else ""
     before = summed_operand(end)
     return _longest([name, _name(program, before, steps - 1)]) if before else name
+
+
+def _within(scope: tuple[str, ...], name: str, moved: Sequence[Instruction]) -> str:
+    """The most specific of `name` and the names of moves in scopes within its own: a cast of a gradient."""
+    inner = (one.op_name for one in moved if scope_of(one.op_name)[: len(scope)] == scope)
+    return _longest([name, *inner]) if scope else name
 
 
 def _is_of_loop(end: TracedValue) -> bool:

@@ -141,7 +141,8 @@ def _interpreted(platform: Platform) -> Iterator[None]:
 # Forms of programs, which XLA for CPU runs too.
 _FORMS = (
     "page_by_page", "head_tokens", "joins_weights", "expert_blocks", "head_waits", "ordered_caches",
-    "ordered_states", "joins_inputs", "wide_logits", "one_sampler", "early_recompute", "lanes", "whole_sums",
+    "ordered_states", "ordered_gathers", "joins_inputs", "wide_logits", "one_sampler", "early_recompute",
+    "lanes", "whole_sums",
 )  # fmt: skip
 
 

@@ -65,11 +65,11 @@ def weighed(values: tuple[Array, Array], gates: tuple[Array, Array], bias: Array
     of the same segment.
     """
     (v, v_before), (g, g_before) = values, gates
-    g = g.astype(jnp.float32) + bias.astype(jnp.float32)[None]
+    g = g.astype(jnp.float32) + bias[None]
     if bias.shape[1] == 1:
         v, g = v[..., 0, :], g[..., 0, :]
     else:
-        before = g_before[..., 0, :].astype(jnp.float32) + bias[:, 0].astype(jnp.float32)[None]
+        before = g_before[..., 0, :].astype(jnp.float32) + bias[:, 0][None]
         before = jnp.where(has_before[:, None, None], before, -jnp.inf)
         v = jnp.concatenate([v_before[..., 0, :], v[..., 1, :]], axis=1)
         g = jnp.concatenate([before, g[..., 1, :]], axis=1)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from meshwright.layout.page_sizes import SIDE_BY_SIDE, TOGETHER, pages_read
+from meshwright.layout.page_sizes import SIDE_BY_SIDE, TOGETHER, most_pages, pages_read
 from meshwright.models.config import Window
 from meshwright.models.transformer import at_most
 from meshwright.native import kernels
@@ -300,7 +300,7 @@ def _of_window(asked: Asked, window: Window | None, size: int) -> tuple[Array, A
     size: positions of a page, summed over the devices that share it.
     """
     width, length = asked.tables.shape[1], asked.q.shape[1]
-    most = width if window is None else (window.size + length + size - 3) // size + 1
+    most = width if window is None else most_pages(window, length, size)
     if window is None or most >= width:
         return asked.tables, jnp.zeros(1, jnp.int32)
     first = jnp.maximum(window.first(asked.positions[:, 0]), 0) // size

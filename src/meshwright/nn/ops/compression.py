@@ -43,6 +43,9 @@ class CompressionOps(AttentionOps):
             def local(
                 values: Array, gates: Array, bias: Array, first: Array, places: Array | None = None
             ) -> Array:
+                # Its gradient is a sum in float32, and named.
+                with jax.named_scope(f"{name}_positions"):
+                    bias = bias.astype(jnp.float32)
                 return summed(values, gates, bias, Windows(places, first, None))
 
             of_bias = PartitionSpec(None, None, None, reduced=spec_of(bias).reduced)
