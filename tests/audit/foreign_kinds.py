@@ -407,6 +407,29 @@ def _cross_attention(dim: int) -> Callable[[], Any]:
     return run
 
 
+def _columns(*, mapped: bool) -> Callable[[], Any]:
+    """Scores of examples along a second dimension, in a loop that reads one in each turn, or all together."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def score(rows: Any, w: Any) -> Any:
+            return jnp.mean(jnp.tanh(rows @ w) ** 2)
+
+        def forward(w: Any, x: Any) -> Any:
+            if mapped:
+                return jax.vmap(score, in_axes=(1, None))(x, w)
+
+            def turn(i: Any, scores: Any) -> Any:
+                return scores.at[i].set(score(lax.dynamic_index_in_dim(x, i, 1, keepdims=False), w))
+
+            return lax.fori_loop(0, x.shape[1], turn, jnp.zeros(x.shape[1]))
+
+        return jax.jit(forward), (array(m, (64, 64)), array(m, (16, 32, 64), None, "data"))
+
+    return run
+
+
 KINDS = {
     "a loss of gathered logits with its gradient": Case(
         "gathered_for_one_operation", _vocabulary_loss(gathered=True), _vocabulary_loss(gathered=False)
@@ -452,6 +475,9 @@ KINDS = {
     ),
     "beams reordered by an index of all": Case("table_gathered", _beams(flat=True), _beams(flat=False)),
     "keys and values of gathered rows, narrow": Case(None, _cross_attention(64)),
+    "a loop over examples along a second dimension": Case(
+        "batch_gathered", _columns(mapped=False), _columns(mapped=True)
+    ),
     "moments that are whole where weights are split": Case(
         "replicated_optimizer_state", _moments(), _moments("fsdp")
     ),

@@ -12,7 +12,7 @@ from meshwright.audit.facts.matmuls import products
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import COPIES, MOVES, CallPath, TracedValue, history, same_each_turn
-from meshwright.audit.remarks.patterns import Fault, FaultRule, ProgramContext, is_integer
+from meshwright.audit.remarks.patterns import Fault, FaultRule, ProgramContext, is_cut_in_a_loop, is_integer
 
 # Functions of jax.random that draw numbers, and the primitives that these call.
 DRAWS = re.compile(
@@ -76,7 +76,10 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     name = emitted.collective.op_name
     dims = emitted.value.instruction.attributes.get("dimensions", "")
-    if dims != "{0}" or "/while/" not in name or primitive_of(name) not in _TURN_BY_TURN:
+    if not re.fullmatch(r"\{\d+\}", dims) or "/while/" not in name or primitive_of(name) not in _TURN_BY_TURN:
+        return None
+    along = int(dims.strip("{}"))
+    if along and not is_cut_in_a_loop(emitted, context.program, along):
         return None
     *_, origin = history(context.program, emitted.operand(), COPIES | {"convert"})
     is_batch = _is_of_batch(origin.instruction, emitted, context)

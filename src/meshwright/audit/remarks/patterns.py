@@ -775,7 +775,7 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
 def _gathered_before_its_loop(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A stack gathered along another dimension than its layers, before the loop over its layers."""
     shape = emitted.result().instruction.shapes[-1]
-    if len(shape.dims) < _STACKED or not _is_cut_in_a_loop(emitted, context.program):
+    if len(shape.dims) < _STACKED or not is_cut_in_a_loop(emitted, context.program):
         return None
     return (
         "stack_gathered",
@@ -790,9 +790,10 @@ def _gathered_before_its_loop(emitted: Emitted, context: ProgramContext) -> Faul
 _STACKED = 3
 
 
-def _is_cut_in_a_loop(emitted: Emitted, program: Program) -> bool:
-    """Whether a loop reads one entry of an array's first dimension in each turn."""
+def is_cut_in_a_loop(emitted: Emitted, program: Program, along: int = 0) -> bool:
+    """Whether a loop reads one entry of an array's dimension `along` in each turn."""
     dims = emitted.result().instruction.shapes[-1].dims
+    entry = (*dims[:along], 1, *dims[along + 1 :])
     loops = {
         user.instruction.name: user for user, _ in emitted.uses(program) if user.instruction.opcode == "while"
     }
@@ -801,7 +802,7 @@ def _is_cut_in_a_loop(emitted: Emitted, program: Program) -> bool:
         inside = [body, *(one for each in body.instructions.values() for one in called_by(program, each))]
         for computation in inside:
             for each in computation.instructions.values():
-                if each.opcode == "dynamic-slice" and each.shapes[0].dims == (1, *dims[1:]):
+                if each.opcode == "dynamic-slice" and each.shapes[0].dims == entry:
                     return computation.instructions[each.operands[0]].shapes[0].dims == dims
     return False
 
