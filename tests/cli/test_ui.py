@@ -381,6 +381,8 @@ def test_moves_suggestions_tabs_and_undo(browser: Any, address: str):
         for _ in range(3):
             page.locator("#undo").click()
         page.wait_for_function("() => document.querySelector('[name=layout]').value === 'fsdp=64,remat=full'")
+        # A search that is under way replaces the marks.
+        page.wait_for_function("() => document.body.innerText.includes('layouts ranked')")
         page.wait_for_selector("#ranking .pick")
         mark = page.locator("#ranking .pick:visible").nth(3)
         mark.scroll_into_view_if_needed()
