@@ -20,19 +20,14 @@ from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, WRITES, TracedValue, entered_as, history, places
 from meshwright.audit.remarks import Remark
+from meshwright.audit.remarks.activations import UNCONSTRAINED
+from meshwright.audit.remarks.fault_rule import Fault, ProgramContext, is_integer
 from meshwright.audit.remarks.necessity import NEED_RULES
 from meshwright.audit.remarks.origins import BATCH_GATHERED, ORIGIN_RULES
-from meshwright.audit.remarks.patterns import (
-    FAULT_RULES,
-    REPLICATED_STATE,
-    UNCONSTRAINED,
-    WHOLE_DIMENSION,
-    Fault,
-    ProgramContext,
-    exposed,
-    is_integer,
-    widened_send,
-)
+from meshwright.audit.remarks.patterns import FAULT_RULES, exposed
+from meshwright.audit.remarks.sums import REPLICATED_STATE
+from meshwright.audit.remarks.whole_dimension import WHOLE_DIMENSION
+from meshwright.audit.remarks.widened import widened_send
 from meshwright.notation.mesh import Mesh
 
 

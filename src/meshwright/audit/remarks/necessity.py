@@ -24,7 +24,7 @@ from meshwright.audit.hlo.trace import (
     sources,
     value_key,
 )
-from meshwright.audit.remarks.patterns import Fault, FaultRule, ProgramContext, is_integer
+from meshwright.audit.remarks.fault_rule import MOVED, Fault, FaultRule, ProgramContext, is_integer
 from meshwright.units import format_number_of
 
 # A transfer is reported if it sends at least this factor more numbers than necessary.
@@ -32,7 +32,6 @@ _FEWER = 2
 # Limit of the values that a backward search visits.
 _MOST_STEPS = 64
 _ELEMENTWISE_OR_JOINED = ELEMENTWISE | {"pad", "concatenate"}
-_SENDS = ("all_gather", "all_to_all", "permute")
 
 
 def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -82,7 +81,7 @@ _SEND_A_PART = (
 
 def sent_from_less(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Numbers that a device could compute from fewer after the transfer: repeated heads, one-hot rows."""
-    if emitted.op not in _SENDS:
+    if emitted.op not in MOVED:
         return None
     fewer = _made_from(context, emitted.operand())
     sent = emitted.operand().instruction.shapes[-1].num_elements

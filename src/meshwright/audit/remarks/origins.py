@@ -12,7 +12,14 @@ from meshwright.audit.facts.matmuls import products
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import COPIES, MOVES, CallPath, TracedValue, history, same_each_turn
-from meshwright.audit.remarks.patterns import Fault, FaultRule, ProgramContext, is_cut_in_a_loop, is_integer
+from meshwright.audit.remarks.fault_rule import (
+    MOVED,
+    Fault,
+    FaultRule,
+    ProgramContext,
+    is_cut_in_a_loop,
+    is_integer,
+)
 
 # Functions of jax.random that draw numbers, and the primitives that these call.
 DRAWS = re.compile(
@@ -20,7 +27,6 @@ DRAWS = re.compile(
     r"|jit\(_(bernoulli|uniform|normal\w*|truncated_normal|randint|gumbel|exponential|cauchy|laplace)\)"
 )
 BATCH_GATHERED = "batch_gathered"
-_MOVED = ("permute", "all_to_all", "all_gather")
 # Primitives by which a loop reads the row of its turn.
 _TURN_BY_TURN = ("dynamic_slice", "dynamic_index_in_dim", "squeeze")
 
@@ -28,7 +34,7 @@ _TURN_BY_TURN = ("dynamic_slice", "dynamic_index_in_dim", "squeeze")
 def random_bits(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Random bits sent between devices: the counters of JAX's older threefry are cut in halves."""
     c = emitted.collective
-    if emitted.op not in _MOVED or emitted.is_written or not c.dtype.startswith(("u", "s")):
+    if emitted.op not in MOVED or emitted.is_written or not c.dtype.startswith(("u", "s")):
         return None
     if not DRAWS.search(c.op_name):
         return None
@@ -44,7 +50,7 @@ def random_bits(emitted: Emitted, context: ProgramContext) -> Fault | None:
 def padded_dimension(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A weight padded and moved for a constraint on a dimension that the devices do not divide."""
     size = emitted.collective.groups.size
-    if emitted.op not in _MOVED or emitted.is_written or not size:
+    if emitted.op not in MOVED or emitted.is_written or not size:
         return None
     # XLA for CPU sends one operand to each device; the parts of the first ones may have no padding.
     operands = (emitted.value.operand(at) for at in range(len(emitted.value.instruction.operands)))
@@ -146,7 +152,7 @@ def _passes_on(program: Program, loop: Instruction) -> bool:
 
 def tiled(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An array moved because jnp.tile, or a concatenation with itself, repeats a split dimension."""
-    if emitted.op not in _MOVED or emitted.is_written:
+    if emitted.op not in MOVED or emitted.is_written:
         return None
     name = emitted.collective.op_name
     if primitive_of(name) not in ("tile", "concatenate") or not (

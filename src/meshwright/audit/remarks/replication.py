@@ -42,7 +42,7 @@ from meshwright.audit.hlo.trace import (
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import batch_of, written_in_part
 from meshwright.audit.remarks.origins import DRAWS
-from meshwright.audit.remarks.patterns import REPLICATED_STATE
+from meshwright.audit.remarks.sums import REPLICATED_STATE
 from meshwright.notation.mesh import Mesh
 
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")

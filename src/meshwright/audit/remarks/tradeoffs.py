@@ -8,7 +8,7 @@ from meshwright.audit.facts.groups import copied_over
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.remarks.accidents import batch_of
-from meshwright.audit.remarks.patterns import is_integer
+from meshwright.audit.remarks.fault_rule import is_integer
 from meshwright.audit.remarks.replication import multiplied_inputs
 from meshwright.units import format_bytes
 
