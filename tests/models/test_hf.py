@@ -344,7 +344,7 @@ def test_a_key_that_says_what_is_so_anyway_is_read() -> None:
         ("inclusionAI/Ring-1T", "ling-1t"),
     ],
 )
-def test_nameson_the_hub_are_presets(repository: str, preset: str) -> None:
+def test_names_on_the_hub_are_presets(repository: str, preset: str) -> None:
     assert load_model(repository) == PRESETS[preset]
 
 

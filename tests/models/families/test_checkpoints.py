@@ -121,7 +121,7 @@ def test_layers_that_predict_further_tokens_are_passed_over(folders, tmp_path, k
             load(tmp_path, f32())
 
 
-def _ason_the_hub(name: str) -> str:
+def _as_on_the_hub(name: str) -> str:
     """The name in DeepSeek-V4's published files of a tensor named as in files of transformers."""
     parts = {f"model.hc_head.hc_{part}": f"hc_head_{part}" for part in ("fn", "base", "scale")}
     short = parts | {"model.embed_tokens.weight": "embed.weight"}
@@ -135,7 +135,7 @@ def test_deepseek_v4_as_the_hub_names_it(folders, tmp_path):
 
     folder, _ = folders["deepseek_v4"]
     tensors = load_file(folder / "model.safetensors")
-    renamed: dict[str, Any] = {_ason_the_hub(name): value for name, value in tensors.items()}
+    renamed: dict[str, Any] = {_as_on_the_hub(name): value for name, value in tensors.items()}
     more = {"mtp.0.norm.weight": np.zeros(2, np.float32)}
     save_file(renamed | more, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
@@ -187,7 +187,7 @@ def test_deepseek_v4_as_the_hub_quantises_it(tmp_path, layout):
     ):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config | more))
-        save_file({_ason_the_hub(name): x for name, x in content.items()}, folder / "model.safetensors")
+        save_file({_as_on_the_hub(name): x for name, x in content.items()}, folder / "model.safetensors")
     assert sum(name.endswith(".scale") for name in stored) == 5 * (8 * 3 + 3 + 5) + 2
     assert_same(load(hub, f32(layout))[0], load(wide, f32(layout))[0])
 
@@ -408,7 +408,7 @@ def test_baichuan_13b_has_alibi(tmp_path):
         assert_close(logits(params, read, layout), expected, "qwen2")
 
 
-def test_gpt_oss_as_it_standson_the_hub(tmp_path):
+def test_gpt_oss_as_it_stands_on_the_hub(tmp_path):
     """Its experts in mxfp4."""
     from safetensors.numpy import load_file, save_file
 
@@ -431,7 +431,7 @@ def test_gpt_oss_as_it_standson_the_hub(tmp_path):
         assert_close(logits(params, read, layout), expected, "gpt_oss")
 
 
-def test_gpt2_as_it_standson_the_hub(folders, tmp_path):
+def test_gpt2_as_it_stands_on_the_hub(folders, tmp_path):
     """Without the prefix, and with the causal masks of old exports."""
     from safetensors.numpy import load_file, save_file
 
