@@ -70,6 +70,7 @@ class Mixer:
     gpu: int | None
     generating: int
     layout: str = "tensor=8"
+    sequences: int = 16  # of a batch in training
 
     def trained(self, hardware: str) -> int | None:
         return self.gpu if hardware.startswith("h100") else self.tpu
@@ -85,6 +86,7 @@ MIXERS = {
     "falcon-h1-7b": Mixer(2, None, 4, "data=8"),
     "recurrentgemma-2b": Mixer(3, None, 3, "data=8"),
     "deepseek-v3.2": Mixer(4, 4, 4),
+    "deepseek-v4-flash": Mixer(4, 3, 4, "data=2,kv_replicas=4", 8),
     "minimax-m3": Mixer(4, 4, 4, "data=2,tensor=4"),
 }
 
@@ -213,7 +215,7 @@ CASES = [
         for hardware in ("v5p:2x2x2", "h100:1x8")
         for model, mixer in MIXERS.items()
         for layout, num_sequences, seq_len, phase, num_layers in (
-            ("fsdp=8,remat=full", 16, 4096, "train", mixer.trained(hardware)),
+            ("fsdp=8,remat=full", mixer.sequences, 4096, "train", mixer.trained(hardware)),
             (mixer.layout, 64, 4096, "generate", mixer.generating),
         )
     ),
