@@ -193,7 +193,7 @@ KNOWN_OF_SOFTWARE = (
     "host_stage_seconds",
     "host_flush_seconds",
 )
-# Programs with a constant of their own beside that of the generic program that they are records under.
+# Programs with fitted constants of their own, next to those of the generic program that their rows name.
 OWN_PROGRAMS = ("deepspeed-2021", "nanotron")
 # The program of the sweep of layouts: its other panels stay when one of them is left out.
 SWEEP = "nanotron"

@@ -105,7 +105,9 @@ def compiled_sizes(largest: int) -> list[int]:
 
 
 def most_pages(window: Window, queries: int, page: int) -> int:
-    """Pages of the positions that consecutive queries see, wherever in a page these begin.
+    """Maximum number of pages with positions that consecutive queries see through a window.
+
+    page: positions of one page. The first position may be anywhere in a page.
 
     >>> most_pages(Window(128), 1, 128), most_pages(Window(20), 16, 16)
     (2, 4)

@@ -43,9 +43,10 @@ from meshwright.serve.engine.speculate import Drafter
 _ENDLESS = 1 << 60
 # A sampled token that is not an accepted draft; its id does not matter.
 _TOKEN = TokenScore(0, 0.0)
-# Instead of a replica's number, for events that are no replica's.
-_NONE = -1
-# The order of events: seconds, seconds when it was sure, and number of the replica.
+# In place of a replica's number, for events that belong to none, such as arrivals.
+_NO_REPLICA = -1
+# The place of an event in the order of events: its time, the time when it became sure (the end of a step is
+# sure when the step starts), and its replica's number.
 _Moment = tuple[float, float, int]
 
 
@@ -144,14 +145,14 @@ def collector_paused() -> Iterator[None]:
 
 def _arrival(seconds: float) -> _Moment:
     """The moment of an arrival, before all other events of its time."""
-    return seconds, -inf, _NONE
+    return seconds, -inf, _NO_REPLICA
 
 
 class _Simulation:
     def __init__(self, planned: Planned, load: Load) -> None:
         self.now = 0.0
         self._planned, self._load = planned, load
-        # Seconds, seconds when the event was sure, number of its replica, serial number, and what happens.
+        # The three numbers of a `_Moment`, a serial number, and the function that the event calls.
         self._events: list[tuple[float, float, int, int, Callable[[], None]]] = []
         self.moment = _arrival(0.0)
         self._serial = count()
@@ -178,8 +179,8 @@ class _Simulation:
                 self.moment = _arrival(self.now)
                 self._arrive(number)
             else:
-                self.now, since, place, _, happen = heappop(events)
-                self.moment = self.now, since, place
+                self.now, since, number, _, happen = heappop(events)
+                self.moment = self.now, since, number
                 happen()
         replicas = [*self._pools, *self._prefilling]
         used = Used(
@@ -192,11 +193,16 @@ class _Simulation:
         return [asked.timed() for turns in self._asked for asked in turns], used
 
     def at(
-        self, seconds: float, happen: Callable[[], None], since: float | None = None, replica: int = _NONE
+        self,
+        seconds: float,
+        happen: Callable[[], None],
+        since: float | None = None,
+        replica: int = _NO_REPLICA,
     ) -> None:
-        """Schedule an event, which is sure `since` then, by default now, of a replica's step if one is given.
+        """Schedule an event.
 
-        Events of the same time happen in the order in which they became sure, and of their replicas.
+        since: the time when it became sure, by default now. replica: number of the replica of the step that
+        ends. Events of the same time happen in the order of `since`, then of their replicas' numbers.
         """
         sure = self.now if since is None else since
         heappush(self._events, (seconds, sure, replica, next(self._serial), happen))
@@ -277,7 +283,10 @@ def _finds_pages(planned: Planned, load: Load) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Steps that generate for the same sequences as `batch`: the first one's start, and seconds and ends."""
+    """Steps that generate for the sequences of `batch`.
+
+    start: of the first step. seconds, ends: of each step.
+    """
 
     batch: Batch
     start: float

@@ -43,7 +43,7 @@ class CompressionOps(AttentionOps):
             def local(
                 values: Array, gates: Array, bias: Array, first: Array, places: Array | None = None
             ) -> Array:
-                # Its gradient is a sum in float32, and named.
+                # The bias's gradient is a sum in float32; the scope gives that sum its name.
                 with jax.named_scope(f"{name}_positions"):
                     bias = bias.astype(jnp.float32)
                 return summed(values, gates, bias, Windows(places, first, None))
