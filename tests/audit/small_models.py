@@ -5,7 +5,7 @@ from meshwright.models.hf import from_hf
 
 
 def deepseek_v4(scale: int = 1) -> ModelConfig:
-    """A layer of each kind: of a window alone, with entries of 128 positions, and with chosen ones of 4.
+    """A layer of each kind: of a window only, with entries of 128 positions, and with chosen ones of 4.
 
     scale: of its widths and numbers of heads and experts.
     """

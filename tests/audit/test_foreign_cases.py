@@ -14,8 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from tests.audit.foreign_by_hand import BY_HAND
 from tests.audit.foreign_cases import CASES, SEVERAL
-from tests.audit.foreign_kinds import KINDS
 from tests.audit.foreign_needs import NEEDS, SEVERAL_NEEDS
+from tests.audit.foreign_operations import OPERATIONS
 from tests.audit.foreign_origins import ORIGINS
 
 import meshwright
@@ -32,9 +32,12 @@ def _kinds(program: Any) -> list[str]:
         return [one["kind"] for one in meshwright.audit(run, *args, hardware="v5p")["warnings"]]
 
 
-@pytest.mark.parametrize("name", [*CASES, *BY_HAND, *NEEDS, *ORIGINS, *KINDS])
+_ALL_CASES = CASES | BY_HAND | NEEDS | ORIGINS | OPERATIONS
+
+
+@pytest.mark.parametrize("name", _ALL_CASES)
 def test_each_program_has_its_finding_and_its_remedy_ends_it(name: str) -> None:
-    case = (CASES | BY_HAND | NEEDS | ORIGINS | KINDS)[name]
+    case = _ALL_CASES[name]
     kinds = _kinds(case.run())
     assert set(kinds) == (set() if case.kind is None else {case.kind})
     if case.fixed is not None:
@@ -156,7 +159,7 @@ def test_caches_that_a_scan_returns_in_new_memory_are_noted(donated: bool) -> No
     assert donated or notes[0].startswith("`caches` is written in part and returned, and the step copies")
 
 
-def test_state_that_is_not_donated_is_noted_beside_donated_state() -> None:
+def test_state_that_is_not_donated_is_noted_next_to_donated_state() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("fsdp",))
     weight = jax.ShapeDtypeStruct(
         (1024, 1024), "float32", sharding=NamedSharding(mesh, PartitionSpec("fsdp"))
@@ -175,14 +178,14 @@ def test_state_that_is_not_donated_is_noted_beside_donated_state() -> None:
 
 
 def test_the_constant_that_promotes_is_named() -> None:
-    run, args = KINDS["scores divided by a NumPy scalar"].run()
+    run, args = OPERATIONS["scores divided by a NumPy scalar"].run()
     (found,) = meshwright.audit(run, *args)["warnings"]
     assert "since div has promoted an operand: its constant has 32 bits" in found["what"]
     assert found["where"].startswith("jit(forward)/div") and "a Python number" in found["change"]
 
 
 def test_operations_along_one_dimension_are_one_finding() -> None:
-    run, args = KINDS["a sort, a sum and a look-up along one split dimension"].run()
+    run, args = OPERATIONS["a sort, a sum and a look-up along one split dimension"].run()
     (found,) = meshwright.audit(run, *args)["warnings"]
     assert "so are `reduce_window_sum`, `sort`" in found["what"]
     assert found["change"].startswith("constrain the array once, before the first of these operations")
@@ -206,7 +209,7 @@ def test_numbers_of_64_bits_are_named() -> None:
 
 
 def test_the_reader_of_a_whole_sum_is_named() -> None:
-    run, args = KINDS["a logged quantile of the gradients"].run()
+    run, args = OPERATIONS["a logged quantile of the gradients"].run()
     (found,) = meshwright.audit(run, *args)["warnings"]
     assert found["what"].endswith("; sort reads the whole") and "quantile" in found["change"]
 

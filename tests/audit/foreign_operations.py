@@ -430,7 +430,7 @@ def _columns(*, mapped: bool) -> Callable[[], Any]:
     return run
 
 
-KINDS = {
+OPERATIONS = {
     "a loss of gathered logits with its gradient": Case(
         "gathered_for_one_operation", _vocabulary_loss(gathered=True), _vocabulary_loss(gathered=False)
     ),
