@@ -409,7 +409,6 @@ def compiled_ahead(
     another mesh is refused: constrain by PartitionSpec, under jax.set_mesh. Raises AuditError without a mesh
     or if the compiler refuses, DeviceError if it is not installed.
     """
-
     given = _mesh_of((args, kwargs))
     if given is None:
         raise AuditError(f"no argument has a mesh, which compiling for {hardware} needs; call jax.set_mesh")
@@ -429,7 +428,7 @@ def _under(
     mesh: "jax.sharding.Mesh",
     compile_it: Callable[[Any], Any],
 ) -> Callable[[Any], Any]:
-    """`compile_it` with `mesh` in the context, or with the abstract mesh that a shard_map of it names."""
+    """`compile_it` under `mesh`; under `given` if a shard_map in the program names that abstract mesh."""
     import jax
 
     def compiled(context: AbstractContextManager[Any], jitted: Any) -> Any:

@@ -19,7 +19,7 @@ from meshwright.audit.hlo.op_names import (
     split_op_name,
 )
 from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, Program, dtype_bits, leaves
-from meshwright.audit.hlo.trace import COPIES, CallPath, TracedValue, history, places, run_count
+from meshwright.audit.hlo.trace import COPIES, CallPath, TracedValue, history, places, resolve, run_count
 from meshwright.cost.collectives import Op
 from meshwright.dtypes import EMULATED, NUMBER_TYPES, of_hlo
 from meshwright.errors import AuditError
@@ -383,8 +383,7 @@ def _op_name(value: TracedValue, index: int) -> tuple[str, Instruction]:
 
 
 def _parameter(origin: TracedValue) -> str | None:
-    is_input = origin.instruction.opcode == "parameter" and not origin.place.frames
-    return (origin.instruction.op_name or origin.instruction.name) if is_input else None
+    return (origin.instruction.op_name or origin.instruction.name) if origin.is_input else None
 
 
 def narrowest_dtype(program: Program, value: TracedValue) -> str:
@@ -468,7 +467,7 @@ def _share_of_tile(program: Program, operand: TracedValue) -> Fraction:
 
 
 def _follows_sum(program: Program, op: Op, operand: TracedValue) -> bool:
-    *_, end = history(program, operand, MOVED)
+    end = resolve(program, operand, MOVED)
     if op == "permute":
         return op_of(end.instruction) in ("all_reduce", "reduce_scatter")
     return op == "all_gather" and end.instruction.opcode == "recv-done" and summed_operand(end) is not None

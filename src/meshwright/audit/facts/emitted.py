@@ -114,7 +114,7 @@ class Emitted:
 
     @property
     def elements_of_all(self) -> int:
-        """Numbers of the whole array, of whose blocks a permute or an all-to-all sends one."""
+        """Numbers of the whole array; the operand of an all-to-all is one block of it."""
         c, groups = self.collective, self.collective.groups
         blocks = max(groups.size, 1) if self.op == "all_to_all" else 1
         return 8 * c.gathered_bytes * blocks // bits_of(c.dtype)
@@ -178,7 +178,7 @@ class Emitted:
         """Whether an instruction concatenates the parts of this all-to-all."""
         if self.op != "all_to_all" or user.instruction.opcode != "concatenate":
             return False
-        parts = (user.operand(i) for i in range(len(user.instruction.operands)))
+        parts = user.operands()
         made_by = {tuple(history(program, part))[-1].instruction.name for part in parts}
         return made_by == {self.value.instruction.name}
 

@@ -9,7 +9,7 @@ from meshwright.audit.facts.factorisations import factorisation_flops
 from meshwright.audit.facts.instruction_work import attention_flops, flops_of, is_attention_kernel
 from meshwright.audit.facts.naming import einsum_of, is_batched, name_nearby, own_name
 from meshwright.audit.facts.opcodes import op_of
-from meshwright.audit.hlo.op_names import scope_of
+from meshwright.audit.hlo.op_names import primitive_of, scope_of
 from meshwright.audit.hlo.read import Instruction, Program, dtype_bits
 from meshwright.audit.hlo.trace import (
     CallPath,
@@ -153,3 +153,9 @@ def _flops(program: Program, instruction: Instruction, place: CallPath) -> int:
     if is_attention_kernel(instruction):
         return attention_flops(program, TracedValue(instruction, place)) or 0
     return flops_of(instruction, place.computation) or factorisation_flops(instruction, place.computation)
+
+
+def innermost_name(instruction: Instruction) -> str:
+    """The innermost scope of an instruction, otherwise JAX's primitive, otherwise its own name."""
+    scope = scope_of(instruction.op_name)
+    return scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name

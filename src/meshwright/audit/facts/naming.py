@@ -50,14 +50,17 @@ def _name(program: Program, value: TracedValue, steps: int) -> str:
         return _longest([name, *taken, *_names_of_turn(program, end, steps - 1)])
     if not name and end.instruction.opcode == "concatenate":
         # Slices of a padded reduce-scatter, some from a neighbour: of one tensor if they have one name.
-        parts = {_name(program, end.operand(i), steps - 1) for i in range(len(end.instruction.operands))}
+        parts = {_name(program, each, steps - 1) for each in end.operands()}
         return parts.pop() if len(parts) == 1 else ""
     before = summed_operand(end)
     return _longest([name, _name(program, before, steps - 1)]) if before else name
 
 
 def _within(scope: tuple[str, ...], name: str, moved: Sequence[Instruction]) -> str:
-    """The most specific of `name` and the names of moves in scopes within its own: a cast of a gradient."""
+    """The longest of `name` and the names of moves in its scope or a scope within it.
+
+    A cast of a gradient has such a name.
+    """
     inner = (one.op_name for one in moved if scope_of(one.op_name)[: len(scope)] == scope)
     return _longest([name, *inner]) if scope else name
 
@@ -82,7 +85,7 @@ def _names_of_turn(program: Program, value: TracedValue, steps: int) -> Iterator
         made = []
     for each in made if steps else ():
         yield _name(program, each, steps - 1)
-        *_, end = history(program, each, MOVED)
+        end = resolve(program, each, MOVED)
         yield from _names_of_turn(program, end, steps - 1)
 
 
@@ -266,8 +269,7 @@ def _weight_of(program: Program, value: TracedValue) -> str:
             break
         value = before
     instruction = value.instruction
-    is_input = instruction.opcode == "parameter" and not value.place.frames
-    keys = keys_of(instruction.op_name) if is_input and "params[" in instruction.op_name else []
+    keys = keys_of(instruction.op_name) if value.is_input and "params[" in instruction.op_name else []
     return keys[-1] if keys else ""
 
 
@@ -293,13 +295,13 @@ def laid_end_to_end(program: Program, value: TracedValue, *, by_compiler: bool =
     `value` may be that array, a slice of it, or a sum's result. by_compiler: only arrays that the compiler
     made, without a name of JAX.
     """
-    *_, made = history(program, value, MOVED)
+    made = resolve(program, value, MOVED)
     while not made.instruction.op_name and (before := summed_operand(made)):
-        *_, made = history(program, before, MOVED)
+        made = resolve(program, before, MOVED)
     if by_compiler and made.instruction.op_name:
         return []
     if made.instruction.opcode == "concatenate":
-        pieces = [made.operand(i) for i in range(len(made.instruction.operands))]
+        pieces = made.operands()
     elif made.instruction.opcode == "maximum":
         pieces = list(_padded(program, made))
     else:
@@ -310,11 +312,11 @@ def laid_end_to_end(program: Program, value: TracedValue, *, by_compiler: bool =
 
 def _padded(program: Program, value: TracedValue) -> Iterator[TracedValue]:
     """The arrays padded with -inf whose maximum a value is."""
-    *_, made = history(program, value)
+    made = resolve(program, value, MOVES)
     if made.instruction.opcode == "maximum":
         yield from _padded(program, made.operand(0))
         yield from _padded(program, made.operand(1))
     elif made.instruction.opcode == "pad":
-        *_, filler = history(program, made.operand(1))
+        filler = resolve(program, made.operand(1), MOVES)
         if filler.instruction.literal == "-inf":
             yield made.operand(0)

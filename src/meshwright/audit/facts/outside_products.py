@@ -18,7 +18,6 @@ from meshwright.audit.hlo.trace import (
     MOVES,
     CallPath,
     TracedValue,
-    history,
     known_runs,
     places,
     resolve,
@@ -231,7 +230,7 @@ def state_passes(program: Program, *, differentiated: bool) -> Iterator[StatePas
             if _multiplies_rows(instruction, place.computation):
                 continue
             value = TracedValue(instruction, place)
-            operands = [value.operand(index) for index in range(len(instruction.operands))]
+            operands = value.operands()
             state = next((found for each in operands if (found := _input(program, each))), None)
             if state is None:
                 continue
@@ -267,7 +266,6 @@ def _multiplies_rows(instruction: Instruction, computation: Computation) -> bool
 
 def _input(program: Program, value: TracedValue) -> Instruction | None:
     """The floating-point input of the program that a value is or slices; otherwise None."""
-    *_, last = history(program, value, MOVES)
-    is_input = last.instruction.opcode == "parameter" and not last.place.frames
-    is_float = is_input and _is_float(last.instruction.shapes[0].dtype)
+    last = resolve(program, value, MOVES)
+    is_float = last.is_input and _is_float(last.instruction.shapes[0].dtype)
     return last.instruction if is_float else None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from meshwright.audit.facts.groups import DeviceGroups
 from meshwright.audit.hlo.read import ArrayShape, Program
-from meshwright.audit.hlo.trace import COPIES, TracedValue, history, readers, resolve
+from meshwright.audit.hlo.trace import COPIES, MOVES, TracedValue, history, readers, resolve
 
 # For each device, the start of its slice in each dimension.
 Offsets = tuple[tuple[int, ...], ...]
@@ -156,12 +156,12 @@ def _own_slice(
 
 def is_shard_in_zeros(program: Program, operand: TracedValue) -> bool:
     """Whether an operand is this device's shard written into an array of zeros."""
-    *_, written = history(program, operand)
+    written = resolve(program, operand, MOVES)
     if written.instruction.opcode != "dynamic-update-slice":
         return False
-    *_, into = history(program, written.operand(0))
+    into = resolve(program, written.operand(0), MOVES)
     if into.instruction.opcode == "broadcast":
-        *_, into = history(program, into.operand(0))
+        into = resolve(program, into.operand(0), MOVES)
     is_zero = into.instruction.opcode == "constant" and float(into.instruction.literal or 1) == 0
     offsets = slice_offsets(program, written, first=2)
     return is_zero and offsets is not None and len(set(offsets)) > 1

@@ -144,6 +144,12 @@ class Instruction:
         """The arrays of the result, tuples flattened."""
         return leaves(self.shape)
 
+    @property
+    def where(self) -> str:
+        """JAX's name, with its file and line if the program has them."""
+        line = f" ({self.source_file}:{self.source_line})" if self.source_file and self.source_line else ""
+        return f"{self.op_name or self.name}{line}"
+
 
 @dataclass(frozen=True)
 class Computation:

@@ -69,9 +69,18 @@ class TracedValue:
     place: CallPath
     path: tuple[int, ...] = ()
 
+    @property
+    def is_input(self) -> bool:
+        """Whether it is an input of the program: a parameter of the entry, not of a called computation."""
+        return self.instruction.opcode == "parameter" and not self.place.frames
+
     def operand(self, index: int, path: tuple[int, ...] = ()) -> "TracedValue":
         name = self.instruction.operands[index]
         return TracedValue(self.place.computation.instructions[name], self.place, path)
+
+    def operands(self) -> list["TracedValue"]:
+        """All operands, in order."""
+        return [self.operand(index) for index in range(len(self.instruction.operands))]
 
 
 def places(program: Program, start: CallPath | None = None) -> Iterator[CallPath]:
@@ -322,7 +331,7 @@ def sources(program: Program, value: TracedValue) -> list[TracedValue]:
     called = called_by(program, instruction)
     if called and instruction.opcode not in ("while", "conditional"):
         return [_result_of(program, value)]
-    return [value.operand(index) for index in range(len(instruction.operands))]
+    return value.operands()
 
 
 def ancestors(program: Program, value: TracedValue) -> Iterator[TracedValue]:

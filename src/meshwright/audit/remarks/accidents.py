@@ -18,7 +18,7 @@ from meshwright.audit.facts.groups import copied_over, tiles_of
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, WRITES, TracedValue, entered_as, history, places
+from meshwright.audit.hlo.trace import MOVES, WRITES, TracedValue, entered_as, places, resolve
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.activations import UNCONSTRAINED
 from meshwright.audit.remarks.fault_rule import Fault, ProgramContext, is_integer
@@ -26,7 +26,7 @@ from meshwright.audit.remarks.necessity import NEED_RULES
 from meshwright.audit.remarks.origins import BATCH_GATHERED, ORIGIN_RULES
 from meshwright.audit.remarks.patterns import FAULT_RULES, exposed
 from meshwright.audit.remarks.sums import REPLICATED_STATE
-from meshwright.audit.remarks.whole_dimension import WHOLE_DIMENSION
+from meshwright.audit.remarks.whole_dimension import SCAN, WHOLE_DIMENSION
 from meshwright.audit.remarks.widened import widened_send
 from meshwright.notation.mesh import Mesh
 
@@ -114,7 +114,7 @@ def written_in_part(program: Program) -> set[str]:
 
 def _chooses_whole(program: Program, select: TracedValue) -> bool:
     """Whether a select takes one of its arrays whole, by a single condition."""
-    *_, condition = history(program, select.operand(0), MOVES | {"broadcast"})
+    condition = resolve(program, select.operand(0), MOVES | {"broadcast"})
     return not condition.instruction.shapes[0].dims
 
 
@@ -171,6 +171,7 @@ def accidents(schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices
     context = ProgramContext(program, collectives, prices, is_differentiated(program), schedule, *batch)
     least = _SHARE * sum(prices.sent(one) for one in collectives)
     warnings: dict[tuple[str, str], Remark] = {}
+    # Keys of the warnings of operations along one dimension, by its axes and the size of their arrays.
     along: dict[tuple[object, ...], list[tuple[str, str]]] = {}
     for collective in collectives:
         num_sent = prices.sent(collective)
@@ -192,7 +193,7 @@ def accidents(schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices
 
 def _subject(warning: Remark) -> str:
     """The tensor of a warning; for the steps of one scan, which have other tensors, the scan."""
-    return warning.what if "associative_scan" in warning.what else warning.tensor
+    return warning.what if SCAN in warning.what else warning.tensor
 
 
 def _of_one_dimension(first: Remark, others: Iterable[Remark]) -> Remark:

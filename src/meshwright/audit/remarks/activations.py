@@ -8,12 +8,13 @@ from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.shards import own_slices
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, history, sources
+from meshwright.audit.hlo.trace import MOVES, TracedValue, resolve, sources
 from meshwright.audit.remarks.fault_rule import (
     CONSTRAINTS,
     MOST_VALUES,
     MOVED,
     REDUCES,
+    SENT_BY_A_SUM,
     Fault,
     ProgramContext,
     is_integer,
@@ -74,7 +75,7 @@ def _is_halo(emitted: Emitted, context: ProgramContext) -> bool:
     distances = len(_distances(emitted, context))
     if not is_shift(emitted) or distances > _BOTH_WAYS:
         return False
-    *_, shard = history(context.program, emitted.operand(), MOVES)
+    shard = resolve(context.program, emitted.operand(), MOVES)
     sent = emitted.operand().instruction.shapes[0].num_elements
     return distances < _BOTH_WAYS or sent * _SHARD_PER_HALO < shard.instruction.shapes[0].num_elements
 
@@ -261,7 +262,7 @@ def _gathered_as(value: TracedValue, context: ProgramContext) -> Emitted | None:
     """The gather that an operand of a product is, perhaps after elementwise operations."""
     left, seen = [value], 0
     while left and seen < MOST_VALUES:
-        *_, origin = history(context.program, left.pop(), MOVES)
+        origin = resolve(context.program, left.pop(), MOVES)
         sent = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
         if sent is not None:
             return sent if sent.op == "all_gather" else None
@@ -283,12 +284,8 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
     # A norm also reduces the whole array to a mean and a variance, which could come from sums over shards.
     others = [user for user, _ in uses if user not in sliced]
     is_reduced = all(user.instruction.opcode in REDUCES for user in others)
-    *_, stored = history(context.program, emitted.operand(), MOVES)
-    if (
-        stored.instruction.opcode == "parameter"
-        and not stored.place.frames
-        and is_integer(stored.instruction)
-    ):
+    stored = resolve(context.program, emitted.operand(), MOVES)
+    if stored.is_input and is_integer(stored.instruction):
         return None  # indices of rows: a few bytes
     # `repeated_calls` reports an array that a shard_map takes whole.
     if not sliced or not is_reduced or name == "shard_map":
@@ -328,10 +325,6 @@ def batch_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
     return None
 
 
-# An all-reduce sends its operand twice.
-_SENT_BY_A_SUM = 2
-
-
 def along_the_contraction(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Activations gathered along the dimension that a product sums over, for a far smaller result."""
     if emitted.op != "all_gather" or not _is_moved_activation(emitted, context):
@@ -349,7 +342,7 @@ def along_the_contraction(emitted: Emitted, context: ProgramContext) -> Fault | 
             continue
         # The weight's columns are split over the same devices, so that a device has a part of the result.
         result_bytes = user.instruction.shapes[0].num_bytes * emitted.collective.groups.size
-        if emitted.collective.gathered_bytes > _SENT_BY_A_SUM * result_bytes:
+        if emitted.collective.gathered_bytes > SENT_BY_A_SUM * result_bytes:
             return (
                 "contraction_gathered",
                 f"activations (`{emitted.tensor}`, {emitted.collective.gathered_bytes:,} B) are gathered "
@@ -402,7 +395,7 @@ _CUTS_BY_TURNS = ("dynamic_slice", "dynamic_update_slice")
 
 def _is_reduced_in_two_steps(emitted: Emitted, context: ProgramContext) -> bool:
     """Whether results of the devices' reductions are gathered to be reduced again, as for an argmax."""
-    *_, origin = history(context.program, emitted.operand(), MOVES)
+    origin = resolve(context.program, emitted.operand(), MOVES)
     uses = list(emitted.uses(context.program))
     return (
         origin.instruction.opcode in REDUCES
@@ -415,7 +408,7 @@ def _is_squared(emitted: Emitted, context: ProgramContext) -> bool:
     """Whether a product multiplies a gathered array with one device's shard of the same array."""
 
     def origin(value: TracedValue) -> Instruction:
-        *_, first = history(context.program, value, MOVES)
+        first = resolve(context.program, value, MOVES)
         return first.instruction
 
     source = origin(emitted.operand())
@@ -442,12 +435,12 @@ def _is_moved_activation(emitted: Emitted, context: ProgramContext) -> bool:
 def _is_carried(emitted: Emitted, program: Program) -> bool:
     """Whether it moves a value that a loop carries from turn to turn."""
     depths = [i for i, frame in enumerate(emitted.value.place.frames) if frame.caller.opcode == "while"]
-    *_, origin = history(program, emitted.operand(), MOVES)
+    origin = resolve(program, emitted.operand(), MOVES)
     return bool(depths) and origin.instruction.opcode == "parameter" and bool(origin.place.frames)
 
 
 def _scatters_the_same(other: Emitted, emitted: Emitted) -> bool:
-    """Whether `other` is the sum whose shards `one` gathers: sequence parallelism."""
+    """Whether `other` scatters a sum whose shards `emitted` gathers: sequence parallelism."""
     c = other.collective
     scatters = c.op == "reduce_scatter" or c.scattered
     return scatters and c.groups.size == emitted.collective.groups.size and other.elements == emitted.elements

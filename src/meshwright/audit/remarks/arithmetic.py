@@ -1,14 +1,14 @@
 """Work and waits that no large transfer shows: tiny sums in loops, one-hot products, 64-bit numbers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from meshwright.audit.facts.communication import bits_of, narrowest_dtype
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.matmuls import Product, products
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import primitive_of
-from meshwright.audit.hlo.read import Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, history
+from meshwright.audit.hlo.read import Program
+from meshwright.audit.hlo.trace import MOVES, TracedValue, resolve
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import of_hlo
 
@@ -65,17 +65,9 @@ def _is_only_kept(program: Program, one: Emitted) -> bool:
 
 def one_hot_products(program: Program, prices: Prices) -> list[Remark]:
     """A warning of matmuls of a table by rows that have a single 1, which a look-up reads instead."""
-    total, found = 0.0, list[Product]()
-    for product in products(program):
-        total += product.flops
-        operands = [product.value.operand(at) for at in range(len(product.value.instruction.operands))]
-        pairs = zip(operands, reversed(operands), strict=True)
-        if any(_is_one_hot(program, rows) and _is_input(program, table) for rows, table in pairs):
-            found.append(product)
-    flops = sum(one.flops for one in found)
-    if flops <= _SHARE_OF_FLOPS * total:
+    largest, flops, share = _largest(program, _is_of_one_hot)
+    if largest is None:
         return []
-    largest = max(found, key=lambda one: one.flops)
     instruction = largest.value.instruction
     name = primitive_of(instruction.op_name) or instruction.name
     return [
@@ -83,8 +75,8 @@ def one_hot_products(program: Program, prices: Prices) -> list[Remark]:
             "one_hot_multiplied",
             name,
             f"the matmul `{name}` multiplies a table by one-hot rows, {flops:.3g} FLOPs per device "
-            f"({flops / total:.0%} of all): each result is a row of the table",
-            _place(instruction),
+            f"({share:.0%} of all): each result is a row of the table",
+            instruction.where,
             "look the rows up: table[indices], or jnp.take(table, indices, axis=0), whose gradient adds rows "
             "by index too",
             0,
@@ -94,32 +86,50 @@ def one_hot_products(program: Program, prices: Prices) -> list[Remark]:
     ]
 
 
+def _largest(
+    program: Program, is_such: Callable[[Program, TracedValue], bool]
+) -> tuple[Product | None, float, float]:
+    """The largest of such products, the FLOPs of all of them, and their share of the program's FLOPs.
+
+    The product is None if the share is too small to report.
+    """
+    total, found = 0.0, list[Product]()
+    for product in products(program):
+        total += product.flops
+        if is_such(program, product.value):
+            found.append(product)
+    flops = sum(one.flops for one in found)
+    if flops <= _SHARE_OF_FLOPS * total:
+        return None, flops, 0.0
+    return max(found, key=lambda one: one.flops), flops, flops / total
+
+
+def _is_of_one_hot(program: Program, product: TracedValue) -> bool:
+    """Whether a product multiplies an input of the program by one-hot rows."""
+    operands = product.operands()
+    pairs = zip(operands, reversed(operands), strict=True)
+    return any(_is_one_hot(program, rows) and _is_input(program, table) for rows, table in pairs)
+
+
 def _is_one_hot(program: Program, value: TracedValue) -> bool:
     """Whether a value is `jax.nn.one_hot` of indices: a comparison with 0, 1, 2, ..., as numbers."""
-    *_, origin = history(program, value, MOVES)
+    origin = resolve(program, value, MOVES)
     if origin.instruction.opcode != "compare" or origin.instruction.attributes.get("direction") != "EQ":
         return False
-    sides = (list(history(program, origin.operand(at), MOVES | {"broadcast"}))[-1] for at in (0, 1))
+    sides = (resolve(program, origin.operand(at), MOVES | {"broadcast"}) for at in (0, 1))
     return any(side.instruction.opcode == "iota" for side in sides)
 
 
 def _is_input(program: Program, value: TracedValue) -> bool:
-    *_, origin = history(program, value, MOVES | {"all-gather"})
-    return origin.instruction.opcode == "parameter" and not origin.place.frames
+    """Whether a value is an input of the program, perhaps gathered."""
+    return resolve(program, value, MOVES | {"all-gather"}).is_input
 
 
 def double_products(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
     """A warning of matmuls in 64 bits, for which accelerators have no units."""
-    total, found = 0.0, list[Product]()
-    for product in products(program):
-        total += product.flops
-        shapes = product.value.instruction.shapes
-        if shapes and of_hlo(shapes[0].dtype) == "f64":
-            found.append(product)
-    flops = sum(one.flops for one in found)
-    if flops <= _SHARE_OF_FLOPS * total:
+    largest, _, share = _largest(program, _is_double)
+    if largest is None:
         return []
-    largest = max(found, key=lambda one: one.flops)
     instruction = largest.value.instruction
     name = primitive_of(instruction.op_name) or instruction.name
     wide = [one for one in sent if bits_of(one.collective.dtype) == _WIDEST]
@@ -128,10 +138,10 @@ def double_products(program: Program, prices: Prices, sent: Iterable[Emitted]) -
         Remark(
             "promoted",
             name,
-            f"the matmul `{name}` and others compute in f64, {flops / total:.0%} of all FLOPs, and "
+            f"the matmul `{name}` and others compute in f64, {share:.0%} of all FLOPs, and "
             f"{len(wide):,} collectives send f64: jax_enable_x64 is on, and a NumPy array of float64 "
             "promotes what it meets",
-            _place(instruction),
+            instruction.where,
             "cast NumPy arrays to float32 where they enter (jnp.asarray(array, jnp.float32)), or leave out "
             "jax_enable_x64: half the bytes",
             sum(prices.sent(one) for one in wide) // 2,
@@ -141,8 +151,7 @@ def double_products(program: Program, prices: Prices, sent: Iterable[Emitted]) -
     ]
 
 
-def _place(instruction: Instruction) -> str:
-    """JAX's name of an instruction, with its file and line if the program has them."""
-    name = instruction.op_name or instruction.name
-    known = instruction.source_file and instruction.source_line
-    return f"{name} ({instruction.source_file}:{instruction.source_line})" if known else name
+def _is_double(program: Program, product: TracedValue) -> bool:
+    """Whether a product's result has 64 bits."""
+    shapes = product.instruction.shapes
+    return bool(shapes) and of_hlo(shapes[0].dtype) == "f64"

@@ -8,12 +8,12 @@ from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.shards import device_values
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, ancestors, history, sources
+from meshwright.audit.hlo.trace import MOVES, TracedValue, ancestors, resolve, sources
 from meshwright.audit.remarks.fault_rule import MOST_VALUES, Fault, ProgramContext, is_integer
 from meshwright.audit.remarks.whole_dimension import WHOLE_DIMENSION
 
 
-def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
+def table_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An embedding gathered whole to look up a few of its rows."""
     if emitted.op != "all_gather" or emitted.is_written:
         return None
@@ -26,26 +26,33 @@ def table(emitted: Emitted, context: ProgramContext) -> Fault | None:
         ):
             if is_computed(context.program, emitted.operand()):
                 return _looked_up(emitted, context)
-            shares = set(emitted.axes) & context.batch_axes
-            rows_of_all = looked_up * emitted.collective.groups.size
             return (
                 "table_gathered",
                 f"the whole table `{emitted.tensor}` is gathered over {context.over(emitted)} "
                 f"({emitted.collective.gathered_bytes:,} B) to look up rows of {looked_up:,} B",
-                _EXCHANGE_ROWS
-                if shares and _is_mapped(emitted) and rows_of_all < emitted.collective.gathered_bytes
-                else _LOOK_UP_OWN_ROWS
-                if rows_of_all >= emitted.collective.gathered_bytes
-                else "the looked-up indices are sharded over the same axis: gather the indices, a few bytes, "
-                "look up in each device's shard and reduce-scatter the rows, in jax.shard_map; or shard the "
-                "table over another axis"
-                if shares
-                else "look up rows in each device's shard and all-reduce them: keep the table sharded and "
-                "constrain only the result",
+                _remedy_of_table(emitted, context, looked_up * emitted.collective.groups.size),
             )
     return None
 
 
+def _remedy_of_table(emitted: Emitted, context: ProgramContext, rows_of_all: int) -> str:
+    """The remedy for a gathered table. rows_of_all: bytes of the rows that all devices look up."""
+    if rows_of_all >= emitted.collective.gathered_bytes:
+        return _LOOK_UP_OWN_ROWS
+    if not set(emitted.axes) & context.batch_axes:
+        return _LOOK_UP_IN_SHARDS
+    return _EXCHANGE_ROWS if _is_mapped(emitted) else _GATHER_INDICES
+
+
+_LOOK_UP_IN_SHARDS = (
+    "look up rows in each device's shard and all-reduce them: keep the table sharded and constrain only the "
+    "result"
+)
+# If the batch's axis splits the indices, too.
+_GATHER_INDICES = (
+    "the looked-up indices are sharded over the same axis: gather the indices, a few bytes, look up in each "
+    "device's shard and reduce-scatter the rows, in jax.shard_map; or shard the table over another axis"
+)
 # If jax.vmap maps a look-up over tables of which each device has some.
 _EXCHANGE_ROWS = (
     "each device has some of the tables, and the indices are split by the batch over the same axis: look up "
@@ -55,7 +62,7 @@ _EXCHANGE_ROWS = (
 
 
 def _looked_up(emitted: Emitted, context: ProgramContext) -> Fault:
-    """A computed array gathered to read some of its elements by index: sorted logits, say."""
+    """A computed array gathered to read some of its elements by index, such as sorted logits."""
     return (
         WHOLE_DIMENSION,
         f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
@@ -83,7 +90,7 @@ def table_summed(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     if not primitive_of(c.op_name).startswith("scatter"):
         return None
-    *_, origin = history(context.program, emitted.operand(), MOVES)
+    origin = resolve(context.program, emitted.operand(), MOVES)
     if origin.instruction.opcode == "scatter":
         shapes = [origin.operand(at).instruction.shapes[0] for at in range(len(origin.instruction.operands))]
     elif origin.instruction.opcode == "while":  # XLA for CPU may make a loop of the scatter
@@ -119,7 +126,7 @@ def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     whole = rows.shapes[0].num_elements * c.groups.size
     if emitted.elements * emitted.runs * 2 < whole:
         return None
-    if name not in context.batch_names and not is_integer(rows):
+    if not context.is_of_batch(rows):
         return (
             "table_gathered",
             f"rows of `{name}` ({c.gathered_bytes:,} B) are fetched over {context.over(emitted)} by index "
@@ -174,7 +181,7 @@ def _indices_of(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
             yield user.operand(len(user.instruction.operands) // 2)
     left, seen = [emitted.operand()], 0
     while left and seen < MOST_VALUES:
-        *_, origin = history(program, left.pop(), MOVES)
+        origin = resolve(program, left.pop(), MOVES)
         if origin.instruction.opcode in ("gather", "scatter"):
             yield origin.operand(len(origin.instruction.operands) // 2)
         elif origin.instruction.opcode in ELEMENTWISE or op_of(origin.instruction) == "all_reduce":
@@ -192,7 +199,7 @@ def _counts(program: Program, indices: TracedValue, groups: Sequence[Sequence[in
     counted: set[int] = set()
     whole: set[int] = set()
     while left and seen < MOST_VALUES:
-        *_, origin = history(program, left.pop(), MOVES | {"broadcast"})
+        origin = resolve(program, left.pop(), MOVES | {"broadcast"})
         instruction = origin.instruction
         if instruction.opcode == "concatenate":
             columns = list(enumerate(origin.operand(i) for i in range(len(instruction.operands))))
@@ -216,7 +223,7 @@ def _is_count(program: Program, part: TracedValue) -> bool:
     has_count = False
     for value in ancestors(program, part):
         instruction = value.instruction
-        if instruction.opcode == "parameter" and not value.place.frames:
+        if value.is_input:
             return False
         numbers = re.findall(r"-?\d+", instruction.literal) if instruction.opcode == "constant" else []
         has_count |= instruction.opcode == "iota" or (
@@ -233,12 +240,11 @@ def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | No
     program = context.program
     left, seen = [emitted.operand()], 0
     while left and seen < MOST_VALUES:
-        *_, origin = history(program, left.pop(), MOVES)
+        origin = resolve(program, left.pop(), MOVES)
         instruction = origin.instruction
-        if instruction.opcode == "parameter" and not origin.place.frames:
-            name = instruction.op_name or instruction.name
-            is_of_batch = is_integer(instruction) or name in context.batch_names
-            return instruction if is_of_batch or set(emitted.axes) & context.batch_axes else None
+        if origin.is_input:
+            is_sent = context.is_of_batch(instruction) or bool(set(emitted.axes) & context.batch_axes)
+            return instruction if is_sent else None
         if instruction.opcode == "gather":
             left = [origin.operand(0)]
         elif instruction.opcode in ELEMENTWISE:
@@ -254,10 +260,10 @@ def added_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     name, shape = primitive_of(c.op_name), emitted.value.instruction.shapes[-1]
     if not is_sum or context.differentiated or not name.startswith("scatter") or len(shape.dims) <= 1:
         return None
-    *_, origin = history(context.program, emitted.operand(), MOVES)
+    origin = resolve(context.program, emitted.operand(), MOVES)
     if origin.instruction.opcode not in ("scatter", "while"):  # XLA for CPU may make a loop of the scatter
         return None
-    if not any(_looks_up_alike(other, emitted) for other in context.sent):
+    if not any(_looks_up_rows_of(other, emitted) for other in context.sent):
         return None  # an array that is stored whole
     return (
         "added_by_index",
@@ -270,7 +276,7 @@ def added_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
-def _looks_up_alike(other: Emitted, emitted: Emitted) -> bool:
-    """Whether a collective fetches rows, by index, of an array of the size of a sum and over its devices."""
+def _looks_up_rows_of(other: Emitted, emitted: Emitted) -> bool:
+    """Whether `other` fetches rows by index, over the axes of a sum, from an array of the sum's size."""
     is_lookup = primitive_of(other.collective.op_name) == "gather" and other.axes == emitted.axes
     return is_lookup and other.elements_of_all == emitted.elements_of_all

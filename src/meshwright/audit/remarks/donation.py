@@ -12,7 +12,7 @@ from meshwright.audit.hlo.trace import (
     CallPath,
     TracedValue,
     entered_as,
-    history,
+    resolve,
     sources,
 )
 from meshwright.units import format_bytes
@@ -23,9 +23,9 @@ _THROUGH = ELEMENTWISE | {"sqrt", "abs", "select-n", "compare", "fusion", "call"
 
 
 def undonated_note(program: Program) -> str:
-    """A sentence on new state beside the old; "" if a step donates its state, or returns none.
+    """A sentence on new state next to the old; "" if a step donates its state, or returns none.
 
-    In inference, state is an input that is returned with a part written anew, such as a cache.
+    In inference, state is an input that is returned with a part overwritten, such as a cache.
     """
     if not is_differentiated(program):
         return _of_caches(program)
@@ -53,7 +53,7 @@ def _of_caches(program: Program) -> str:
 
 
 def _undonated(program: Program, old: Sequence[Instruction]) -> list[Instruction]:
-    """The inputs, each once, without those whose memory a result takes."""
+    """The inputs, each once, without the inputs that the program donates."""
     donated = {program.main.parameters[number].name for number in program.donated}
     by_name = {one.name: one for one in old}
     return [one for name, one in by_name.items() if name not in donated]
@@ -70,7 +70,7 @@ def _written(program: Program, left: TracedValue) -> Instruction | None:
         instruction = value.instruction
         if instruction.opcode in WRITES:
             left, written = value.operand(0), True
-        elif written and instruction.opcode == "parameter" and not value.place.frames:
+        elif written and value.is_input:
             return instruction
         elif not written and instruction.opcode == "while" and value.path:
             computation = program.computations[instruction.attributes["body"].lstrip("%")]
@@ -86,7 +86,7 @@ def _written(program: Program, left: TracedValue) -> Instruction | None:
 
 def _stacked(program: Program, value: TracedValue) -> TracedValue | None:
     """The part that a turn of a loop writes into the stack that it returns; None if it writes none."""
-    *_, write = history(program, value, MOVES - SLICES)
+    write = resolve(program, value, MOVES - SLICES)
     return write.operand(1) if write.instruction.opcode == "dynamic-update-slice" else None
 
 
@@ -97,8 +97,8 @@ def _note(old: Sequence[Instruction], sentence: str) -> str:
         return ""
     largest = max(old, key=lambda one: one.shapes[0].num_bytes)
     which = f" and {len(old) - 1} more are" if len(old) > 1 else " is"
-    said = sentence.format(size=format_bytes(num_bytes), how="jax.jit(step, donate_argnums=...)")
-    return f"`{largest.op_name or largest.name}`{which} {said}"
+    rest = sentence.format(size=format_bytes(num_bytes), how="jax.jit(step, donate_argnums=...)")
+    return f"`{largest.op_name or largest.name}`{which} {rest}"
 
 
 def _updated(program: Program, path: tuple[int, ...], shape: ArrayShape) -> Instruction | None:
@@ -106,9 +106,9 @@ def _updated(program: Program, path: tuple[int, ...], shape: ArrayShape) -> Inst
     left, seen = [TracedValue(program.main.result, CallPath(program.main), path)], 0
     while left and seen < _MOST_STEPS and shape.dims:
         seen += 1
-        *_, value = history(program, left.pop(0), MOVES)
+        value = resolve(program, left.pop(0), MOVES)
         instruction = value.instruction
-        if instruction.opcode == "parameter" and not value.place.frames:
+        if value.is_input:
             if instruction.shapes[0].dims == shape.dims:
                 return instruction
         elif instruction.opcode in _THROUGH or (instruction.opcode == "tuple" and value.path):

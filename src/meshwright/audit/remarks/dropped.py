@@ -9,19 +9,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.audit.facts.communication import narrowest_dtype
-from meshwright.audit.facts.matmuls import products
+from meshwright.audit.facts.matmuls import innermost_name, products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import device_values
-from meshwright.audit.hlo.op_names import primitive_of, scope_of
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import (
     MOVES,
     CallPath,
     TracedValue,
     ancestors,
-    history,
     places,
+    resolve,
     same_each_turn,
     sources,
     value_key,
@@ -58,8 +57,7 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
         return []
     largest, _ = max(dropped, key=lambda pair: pair[1])
     instruction = largest.value.instruction
-    scope = scope_of(instruction.op_name)
-    name = scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name
+    name = innermost_name(instruction)
     others = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
     kept = round(kept_by[value_key(largest.value)] * program.num_devices)
     drop, change = "replace the result by zeros", _SHARE
@@ -119,7 +117,7 @@ def _of_zeros(program: Program, select: TracedValue) -> _Chosen | None:
     zeros = [_is_zero(program, select.operand(at)) for at in (1, 2)]
     if zeros.count(True) != 1:
         return None
-    *_, condition = history(program, select.operand(0), MOVES | {"broadcast"})
+    condition = resolve(program, select.operand(0), MOVES | {"broadcast"})
     takes_first = device_values(program, condition)
     if not takes_first or len(set(takes_first)) == 1:
         return None
@@ -131,7 +129,7 @@ def _of_zeros(program: Program, select: TracedValue) -> _Chosen | None:
 def _of_mask(program: Program, product: TracedValue) -> _Chosen | None:
     """The value that a mask of 0 and 1, by the device's number and the loop's turn, multiplies."""
     for at in (0, 1):
-        *_, mask = history(program, product.operand(at), MOVES | {"broadcast"})
+        mask = resolve(program, product.operand(at), MOVES | {"broadcast"})
         if mask.instruction.opcode == "compare" and (share := _share_of_turn(program, mask, product)):
             return _Chosen(product.operand(1 - at), 1 - at, share, in_turns=True)
     return None
@@ -142,7 +140,7 @@ def _of_turns(program: Program, select: TracedValue) -> _Chosen | None:
 
     A condition of inequality chooses the value by its third operand.
     """
-    *_, condition = history(program, select.operand(0), MOVES | {"broadcast"})
+    condition = resolve(program, select.operand(0), MOVES | {"broadcast"})
     share = _share_of_turn(program, condition, select)
     kept = 2 if condition.instruction.attributes.get("direction") == "NE" else 1
     return _Chosen(select.operand(kept), kept, share, in_turns=True) if share else None
@@ -171,7 +169,7 @@ def _share_of_turn(program: Program, condition: TracedValue, user: TracedValue) 
 
 
 def _is_zero(program: Program, value: TracedValue) -> bool:
-    *_, origin = history(program, value, MOVES | {"broadcast"})
+    origin = resolve(program, value, MOVES | {"broadcast"})
     literal = origin.instruction.literal
     return origin.instruction.opcode == "constant" and literal in ("0", "-0", "0.0", "{0}")
 

@@ -10,7 +10,7 @@ from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, called_by, history, sources
+from meshwright.audit.hlo.trace import MOVES, TracedValue, called_by, resolve, sources
 
 Fault = tuple[str, str, str]  # kind, what, change
 
@@ -37,17 +37,25 @@ class ProgramContext:
         """The devices that a collective joins, in words."""
         return self.prices.over(emitted.axes, emitted.collective.groups.size)
 
+    def is_of_batch(self, parameter: Instruction) -> bool:
+        """Whether an input is a part of the batch: integers, or one of the batch's names."""
+        return is_integer(parameter) or (parameter.op_name or parameter.name) in self.batch_names
+
 
 FaultRule = Callable[[Emitted, ProgramContext], Fault | None]
 
 # A collective is reported if another way of computing the same sends fewer bytes by this factor.
 FEWER_BYTES = 4
+# An all-reduce sends its operand twice.
+SENT_BY_A_SUM = 2
 # Limit of the values that a search through a program visits.
 MOST_VALUES = 16
 # Collectives that move an array and do not sum it.
 MOVED = ("permute", "all_to_all", "all_gather")
 # JAX's primitives of a sharding that the user asks for.
 CONSTRAINTS = ("sharding_constraint", "reshard")
+# JAX's primitives by which a loop reads the row of its turn.
+TURN_BY_TURN = ("dynamic_slice", "dynamic_index_in_dim", "squeeze")
 # Opcodes of reductions.
 REDUCES = ("reduce", "reduce-window")
 # Opcodes that assemble an array from parts.
@@ -63,7 +71,7 @@ def parts_before(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
     """The values that a collective's operand is assembled from, also by earlier collectives."""
     left, seen = [emitted.operand()], 0
     while left and seen < MOST_VALUES:
-        *_, origin = history(program, left.pop(), MOVES)
+        origin = resolve(program, left.pop(), MOVES)
         yield origin
         is_moved = op_of(origin.instruction) in MOVED
         if is_moved or origin.instruction.opcode in (*ELEMENTWISE, *_JOINED):

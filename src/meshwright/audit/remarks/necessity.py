@@ -19,8 +19,8 @@ from meshwright.audit.hlo.trace import (
     TracedValue,
     ancestors,
     entered_as,
-    history,
     readers,
+    resolve,
     sources,
     value_key,
 )
@@ -106,7 +106,7 @@ def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
     for _ in range(_MOST_STEPS):
         if not left:
             return total
-        *_, origin = history(context.program, left.pop(), MOVES)
+        origin = resolve(context.program, left.pop(), MOVES)
         instruction, key = origin.instruction, value_key(origin)
         if key in seen or instruction.opcode in ("constant", "iota", "partition-id"):
             continue
@@ -171,7 +171,7 @@ def _origins(context: ProgramContext, value: TracedValue, moves: frozenset[str])
     """The values that `value` is computed from by elementwise operations and `moves`."""
     left, seen = [value], set[tuple[object, ...]]()
     while left and len(seen) < _MOST_STEPS:
-        *_, origin = history(context.program, left.pop(), moves)
+        origin = resolve(context.program, left.pop(), moves)
         if value_key(origin) in seen:
             continue
         seen.add(value_key(origin))
@@ -185,7 +185,7 @@ def summed_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | No
     """Whole arrays passed round the devices, which only add them up."""
     if emitted.op != "permute" or emitted.collective.follows_sum:
         return None
-    *_, origin = history(context.program, emitted.operand(), MOVES - SLICES)
+    origin = resolve(context.program, emitted.operand(), MOVES - SLICES)
     is_carry = origin.instruction.opcode == "parameter" and bool(origin.place.loops and origin.path)
     permutes = {one.value.instruction.name for one in context.sent if one.op == "permute"}
     passed_on = added = False
@@ -255,7 +255,7 @@ def _stored(context: ProgramContext, value: TracedValue) -> Instruction | None:
         value = entered_as(context.program, value)
         if value.instruction.opcode in WRITES:
             value = value.operand(0)
-        elif value.instruction.opcode == "parameter" and not value.place.frames:
+        elif value.is_input:
             return value.instruction
         else:
             return None
@@ -266,13 +266,12 @@ def batch_turned(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Rows of a batch exchanged between devices in a training step, although their order does not matter."""
     if emitted.op != "permute" or emitted.is_written or not context.differentiated:
         return None
-    *_, origin = history(context.program, emitted.operand(), COPIES | {"convert"})
+    origin = resolve(context.program, emitted.operand(), COPIES | {"convert"})
     instruction = origin.instruction
-    if instruction.opcode != "parameter" or origin.place.frames:
+    if not origin.is_input:
         return None
     name = instruction.op_name or instruction.name
-    is_of_batch = name in context.batch_names or is_integer(instruction)
-    if not is_of_batch or not set(emitted.axes) & context.batch_axes:
+    if not context.is_of_batch(instruction) or not set(emitted.axes) & context.batch_axes:
         return None
     return (
         "batch_shuffled",
@@ -313,9 +312,9 @@ def input_of_no_matmul(emitted: Emitted, context: ProgramContext) -> Fault | Non
     """An input that is not trained, such as a mask, stored in shards and read whole elementwise."""
     if emitted.op != "all_gather" or emitted.is_written:
         return None
-    *_, origin = history(context.program, emitted.operand(), COPIES | {"convert", "transpose"})
+    origin = resolve(context.program, emitted.operand(), COPIES | {"convert", "transpose"})
     stored, dims = origin.instruction, emitted.value.instruction.shapes[-1].dims
-    if stored.opcode != "parameter" or origin.place.frames or len(dims) <= 1 or is_integer(stored):
+    if not origin.is_input or len(dims) <= 1 or is_integer(stored):
         return None
     name = stored.op_name or stored.name
     returned = [shape.dims for shape in context.program.main.result.shapes]
@@ -375,10 +374,7 @@ def _fixed(emitted: Emitted, context: ProgramContext, how: str) -> Fault:
 
 def _depends_on_data(context: ProgramContext, value: TracedValue) -> bool:
     """Whether a value depends on an input of the program."""
-    return any(
-        one.instruction.opcode == "parameter" and not one.place.frames
-        for one in ancestors(context.program, value)
-    )
+    return any(one.is_input for one in ancestors(context.program, value))
 
 
 def _ends(

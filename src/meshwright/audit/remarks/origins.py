@@ -11,14 +11,14 @@ from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.matmuls import products
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program, arrays
-from meshwright.audit.hlo.trace import COPIES, MOVES, CallPath, TracedValue, history, same_each_turn
+from meshwright.audit.hlo.trace import COPIES, MOVES, CallPath, TracedValue, resolve, same_each_turn
 from meshwright.audit.remarks.fault_rule import (
     MOVED,
+    TURN_BY_TURN,
     Fault,
     FaultRule,
     ProgramContext,
     is_cut_in_a_loop,
-    is_integer,
 )
 
 # Functions of jax.random that draw numbers, and the primitives that these call.
@@ -27,8 +27,6 @@ DRAWS = re.compile(
     r"|jit\(_(bernoulli|uniform|normal\w*|truncated_normal|randint|gumbel|exponential|cauchy|laplace)\)"
 )
 BATCH_GATHERED = "batch_gathered"
-# Primitives by which a loop reads the row of its turn.
-_TURN_BY_TURN = ("dynamic_slice", "dynamic_index_in_dim", "squeeze")
 
 
 def random_bits(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -53,13 +51,13 @@ def padded_dimension(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if emitted.op not in MOVED or emitted.is_written or not size:
         return None
     # XLA for CPU sends one operand to each device; the parts of the first ones may have no padding.
-    operands = (emitted.value.operand(at) for at in range(len(emitted.value.instruction.operands)))
-    origins = (list(history(context.program, each, MOVES))[-1] for each in operands)
+    operands = emitted.value.operands()
+    origins = (resolve(context.program, each, MOVES) for each in operands)
     origin = next((each for each in origins if each.instruction.opcode == "pad"), None)
     if origin is None:
         return None
-    *_, stored = history(context.program, origin.operand(0), MOVES)
-    if stored.instruction.opcode != "parameter" or stored.place.frames:
+    stored = resolve(context.program, origin.operand(0), MOVES)
+    if not stored.is_input:
         return None
     pairs = zip(origin.operand(0).instruction.shapes[0].dims, origin.instruction.shapes[0].dims, strict=True)
     grown = [(before, after) for before, after in pairs if before != after]
@@ -82,12 +80,12 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     name = emitted.collective.op_name
     dims = emitted.value.instruction.attributes.get("dimensions", "")
-    if not re.fullmatch(r"\{\d+\}", dims) or "/while/" not in name or primitive_of(name) not in _TURN_BY_TURN:
+    if not re.fullmatch(r"\{\d+\}", dims) or "/while/" not in name or primitive_of(name) not in TURN_BY_TURN:
         return None
     along = int(dims.strip("{}"))
     if along and not is_cut_in_a_loop(emitted, context.program, along):
         return None
-    *_, origin = history(context.program, emitted.operand(), COPIES | {"convert"})
+    origin = resolve(context.program, emitted.operand(), COPIES | {"convert"})
     is_batch = _is_of_batch(origin.instruction, emitted, context)
     if not is_batch and not _shares_its_weight(emitted, context):
         return None
@@ -110,9 +108,11 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 def _is_of_batch(stored: Instruction, emitted: Emitted, context: ProgramContext) -> bool:
     """Whether an input is a part of the batch, and the collective goes over the axes that split it."""
-    name = stored.op_name or stored.name
-    is_input = stored.opcode == "parameter" and (name in context.batch_names or is_integer(stored))
-    return is_input and bool(set(emitted.axes) & context.batch_axes)
+    return (
+        stored.opcode == "parameter"
+        and context.is_of_batch(stored)
+        and bool(set(emitted.axes) & context.batch_axes)
+    )
 
 
 def _shares_its_weight(emitted: Emitted, context: ProgramContext) -> bool:
@@ -121,7 +121,7 @@ def _shares_its_weight(emitted: Emitted, context: ProgramContext) -> bool:
     A loop over layers multiplies each of them by an array that changes from turn to turn, and a recurrence
     passes its state on.
     """
-    *_, stored = history(context.program, emitted.operand(), MOVES)
+    stored = resolve(context.program, emitted.operand(), MOVES)
     # A loop over microbatches has rows that a reshape cuts.
     is_reshaped = len(stored.instruction.shapes[0].dims) != len(emitted.value.instruction.shapes[-1].dims)
     if context.differentiated or is_reshaped:
@@ -133,7 +133,7 @@ def _shares_its_weight(emitted: Emitted, context: ProgramContext) -> bool:
         depth = max(at for at, frame in enumerate(place.frames) if frame.caller.opcode == "while")
         left, right = product.value.operand(0), product.value.operand(1)
         for rows, weight in ((left, right), (right, left)):
-            *_, origin = history(context.program, rows, MOVES)
+            origin = resolve(context.program, rows, MOVES)
             if origin.instruction is emitted.value.instruction:
                 is_same = same_each_turn(context.program, weight, depth)
                 return is_same and not _passes_on(context.program, place.frames[depth].caller)
@@ -144,7 +144,7 @@ def _passes_on(program: Program, loop: Instruction) -> bool:
     """Whether a loop computes an array for its next turn, apart from arrays into which it stores rows."""
     body = program.computations[loop.attributes["body"].lstrip("%")]
     for path, shape in arrays(body.result.shape):
-        *_, value = history(program, TracedValue(body.result, CallPath(body), path), MOVES)
+        value = resolve(program, TracedValue(body.result, CallPath(body), path), MOVES)
         if shape.dims and value.instruction.opcode not in ("parameter", "dynamic-update-slice"):
             return True
     return False

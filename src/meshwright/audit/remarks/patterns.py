@@ -21,7 +21,7 @@ from meshwright.audit.remarks.by_index import (
     added_by_index,
     batch_by_index,
     batch_in_an_index,
-    table,
+    table_gathered,
     table_summed,
 )
 from meshwright.audit.remarks.fault_rule import Fault, FaultRule, ProgramContext
@@ -65,7 +65,7 @@ def exposed(emitted: Emitted, context: ProgramContext) -> Fault | None:
 # In order of precedence.
 FAULT_RULES: tuple[FaultRule, ...] = (
     batch_in_an_index,
-    table,
+    table_gathered,
     table_summed,
     batch_by_index,
     flat_array,

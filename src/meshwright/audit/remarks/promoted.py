@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted, is_product
-from meshwright.audit.facts.matmuls import Product, products
+from meshwright.audit.facts.matmuls import Product, innermost_name, products
 from meshwright.audit.facts.seconds import Prices
-from meshwright.audit.hlo.op_names import phase_of, primitive_of, scope_of
+from meshwright.audit.hlo.op_names import phase_of, primitive_of
 from meshwright.audit.hlo.read import Program, dtype_bits
-from meshwright.audit.hlo.trace import MOVES, TracedValue, history, sources, value_key
+from meshwright.audit.hlo.trace import MOVES, TracedValue, history, resolve, sources, value_key
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import of_hlo
 
@@ -41,14 +41,13 @@ def promoted_products(program: Program, prices: Prices, sent: Iterable[Emitted])
         return []
     largest, narrow, wide = max(promoted, key=lambda one: one[0].flops)
     instruction = largest.value.instruction
-    scope = scope_of(instruction.op_name)
-    name = scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name
+    name = innermost_name(instruction)
     others = f" and {len(promoted) - 1} more" if len(promoted) > 1 else ""
     kept, given = _narrow_type(program, narrow), of_hlo(wide.instruction.shapes[0].dtype)
     origin = next((one for _, _, each in promoted if (one := _promoter(program, each))), None)
     by, change = _of_origin(program, origin, kept)
     made = {id(product.value.instruction) for product, _, _ in promoted}
-    moved = [one for one in sent if id(_origin(program, one.operand()).instruction) in made]
+    moved = [one for one in sent if id(resolve(program, one.operand(), MOVES).instruction) in made]
     num_bytes = sum(prices.sent(one) for one in moved) * (_WIDE - _NARROW) // _WIDE
     seconds = [prices.product_seconds(flops, dtype) for dtype in (given, kept)]
     sent_seconds = prices.total_seconds(moved)
@@ -56,13 +55,12 @@ def promoted_products(program: Program, prices: Prices, sent: Iterable[Emitted])
     if None not in (*seconds, sent_seconds):
         saved = (seconds[0] or 0.0) - (seconds[1] or 0.0) + (sent_seconds or 0.0) * (1 - _NARROW / _WIDE)
     place = instruction if origin is None else origin.instruction
-    line = f" ({place.source_file}:{place.source_line})" if place.source_file and place.source_line else ""
     return [
         Remark(
             "promoted",
             name,
             f"the matmul `{name}`{others}: {kept} numbers are multiplied by {given} ones, in {given}{by}",
-            f"{place.op_name or place.name}{line}",
+            place.where,
             change,
             num_bytes,
             saved,
@@ -78,8 +76,8 @@ def _of_origin(program: Program, origin: TracedValue | None, kept: str) -> tuple
         return "", cast
     name = primitive_of(origin.instruction.op_name) or origin.instruction.opcode
     by = f", since {name} has promoted an operand"
-    operands = (origin.operand(at) for at in range(len(origin.instruction.operands)))
-    ends = [list(history(program, each, MOVES | {"broadcast"}))[-1] for each in operands]
+    operands = origin.operands()
+    ends = [resolve(program, each, MOVES | {"broadcast"}) for each in operands]
     if not any(one.instruction.opcode == "constant" for one in ends):
         return by, cast
     return f"{by}: its constant has {_WIDE} bits", (
@@ -97,10 +95,10 @@ def _promoted(program: Program, product: TracedValue) -> Iterator[tuple[TracedVa
         return
     pair = [product.operand(at) for at in (0, 1)]
     for narrow, wide in (pair, pair[::-1]):
-        origin = _origin(program, wide)
+        origin = resolve(program, wide, MOVES)
         is_input = origin.instruction.opcode in ("parameter", "constant")
         *forms, stored = history(program, narrow, MOVES)
-        is_weight = stored.instruction.opcode == "parameter" and not stored.place.frames
+        is_weight = stored.is_input
         if not is_weight or any(map(_is_asked_for, forms)):
             continue
         is_wide = dtype_bits(wide.instruction.shapes[0].dtype) == _WIDE and not _narrow_type(program, wide)
@@ -115,11 +113,6 @@ def _is_asked_for(value: TracedValue) -> bool:
     return is_cast and dtype_bits(instruction.shapes[0].dtype) == _WIDE
 
 
-def _origin(program: Program, value: TracedValue) -> TracedValue:
-    *_, origin = history(program, value, MOVES)
-    return origin
-
-
 def _narrow_type(program: Program, value: TracedValue) -> str:
     """The 16-bit floating-point type of an earlier form of a value; "" without one."""
     for each in history(program, value, MOVES):
@@ -131,10 +124,10 @@ def _narrow_type(program: Program, value: TracedValue) -> str:
 
 def _was_narrow(program: Program, value: TracedValue) -> bool:
     """Whether a value is a 16-bit one, or a matmul of two whose result has not been rounded to them."""
-    origin = _origin(program, value)
+    origin = resolve(program, value, MOVES)
     if not is_product(origin):
         return bool(_narrow_type(program, value))
-    operands = (origin.operand(at) for at in range(len(origin.instruction.operands)))
+    operands = origin.operands()
     return all(_narrow_type(program, each) for each in operands)
 
 
@@ -142,7 +135,7 @@ def _promoter(program: Program, wide: TracedValue) -> TracedValue | None:
     """The elementwise operation in which a value became 32-bit; None if it is not known."""
     left, seen = [wide], set[tuple[object, ...]]()
     while left and len(seen) < _MOST_STEPS:
-        *_, value = history(program, left.pop(0), MOVES | {"broadcast"})
+        value = resolve(program, left.pop(0), MOVES | {"broadcast"})
         opcode = value.instruction.opcode
         if value_key(value) in seen or not (opcode in (*ELEMENTWISE, "reduce") or is_product(value)):
             continue

@@ -21,11 +21,11 @@ from meshwright.audit.facts.communication import (
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import changes_along, copied_over, copies_of, group_axes
 from meshwright.audit.facts.instruction_work import flops_of, is_attention_kernel
-from meshwright.audit.facts.matmuls import Product, products
+from meshwright.audit.facts.matmuls import Product, innermost_name, products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import device_values, slice_offsets
-from meshwright.audit.hlo.op_names import is_written_by_hand, phase_of, primitive_of, scope_of
+from meshwright.audit.hlo.op_names import is_written_by_hand, phase_of, primitive_of
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import (
     MOVES,
@@ -33,14 +33,15 @@ from meshwright.audit.hlo.trace import (
     TracedValue,
     ancestors,
     entered_as,
-    history,
     places,
     readers,
+    resolve,
     sources,
     value_key,
 )
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import batch_of, written_in_part
+from meshwright.audit.remarks.fault_rule import SENT_BY_A_SUM
 from meshwright.audit.remarks.origins import DRAWS
 from meshwright.audit.remarks.sums import REPLICATED_STATE
 from meshwright.notation.mesh import Mesh
@@ -89,7 +90,7 @@ def multiplied_inputs(program: Program) -> set[int]:
     inputs = set[int]()
     while left:
         value = left.popleft()
-        if value.instruction.opcode == "parameter" and not value.place.frames:
+        if value.is_input:
             inputs.add(id(value.instruction))
         fresh = [source for source in sources(program, value) if value_key(source) not in seen]
         seen |= {value_key(source) for source in fresh}
@@ -197,16 +198,16 @@ def _is_cheaper_than_results(
 ) -> bool:
     """Whether products of gathered rows take less time than gathers of the products' results.
 
-    Keys and values of all positions are computed on each device from gathered rows, say. If each device
-    multiplied its own rows, the results would be gathered in place of the rows.
+    An example is keys and values of all positions, computed on each device from gathered rows. If each
+    device multiplied its own rows, the results would be gathered in place of the rows.
     """
     by_name = {one.value.instruction.name: one for one in sent if one.op == "all_gather" and one.is_written}
     rows: dict[str, float] = {}
     results = 0.0
     for one in repeated:
         product = one.product.value
-        operands = [product.operand(at) for at in range(len(product.instruction.operands))]
-        names = [list(history(program, each, MOVES))[-1].instruction.name for each in operands]
+        operands = product.operands()
+        names = [resolve(program, each, MOVES).instruction.name for each in operands]
         gather = next((by_name[name] for name in names if name in by_name), None)
         seconds = prices.seconds(gather) if gather else None
         if gather is None or seconds is None or not gather.elements:
@@ -215,9 +216,7 @@ def _is_cheaper_than_results(
         runs = one.product.flops / max(flops_of(product.instruction, product.place.computation), 1)
         share = product.instruction.shapes[0].num_elements / gather.elements
         results += seconds / gather.runs * share * runs
-    largest = max(repeated, key=lambda product: product.excess_flops)
-    dtype = narrowest_dtype(program, largest.product.value.operand(0))
-    excess = prices.product_seconds(sum(one.excess_flops for one in repeated), dtype)
+    excess = _excess_seconds(repeated, program, prices)
     return excess is not None and excess < results - sum(rows.values())
 
 
@@ -226,8 +225,8 @@ def _is_cheaper_than_a_sum(
 ) -> bool:
     """Whether products of whole weights take less time than sums in place of the gathers of their rows.
 
-    If the weights were split along the summed dimension, the results would be all-reduced, which sends as
-    much again as the gathers.
+    If the weights were split along the summed dimension, the results would be all-reduced, which sends
+    the bytes of the gathers once more.
     """
     gathers = [
         gather for one in repeated if (gather := _gathered_rows(one, program, prices.mesh)) is not None
@@ -236,10 +235,15 @@ def _is_cheaper_than_a_sum(
         return False
     names = {gather.name for gather, _ in gathers}
     again = prices.total_seconds([one for one in sent if one.value.instruction.name in names])
+    excess = _excess_seconds(repeated, program, prices)
+    return again is not None and excess is not None and excess < again
+
+
+def _excess_seconds(repeated: Sequence[Alike], program: Program, prices: Prices) -> float | None:
+    """Seconds of the repetitions of products, in the type of the largest; None if they have no price."""
     largest = max(repeated, key=lambda product: product.excess_flops)
     dtype = narrowest_dtype(program, largest.product.value.operand(0))
-    excess = prices.product_seconds(sum(one.excess_flops for one in repeated), dtype)
-    return again is not None and excess is not None and excess < again
+    return prices.product_seconds(sum(one.excess_flops for one in repeated), dtype)
 
 
 def _follows(program: Program, repeated: Alike, gathers: Sequence[Emitted]) -> bool:
@@ -259,7 +263,7 @@ def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
         if is_attention_kernel(product.value.instruction) or _factorises_gathered(program, product.value):
             continue
         value, total = product.value, total + product.flops
-        operands = [value.operand(index) for index in range(len(value.instruction.operands))]
+        operands = value.operands()
         if any(_is_spread(program, operand) for operand in operands):
             continue
         over = tuple(one.axis for one in differing if not any(map(one.differs, operands)))
@@ -273,9 +277,9 @@ def _is_spread(program: Program, operand: TracedValue) -> bool:
 
     Its product repeats work on one device too, which no sharding saves. The broadcast may be scaled.
     """
-    *_, origin = history(program, operand, MOVES)
+    origin = resolve(program, operand, MOVES)
     while origin.instruction.opcode in ("multiply", "divide"):
-        pair = [list(history(program, origin.operand(i), MOVES))[-1] for i in (0, 1)]
+        pair = [resolve(program, origin.operand(i), MOVES) for i in (0, 1)]
         spread = [each for each in pair if each.instruction.opcode in ("broadcast", "multiply", "divide")]
         if len(spread) < len(pair):
             return False
@@ -325,7 +329,7 @@ def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> l
 
 
 def drawn_whole(program: Program, prices: Prices) -> list[Remark]:
-    """A warning of random numbers that all devices draw alike, each to keep its own part of them."""
+    """A warning of random numbers that all devices draw, although each keeps only a part of them."""
     axes = [axis for axis, size in prices.mesh.sizes.items() if size > 1]
     drawn: dict[str, tuple[Instruction, tuple[str, ...]]] = {}
     for axis in axes:
@@ -365,7 +369,7 @@ _FEW_RANDOM_BYTES = 1 << 16
 
 
 def _draw_of(program: Program, whole: TracedValue) -> Instruction | None:
-    """The largest earlier value that a generator draws, for an elementwise function of it."""
+    """The nearest earlier value that a generator draws; None if it is small, or a product is between."""
     left, seen = [whole], set[tuple[object, ...]]()
     while left and len(seen) < _MOST_STEPS:
         value = left.pop(0)
@@ -381,7 +385,7 @@ def _draw_of(program: Program, whole: TracedValue) -> Instruction | None:
 
 
 def summed_after_gather(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
-    """Warnings of arrays that the user gathers and all devices multiply alike, to a far smaller result.
+    """Warnings of arrays that the user gathers, and that all devices multiply to the same smaller result.
 
     Such a product sums over the gathered dimension, as a weighted sum of all experts' rows does.
     """
@@ -392,14 +396,10 @@ def summed_after_gather(program: Program, prices: Prices, sent: Iterable[Emitted
         differing = [_Differing(program, prices.mesh, axis) for axis in gather.axes]
         for user, _ in gather.products(program):
             result_bytes = user.instruction.shapes[0].num_bytes
-            is_small = gather.collective.gathered_bytes > _SENT_BY_A_SUM * result_bytes
+            is_small = gather.collective.gathered_bytes > SENT_BY_A_SUM * result_bytes
             if is_small and not any(each.differs(user) for each in differing):
                 remarks.append(_of_sum(gather, result_bytes, prices))
     return remarks
-
-
-# An all-reduce sends its operand twice.
-_SENT_BY_A_SUM = 2
 
 
 def _of_sum(gather: Emitted, result_bytes: int, prices: Prices) -> Remark:
@@ -477,7 +477,7 @@ def _factorises_gathered(program: Program, value: TracedValue) -> bool:
     """Whether a factorisation's operand is gathered, which another warning reports."""
     if len(value.instruction.operands) != 1:
         return False
-    *_, origin = history(program, value.operand(0), MOVES)
+    origin = resolve(program, value.operand(0), MOVES)
     return op_of(origin.instruction) == "all_gather"
 
 
@@ -507,7 +507,7 @@ class _Differing:
     def _begins(self, value: TracedValue) -> bool | None:
         """Whether a value differs regardless of its operands; None if it depends on them."""
         instruction = value.instruction
-        if instruction.opcode == "parameter" and not value.place.frames:
+        if value.is_input:
             return self.axis not in copied_over(instruction, self.mesh)
         if instruction.opcode in ("partition-id", "replica-id", "infeed", "recv"):
             return True
@@ -533,11 +533,9 @@ class _Differing:
 def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Remark:
     largest = max(repeated, key=lambda product: product.excess_flops)
     instruction = largest.product.value.instruction
-    scope = scope_of(instruction.op_name)
-    name = scope[-1] if scope else primitive_of(instruction.op_name) or instruction.name
+    name = innermost_name(instruction)
     over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in repeated)
     others = f" and {len(repeated) - 1} more" if len(repeated) > 1 else ""
-    dtype = narrowest_dtype(program, largest.product.value.operand(0))
     change = _to_share(repeated, largest, program, prices)
     return Remark(
         "computed_repeatedly",
@@ -547,7 +545,7 @@ def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Rem
         instruction.op_name,
         change,
         0,
-        prices.product_seconds(excess, dtype),
+        _excess_seconds(repeated, program, prices),
         instruction=instruction.name,
     )
 
@@ -606,10 +604,10 @@ _MOST_STEPS = 64
 
 def _is_sorted(program: Program, product: TracedValue) -> bool:
     """Whether rows of an operand of a product are gathered by indices that depend on a sort."""
-    left = [product.operand(at) for at in range(len(product.instruction.operands))]
+    left = product.operands()
     seen = set[tuple[object, ...]]()
     while left and len(seen) < _MOST_STEPS:
-        *_, value = history(program, left.pop(), MOVES)
+        value = resolve(program, left.pop(), MOVES)
         if value_key(value) in seen or value.instruction.opcode in ("dot", "convolution"):
             continue
         seen.add(value_key(value))
@@ -641,11 +639,11 @@ def _whole_weight(repeated: list[Alike], program: Program, mesh: Mesh) -> str | 
 def _gathered_rows(one: Alike, program: Program, mesh: Mesh) -> tuple[Instruction, Instruction] | None:
     """(the gather of its rows, its whole weight) of a repeated product of activations and an input."""
     axes, product = set(one.axes), one.product.value
-    operands = [product.operand(at) for at in range(len(product.instruction.operands))]
-    origins = [list(history(program, each, MOVES))[-1] for each in operands]
+    operands = product.operands()
+    origins = [resolve(program, each, MOVES) for each in operands]
     for weight, rows in zip(origins, reversed(origins), strict=True):
         stored, gather = weight.instruction, rows.instruction
-        is_input = stored.opcode == "parameter" and not weight.place.frames and stored.op_name
+        is_input = weight.is_input and stored.op_name
         if is_input and axes <= {*copied_over(stored, mesh)} and op_of(gather) == "all_gather":
             along = int(gather.attributes.get("dimensions", "{0}").strip("{}").split(",")[0])
             if gather.shapes[-1].dims[along] in stored.shapes[0].dims:
@@ -657,13 +655,11 @@ def _whole_input(one: Alike, program: Program, mesh: Mesh) -> str | None:
     """The input that a repeated product multiplies whole, if the axes that repeat it split no batch."""
     if set(one.axes) & batch_of(program, mesh).axes:
         return None
-    operands = [one.product.value.operand(at) for at in range(len(one.product.value.instruction.operands))]
+    operands = one.product.value.operands()
     for operand in sorted(operands, key=lambda each: -each.instruction.shapes[0].num_elements):
-        *_, origin = history(program, operand, MOVES)
+        origin = resolve(program, operand, MOVES)
         stored = origin.instruction
-        is_weight = (
-            stored.opcode == "parameter" and not origin.place.frames and len(stored.shapes[0].dims) > 1
-        )
+        is_weight = origin.is_input and len(stored.shapes[0].dims) > 1
         if is_weight and stored.op_name and {*one.axes} <= {*copied_over(stored, mesh)}:
             return stored.op_name
     return None
@@ -682,7 +678,7 @@ def _gathered_weight(repeated: list[Alike], program: Program, mesh: Mesh) -> str
     pairs = ((one.product.value, index) for one in repeated for index in (0, 1))
     sizes: dict[str, int] = {}
     for value in (each.operand(index) for each, index in pairs if index < len(each.instruction.operands)):
-        *_, origin = history(program, value, MOVES)
+        origin = resolve(program, value, MOVES)
         if op_of(origin.instruction) != "all_gather":
             continue
         gathered = entered_as(program, origin.operand(0)).instruction

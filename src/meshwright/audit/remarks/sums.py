@@ -7,7 +7,15 @@ from meshwright.audit.facts.instruction_work import flops_of
 from meshwright.audit.facts.shards import own_slices
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
-from meshwright.audit.hlo.trace import COPIES, MOVES, TracedValue, history, readers, sources, value_key
+from meshwright.audit.hlo.trace import (
+    COPIES,
+    MOVES,
+    TracedValue,
+    readers,
+    resolve,
+    sources,
+    value_key,
+)
 from meshwright.audit.remarks.fault_rule import (
     FEWER_BYTES,
     MOST_VALUES,
@@ -93,7 +101,7 @@ def _is_added_to_sums(user: TracedValue, at: int, emitted: Emitted, context: Pro
         return False
     left, seen = [user.operand(1 - at)], 0
     while left and seen < MOST_VALUES:
-        *_, origin = history(context.program, left.pop(), MOVES)
+        origin = resolve(context.program, left.pop(), MOVES)
         other = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
         if other is not None and other.collective.op == "all_reduce" and same_devices(other, emitted):
             seen += 1
@@ -113,7 +121,7 @@ def _after_scaling(
     """
     for user, at in uses:
         if (user.instruction.opcode, at) in _SCALINGS:
-            *_, other = history(program, user.operand(1 - at), MOVES | {"broadcast"})
+            other = resolve(program, user.operand(1 - at), MOVES | {"broadcast"})
             if other.instruction.opcode == "constant":
                 yield from _after_scaling(program, readers(program, user))
                 continue
@@ -154,7 +162,7 @@ def _adds_to_the_carry(program: Program, user: TracedValue, at: int) -> bool:
 
 def _replaces_operand(program: Program, user: TracedValue, index: int) -> bool:
     """Whether operand `index` is in the loop's carry, and the result takes its place for the next turn."""
-    *_, other = history(program, user.operand(index), MOVES)
+    other = resolve(program, user.operand(index), MOVES)
     is_carry = other.instruction.opcode == "parameter" and bool(other.place.frames and other.path)
     if not is_carry or any(value_key(reader) != value_key(user) for reader, _ in readers(program, other)):
         return False  # a residual, which the layers of the loop read too
@@ -171,7 +179,7 @@ def wide_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     forward = c.phase == "forward" or not context.differentiated  # gradients of weights are sums over tokens
     if c.op != "all_reduce" or not forward or emitted.is_written or c.gathers:
         return None
-    *_, product = history(context.program, emitted.operand(), MOVES)
+    product = resolve(context.program, emitted.operand(), MOVES)
     if not is_product(product) or len(set(product.instruction.operands)) < 2:
         return None
     devices = emitted.collective.groups.size
@@ -275,9 +283,9 @@ def _elementwise_inputs(user: TracedValue, context: ProgramContext) -> Iterator[
     """The program's inputs that a value is an elementwise function of."""
     left, seen = list(sources(context.program, user)), 0
     while left and seen < MOST_VALUES:
-        *_, origin = history(context.program, left.pop(), COPIES | {"convert"})
+        origin = resolve(context.program, left.pop(), COPIES | {"convert"})
         seen += 1
-        if origin.instruction.opcode == "parameter" and not origin.place.frames:
+        if origin.is_input:
             yield origin.instruction
         elif origin.instruction.opcode in ELEMENTWISE:
             left += sources(context.program, origin)
@@ -291,7 +299,7 @@ def _reader_of_whole(others: Iterable[tuple[TracedValue, int]], context: Program
         name = primitive_of(user.instruction.op_name)
         if user.instruction.opcode in (*ELEMENTWISE, "abs"):
             left += [each for each, at in readers(context.program, user) if at >= 0]
-        elif known := needs_whole((user, 0)) or (name in _FROM_SLICES and name):
+        elif known := needs_whole(user) or (name in _FROM_SLICES and name):
             return known
         elif user.instruction.opcode in REDUCES:
             return "reduce_sum"

@@ -80,7 +80,7 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
 
 
 def _axes_of_weights(arrays: Iterable[Instruction], program: Program, prices: Prices) -> frozenset[str]:
-    """The mesh axes that split all multiplied inputs but at most some, as tensor parallelism does."""
+    """The mesh axes that split at least two of the multiplied matrices, as tensor parallelism does."""
     multiplied = multiplied_inputs(program)
     matrices = [one for one in arrays if id(one) in multiplied and len(one.shapes[0].dims) > 1]
     axes = (axis for axis, size in prices.mesh.sizes.items() if size > 1)

@@ -4,10 +4,18 @@ import re
 
 from meshwright.audit.facts.emitted import Emitted, is_computed
 from meshwright.audit.hlo.op_names import primitive_of
-from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, history, same_each_turn, trip_count
+from meshwright.audit.hlo.trace import (
+    MOVES,
+    CallPath,
+    TracedValue,
+    resolve,
+    same_each_turn,
+    trip_count,
+)
 from meshwright.audit.remarks.fault_rule import (
     FEWER_BYTES,
     MOVED,
+    TURN_BY_TURN,
     Fault,
     ProgramContext,
     is_cut_in_a_loop,
@@ -25,11 +33,7 @@ def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if not moves or emitted.is_written or primitive_of(c.op_name) not in _PIECES:
         return None
     stored = next(
-        (
-            value.instruction
-            for value in parts_before(emitted, context.program)
-            if value.instruction.opcode == "parameter" and not value.place.frames
-        ),
+        (value.instruction for value in parts_before(emitted, context.program) if value.is_input),
         None,
     )
     name = (stored.op_name or stored.name) if stored else ""
@@ -76,7 +80,7 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if emitted.op != "all_gather" or emitted.is_written or is_computed(context.program, emitted.operand()):
         return None
     dims = emitted.value.instruction.attributes.get("dimensions", "")
-    *_, stored = history(context.program, emitted.operand(), MOVES)
+    stored = resolve(context.program, emitted.operand(), MOVES)
     is_batch = emitted.collective.parameter in context.batch_names or is_integer(stored.instruction)
     if is_batch or emitted.value.place.loops:
         return None
@@ -84,13 +88,13 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return _gathered_before_its_loop(emitted, context)
     # The partitioner names the gather after the slice in the loop, whose operand it gathers.
     name = emitted.collective.op_name
-    is_of_loop = "/while/" in name and primitive_of(name) in _SLICES
+    is_of_loop = "/while/" in name and primitive_of(name) in (*TURN_BY_TURN, "gather")
     if not is_of_loop or not any(
         user.instruction.opcode == "while" for user, _ in emitted.uses(context.program)
     ):
         return None
     shape = emitted.result().instruction.shapes[-1]
-    *_, origin = history(context.program, emitted.operand(), MOVES)
+    origin = resolve(context.program, emitted.operand(), MOVES)
     if len(origin.instruction.shapes[0].dims) != len(shape.dims):  # rows of a batch, cut into a stack
         return None
     count = shape.dims[0]
@@ -120,8 +124,6 @@ def _gathered_before_its_loop(emitted: Emitted, context: ProgramContext) -> Faul
 
 # Dimensions of a stack of matrices.
 _STACKED = 3
-
-_SLICES = ("dynamic_slice", "dynamic_index_in_dim", "gather", "squeeze")
 
 
 def for_few_tokens(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -315,6 +317,7 @@ def moved_update(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def _place_of(emitted: Emitted, depth: int) -> CallPath:
+    """The place, around a collective, of the caller of frame `depth`."""
     place = emitted.value.place
     while len(place.frames) > depth:
         place = place.parent

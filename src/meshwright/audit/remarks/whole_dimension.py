@@ -9,6 +9,7 @@ from meshwright.audit.hlo.trace import TracedValue
 from meshwright.audit.remarks.fault_rule import CONSTRAINTS, MOVED, REDUCES, Fault, ProgramContext
 
 WHOLE_DIMENSION = "gathered_for_one_operation"
+SCAN = "associative_scan"
 
 # The remedy for all factorisations is listed under this one.
 _FACTORS = "cholesky"
@@ -54,7 +55,8 @@ def along_the_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     name = primitive_of(emitted.collective.op_name)
     if emitted.op == "all_to_all" and name in CONSTRAINTS:  # the remedy
         return None
-    operation = next(filter(None, map(needs_whole, emitted.uses(context.program, elementwise=True))), None)
+    readers = (user for user, _ in emitted.uses(context.program, elementwise=True))
+    operation = next(filter(None, map(needs_whole, readers)), None)
     if operation is None and name in (*_WITHOUT_PARTS, *SAME_REMEDY):
         operation = name
     # The remedy for factorisations is an exchange that gives each device whole matrices.
@@ -82,7 +84,6 @@ _HALVINGS = 4
 
 def scanned_in_halves(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Parts moved by jax.lax.associative_scan along a split dimension, which halves it again and again."""
-    c = emitted.collective
     if emitted.op not in MOVED or emitted.is_written or not _is_of_scan(emitted):
         return None
     sizes = sorted(
@@ -96,23 +97,17 @@ def scanned_in_halves(emitted: Emitted, context: ProgramContext) -> Fault | None
     if halvings < _HALVINGS:
         return None
     return (
-        (
-            WHOLE_DIMENSION,
-            f"arrays of {sizes[0]:,} to {sizes[-1]:,} B, each half as large as the next, are moved over "
-            f"{context.over(emitted)} for a scan (jax.lax.associative_scan) along a dimension that is split "
-            "there",
-            "scan within each device's shard in jax.shard_map, gather the shards' totals, scan these, and "
-            "combine"
-            " each shard with the total before it; or constrain 16-bit operands to be split along another "
-            "dimension, such as channels, and the result back (one all-to-all each)",
-        )
-        if c.gathered_bytes in sizes
-        else None
+        WHOLE_DIMENSION,
+        f"arrays of {sizes[0]:,} to {sizes[-1]:,} B, each half as large as the next, are moved over "
+        f"{context.over(emitted)} for a scan (jax.lax.{SCAN}) along a dimension that is split there",
+        "scan within each device's shard in jax.shard_map, gather the shards' totals, scan these, and "
+        "combine each shard with the total before it; or constrain 16-bit operands to be split along another "
+        "dimension, such as channels, and the result back (one all-to-all each)",
     )
 
 
 def _is_of_scan(emitted: Emitted) -> bool:
-    """Whether it is named after a primitive of which associative_scan consists."""
+    """Whether a collective is named after a primitive that associative_scan calls."""
     return primitive_of(emitted.collective.op_name) in ("slice", "pad", "concatenate")
 
 
@@ -124,9 +119,9 @@ def _without_the_whole(operation: str, emitted: Emitted) -> str:
     return _SORT_OF_A_VECTOR if listed == "sort" and is_vector else _WITHOUT_PARTS[listed]
 
 
-def needs_whole(use: tuple[TracedValue, int]) -> str | None:
+def needs_whole(reader: TracedValue) -> str | None:
     """The primitive of a reader that takes a whole dimension."""
-    instruction = use[0].instruction
+    instruction = reader.instruction
     target = instruction.attributes.get("custom_call_target", "").strip('"').lower()
     if target == "topk":
         return "top_k"

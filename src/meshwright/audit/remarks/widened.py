@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from meshwright.audit.facts.communication import bits_of, is_cast
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.hlo.read import Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, history
+from meshwright.audit.hlo.trace import MOVES, TracedValue, history, resolve
 from meshwright.audit.remarks.fault_rule import REDUCES, Fault, ProgramContext
 from meshwright.dtypes import NUMBER_TYPES, number_type, of_hlo, types_for
 
@@ -99,7 +99,7 @@ def _widened_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | 
         return None
     if _types_of(turn).intersection(_NARROW):  # carried in 16 bits, and widened by XLA for CPU
         return None
-    *_, after = history(program, TracedValue(place.computation.result, place, origin.path), MOVES)
+    after = resolve(program, TracedValue(place.computation.result, place, origin.path), MOVES)
     if after.instruction is not emitted.value.instruction:
         return None
     before = TracedValue(place.frames[-1].caller, place.parent).operand(0, origin.path)
