@@ -175,6 +175,8 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --compare a100:8", "joined by commas"),
         ("plan serve $S --p95-latency 2s", "is --ttft-p95 2s here"),
         ("plan serve $S --avg-input 1024", "is --prompt-tokens here"),
+        ("plan serve $S --stages 4", "is --layout pipe=4 here"),
+        ("plan train $P --ep-size 4", "is --given expert=4 here"),
         ("fit llama-3-8b --finetune", "it shows every way"),
         ("audit plan.toml --verbose", "everything is printed; leave it out"),
         ("train plan.toml --batch-size 8", "mw plan train --batch-tokens 1Mi"),

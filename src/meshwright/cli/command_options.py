@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from meshwright.cli.completions import OF_OPTIONS
 from meshwright.cli.console import note
-from meshwright.cli.line_pieces import LISTS
+from meshwright.cli.other_values import LISTS
 from meshwright.errors import MeshwrightError
 from meshwright.options import Option, as_option, options_of
 

@@ -19,7 +19,7 @@ from meshwright.cli.line_forms import completed, converted, launched, merged, of
 from meshwright.cli.line_intents import FILLERS, without_fillers
 from meshwright.cli.line_notes import left_out
 from meshwright.cli.line_options import joined_words, placed, replaced
-from meshwright.cli.line_pieces import LAUNCHED, LISTS, Command, Piece, pieces_of
+from meshwright.cli.line_pieces import LAUNCHED, Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import is_no_value, is_unknown_name, with_a_right_value
 from meshwright.cli.other_files import step_of
@@ -31,7 +31,7 @@ from meshwright.cli.other_notation import (
     sizes_here,
 )
 from meshwright.cli.other_subjects import HOSTS, words_of
-from meshwright.cli.other_values import dtype_here, plain_words
+from meshwright.cli.other_values import LISTS, dtype_here, plain_words
 from meshwright.cli.pasted_words import unpasted
 from meshwright.cli.sentences import MEANS_PLANS, notes_of_sentence
 from meshwright.cli.sentences import line_of as sentence_line
@@ -78,7 +78,7 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
         return _launching(words)
     if matmul := _matmul(words):
         return matmul
-    words, machine = with_nearest(from_collective(words, commands))
+    words, machine = with_nearest(_from_collective(words, commands))
     # A line that differs only by blanks around words is not offered.
     as_typed = ["mw", *(word if word.lstrip().startswith("-") else word.strip() for word in typed)]
     spoken = sentence_line(words, commands)
@@ -92,10 +92,10 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     return with_its_file(line, machine) if line and machine else line
 
 
-def from_collective(words: Sequence[str], commands: Collection[str]) -> list[str]:
+def _from_collective(words: Sequence[str], commands: Collection[str]) -> list[str]:
     """The words from the name of a collective on, without fillers; unchanged if a command is named first.
 
-    >>> from_collective("time an allgather of 2GB on v5p 4x4x4".split(), ["bench"])
+    >>> _from_collective("time an allgather of 2GB on v5p 4x4x4".split(), ["bench"])
     ['allgather', '2GB', 'v5p:4x4x4']
     """
     at = next((at for at, word in enumerate(words[:_FIRST_WORDS]) if is_collective(word)), 0)

@@ -72,9 +72,9 @@ def _check_files(pieces: Sequence[Piece]) -> None:
 
 def _check_run(name: str) -> None:
     """Raise PlanError for a model's name or a file of weights, which are no runs to export."""
-    from meshwright.cli.value_kinds import is_model, is_run
+    from meshwright.cli.value_kinds import is_in_usual_folder, is_model
 
-    if not Path(name).is_dir() and (Path(name).suffix or (is_model(name) and not is_run(name))):
+    if not Path(name).is_dir() and (Path(name).suffix or (is_model(name) and not is_in_usual_folder(name))):
         raise PlanError(f"{name} is no run")
 
 

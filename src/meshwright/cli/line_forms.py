@@ -8,7 +8,8 @@ from fractions import Fraction
 from math import prod
 from pathlib import Path
 
-from meshwright.cli.line_pieces import LISTS, Command, Piece
+from meshwright.cli.line_pieces import Command, Piece
+from meshwright.cli.other_values import LISTS, SLICE
 from meshwright.errors import MeshwrightError
 
 
@@ -64,7 +65,7 @@ def _machine_of(first: str, second: str) -> str:
     """
     for machine, other in ((first, second), (second, first)):
         slices, star, example = machine.partition("*")
-        if star and example == _SLICE:
+        if star and example == SLICE:
             return f"{slices}*{other}"
     (name, _, sizes), (other, _, others) = first.partition(":"), second.partition(":")
     by_host = next((each for each in (sizes, others) if "x" in each), "")
@@ -75,7 +76,6 @@ def _machine_of(first: str, second: str) -> str:
     )
 
 
-_SLICE = "v5p:4x4x4"  # the example of a machine with a number of slices
 _ANSWER = 512  # most tokens of the answer, if a line gives only the length of the context
 _LEAST_TOKENS = 1_000_000_000  # of a run; fewer are the batch of a step
 # Options of other programs whose conversion needs the values of other options of the line, so that it waits

@@ -5,8 +5,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from meshwright.cli.value_kinds import is_corpus, is_machine, is_model, is_run
+from meshwright.cli.value_kinds import is_corpus, is_in_usual_folder, is_machine, is_model
 
+_WEIGHTS = "folder", "model"  # kinds of things with weights
 # Verbs, with the line that carries them out for each kind of thing. {} is the thing.
 _LINES: dict[str, dict[str, str]] = {
     "show inspect explain view print describe open cat see read display summary info": {
@@ -29,16 +30,10 @@ _LINES: dict[str, dict[str, str]] = {
     },
     "simulate loadtest": {"plan": "bench serve --plan {}"},
     "run start execute go": {"plan": "train {}", "script": "audit {}:step", "text": "train {}"},
-    "chat complete ask infer": {
-        "folder": "generate --checkpoint {} 'Once upon a time'",
-        "model": "generate --checkpoint {} 'Once upon a time'",
-    },
-    "finetune fine-tune sft adapt": {"folder": "train --from {}", "model": "train --from {}"},
-    "lora peft": {"folder": "train --from {} --lora 16", "model": "train --from {} --lora 16"},
-    "qlora": {
-        "folder": "train --from {} --lora 16 --base-dtype nf4",
-        "model": "train --from {} --lora 16 --base-dtype nf4",
-    },
+    "chat complete ask infer": dict.fromkeys(_WEIGHTS, "generate --checkpoint {} 'Once upon a time'"),
+    "finetune fine-tune sft adapt": dict.fromkeys(_WEIGHTS, "train --from {}"),
+    "lora peft": dict.fromkeys(_WEIGHTS, "train --from {} --lora 16"),
+    "qlora": dict.fromkeys(_WEIGHTS, "train --from {} --lora 16 --base-dtype nf4"),
     "price cost prices pricing costs": {
         "plan": "compare {}",
         "model": "plan train --model {}",
@@ -52,30 +47,18 @@ _LINES: dict[str, dict[str, str]] = {
     "roofline rooflines roof": {"machine": "plot roofline {}", "model": "plot strategies --model {}"},
     "peak peaks": {"machine": "hardware {}"},
 }
-# Words of questions, and the line for a question with all of them; the first match counts.
-_QUESTIONS = (
-    ("cost serve", "plan serve --model {}"),
-    ("cost train", "plan train --model {}"),
-    ("how much cost", "plan train --model {}"),
-    ("tokens second", "plan serve --model {}"),
-    ("how many", "plan train --smallest --model {}"),
-    ("which layout", "plan train --model {}"),
-    ("which gpu", "fit {}"),
-    ("which gpus", "fit {}"),
-    ("is big", "fit {}"),
-    ("is enough", "fit {}"),
-    ("how fast", "plan train --model {}"),
-    ("how long", "plan train --model {}"),
-    ("can run", "fit {}"),
-    ("can fit", "fit {}"),
-    ("will fit", "fit {}"),
-    ("does fit", "fit {}"),
-    ("do need", "fit {}"),
-    ("enough for", "fit {}"),
-    ("how much", "fit {}"),
-    ("can", "fit {}"),
-    ("what", "fit {}"),
+# Lines, each with questions that ask for it: a sentence with all words of a question. The first match counts.
+_QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("plan serve --model {}", ("cost serve",)),
+    ("plan train --model {}", ("cost train", "how much cost")),
+    ("plan serve --model {}", ("tokens second",)),
+    ("plan train --smallest --model {}", ("how many",)),
+    ("plan train --model {}", ("which layout",)),
+    ("fit {}", ("which gpu", "which gpus", "is big", "is enough")),
+    ("plan train --model {}", ("how fast", "how long")),
+    ("fit {}", ("will fit", "does fit", "do need", "enough for", "how much", "can", "what")),
 )
+_FIRST_OF_QUESTIONS = {question.split()[0] for _, questions in _QUESTIONS for question in questions}
 # Words that only join names and numbers in a sentence.
 FILLERS = {"the", "on", "for", "with", "using", "of", "to", "and", "vs", "versus", "against", "please"}
 _REQUESTS = {"requests", "request", "req", "reqs", "queries", "prompts", "calls"}
@@ -121,7 +104,7 @@ def kind_of(word: str) -> str:
     if is_machine(word):
         return "machine"
     is_path = re.fullmatch(r"[\w.~-]*/[\w./-]*", word) is not None and not path.suffix
-    if is_path and (is_run(word) or not is_model(word)):
+    if is_path and (is_in_usual_folder(word) or not is_model(word)):
         return "folder"
     return "model" if is_model(word) else ""
 
@@ -156,7 +139,9 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
     if (first := kind_of(words[0])) in ("model", "machine"):
         yield ["fit" if first == "model" else "hardware", *words]
     spoken = {word.lower().rstrip("?") for word in words}
-    asked = next((line for question, line in _QUESTIONS if spoken >= set(question.split())), "")
+    asked = next(
+        (line for line, questions in _QUESTIONS if any(spoken >= set(each.split()) for each in questions)), ""
+    )
     named = [
         word.rstrip("?")
         for word in words
@@ -167,7 +152,7 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
     # which is faster for llama-3-8b, h100:8 or a100:8?
     if model and len(machines) > 1 and words[0].lower() in ("which", "what", "is"):
         yield ["plan", "train", "--hardware", ",".join(machines), "--model", model]
-    if asked and model and words[0].lower() in {question.split()[0] for question, _ in _QUESTIONS}:
+    if asked and model and words[0].lower() in _FIRST_OF_QUESTIONS:
         named.remove(model)
         known = [word for word in named if kind_of(word)]
         yield [*_filled(asked, model), *named]

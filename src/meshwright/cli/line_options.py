@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from meshwright.cli.line_forms import deferred_option, lacking
-from meshwright.cli.line_pieces import LISTS, Command, Piece, pieces_of
+from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import layout_here, with_a_right_value
 from meshwright.cli.other_subjects import is_of_users, meaning, subject
-from meshwright.cli.other_values import KINDS_OF_CHIPS, in_unit_of, strategy, with_value
+from meshwright.cli.other_values import BATCH_TOKENS, KINDS_OF_CHIPS, LISTS, in_unit_of, strategy, with_value
 from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
 from meshwright.cli.value_kinds import KINDS, OF_PLANS, RESHARD_WORDS
 from meshwright.hardware.catalog import usual
@@ -27,7 +27,6 @@ _MOST_JOINED = 4  # words of one value
 PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
 # Options of other programs for the input, which some commands take as an argument.
 _INPUTS = {"model", "model-path", "input", "checkpoint", "path", "dir", "folder", "run", "source", "file"}
-_OF_SEQUENCES = "--batch-tokens, the sequences"
 # Options of other programs for a mesh, NAME=SIZE,...
 _MESHES = {"mesh", "mesh-shape", "mesh-axes", "axes", "parallelism", "sharding", "strategy"}
 _PRICE = {"cost", "costs", "price", "pricing"}  # parts of the names of options that ask for a price
@@ -173,7 +172,7 @@ def _is_of_argument(option: str, value: str, command: Command) -> bool:
 
 def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] | None:
     """The pieces of the words to type for an option; [] if the reader has to complete them."""
-    if words.startswith(_OF_SEQUENCES):
+    if words == BATCH_TOKENS:
         of_a_device = bool(_OF_A_DEVICE & set(re.split(r"\W|_", piece.option.lower())))
         is_count = piece.value.isdecimal()
         return [Piece("--batch-tokens", piece.value, is_sequences=is_count, of_a_device=of_a_device)]

@@ -22,7 +22,6 @@ _USES: dict[str, Use] = {
 _OF_ONE_MACHINE = ("plan", "train"), ("plan", "rl")
 # Commands of mw that several processes may run: `mw launch local -- train plan.toml` lacks the `mw`.
 LAUNCHED = "train", "serve", "bench", "audit", "generate"
-LISTS = "--given", "--layout", "--set", "--dims", "--mesh"  # options whose values are words joined by commas
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Lines of two commands: download a checkpoint and use it, or plan a model and train it."""
 
-import re
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from meshwright.cli.line_pieces import Command, Piece
-from meshwright.cli.value_kinds import is_corpus, is_run
+from meshwright.cli.value_kinds import is_corpus, is_in_usual_folder, may_be_on_the_hub
 
 # Options that take a folder, each with the arguments of `hf download` for models or data sets.
 _DOWNLOADED = {
@@ -16,24 +15,6 @@ _DOWNLOADED = {
     "--draft-checkpoint": (),
     "--data": ("--repo-type", "dataset"),
 }
-# Repositories of presets on the Hugging Face hub, whose names differ from the presets' by owner and case.
-_REPOSITORIES = {
-    "meta-llama": "Llama-2-7b-hf Llama-2-13b-hf Llama-2-70b-hf Meta-Llama-3-8B Meta-Llama-3-70B Llama-3.1-8B "
-    "Llama-3.1-70B Llama-3.1-405B Llama-3.2-1B Llama-3.2-3B",
-    "mistralai": "Mistral-7B-v0.1 Mixtral-8x7B-v0.1 Mixtral-8x22B-v0.1",
-    "Qwen": "Qwen2.5-0.5B Qwen2.5-1.5B Qwen2.5-3B Qwen2.5-7B Qwen2.5-14B Qwen2.5-32B Qwen2.5-72B Qwen3-0.6B "
-    "Qwen3-1.7B Qwen3-4B Qwen3-8B Qwen3-14B Qwen3-32B Qwen3-30B-A3B Qwen3-235B-A22B",
-    "google": "gemma-2b gemma-7b gemma-2-2b gemma-2-9b gemma-2-27b gemma-3-1b-pt gemma-3-4b-pt "
-    "gemma-3-12b-pt gemma-3-27b-pt",
-    "openai-community": "gpt2 gpt2-medium gpt2-large gpt2-xl",
-    "openai": "gpt-oss-20b gpt-oss-120b",
-    "deepseek-ai": "DeepSeek-V2-Lite DeepSeek-V3 DeepSeek-R1",
-    "HuggingFaceTB": "SmolLM2-135M SmolLM2-360M SmolLM2-1.7B",
-    "microsoft": "phi-2 phi-4",
-    "EleutherAI": "pythia-160m pythia-1.4b pythia-6.9b pythia-12b gpt-neox-20b gpt-j-6b",
-    "allenai": "OLMo-2-1124-7B OLMo-2-1124-13B",
-}
-_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _OWN_MODEL = "tiny"  # the preset to change if a line gives only sizes
 # For the example of a plan: the most tokens of a sequence, and the sequences of a step.
 _LONGEST_SEQUENCE, _SEQUENCES = 4096, 16
@@ -49,33 +30,20 @@ def downloaded(pieces: Sequence[Piece], given: Collection[str]) -> tuple[list[Pi
     >>> downloaded([Piece("--from", "llama-3-8b")], ["--from"])[1]
     ['hf download meta-llama/Meta-Llama-3-8B --local-dir Meta-Llama-3-8B']
     """
+    from meshwright.models.repositories import repository_of
+
     made, lines = [], []
     for piece in pieces:
         is_model = piece.option in _DOWNLOADED and piece.option != "--data" and not Path(piece.value).exists()
         name = repository_of(piece.value) if is_model else piece.value
         owner, _, folder = name.rpartition("/")
-        is_path = is_run(name) or Path(owner).exists()
-        if piece.option in {*_DOWNLOADED} & {*given} and _HUB.fullmatch(name) and not is_path:
+        is_path = is_in_usual_folder(name) or Path(owner).exists()
+        if piece.option in {*_DOWNLOADED} & {*given} and may_be_on_the_hub(name) and not is_path:
             words = ["hf", "download", name, *_DOWNLOADED[piece.option], "--local-dir", folder]
             lines.append(shlex.join(words))
             piece = replace(piece, value=folder)
         made.append(piece)
     return made, lines
-
-
-def repository_of(model: str) -> str:
-    """The repository on the Hugging Face hub of a preset; another name as it is.
-
-    >>> repository_of("qwen3-8b"), repository_of("mistral-7b"), repository_of("runs/demo")
-    ('Qwen/Qwen3-8B', 'mistralai/Mistral-7B-v0.1', 'runs/demo')
-    """
-    from meshwright.models.presets import on_the_hub
-
-    for owner, names in _REPOSITORIES.items():
-        for name in names.split():
-            if model.lower() in (name.lower(), on_the_hub(name)):
-                return f"{owner}/{name}"
-    return model
 
 
 def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tuple[list[Piece], list[Piece]]:

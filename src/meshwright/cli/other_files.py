@@ -6,6 +6,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+from meshwright.cli.value_kinds import may_be_on_the_hub
 from meshwright.errors import MeshwrightError
 from meshwright.files import parse_json, parse_toml, read_text
 
@@ -115,9 +116,6 @@ def step_of(script: Path) -> str:
     return next((name for name in functions if "step" in name), next(iter(functions), "step"))
 
 
-_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-
-
 def _elsewhere(value: str, option: str) -> str:
     """A hint for a missing file: how to download it, or to name several files; empty without a hint."""
     if value.startswith(("http://", "https://")):
@@ -132,7 +130,7 @@ def _elsewhere(value: str, option: str) -> str:
         files = value.replace(",", " ").split()
         several = option in ("--data", "--eval") and len(files) > 1 and not path.exists()
         return f"is several; write {' '.join(f'{option} {file}' for file in files)}" if several else ""
-    if option == "--model" or not _HUB.fullmatch(value):
+    if option == "--model" or not may_be_on_the_hub(value):
         return ""
     form = " --repo-type dataset" if option in ("--data", "--eval") else ""
     folder = value.rpartition("/")[2]

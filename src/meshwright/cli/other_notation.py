@@ -6,7 +6,6 @@ from itertools import pairwise
 from math import prod
 
 from meshwright.errors import plain_name
-from meshwright.units import parse_bytes
 
 # The sign of a product. The book adds the contracted dimension: In[B, D] *D W[D, F].
 _JOINED = re.compile(
@@ -43,6 +42,11 @@ def is_collective(word: str) -> bool:
     return plain_name(word.partition("_")[0]) in _OPS
 
 
+def _op_of(plain: str) -> str:
+    """The collective whose name a plain name begins with; empty if there is none."""
+    return next((ours for theirs, ours in _OPS.items() if plain.startswith(theirs)), "")
+
+
 def expression_here(text: str, axes: str) -> str:
     """The expression of mw shard or mw collective that a text means; the text itself if it is unknown.
 
@@ -66,7 +70,7 @@ def expression_here(text: str, axes: str) -> str:
     plain = re.sub(r"(\] \. .*\])\s*=\s*(?=\w+\[)", r"\1 -> ", plain)
     begins = re.match(r"\s*([A-Za-z]+(?:[-_ ][a-z]+)*)", text)
     name = re.sub(r"[^a-z]", "", begins[1].lower()) if begins else ""
-    op = next((ours for theirs, ours in _OPS.items() if name.startswith(theirs)), "")
+    op = _op_of(name)
     array = _ARRAY.search(plain)
     is_whole = op != "ReduceScatter" or re.match(r"\w+_\{\w+,", text)  # its dimension is named too
     if op and is_whole and re.match(r"\w+_(\{|[A-Z])", text):
@@ -122,10 +126,11 @@ def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]
     >>> array_of_bytes("all-to-all", "1KiB", "X=8")
     ['AllToAll_X([B_X, D] -> [B, D_X])', '--mesh', 'X=8', '--dims', 'B=64,D=8']
     """
+    from meshwright.units import parse_bytes  # not loaded for the list of commands
+
     if re.fullmatch(r"\d+(\*\d+)+", size):  # 2*1024*8192 bytes
         size = f"{prod(map(int, size.split('*'))) / 1e3}kB"
-    plain = plain_name(name)
-    op = next((ours for theirs, ours in _OPS.items() if plain.startswith(theirs)), "")
+    op = _op_of(plain_name(name))
     axis = re.match(r"[A-Z]", over or mesh)
     is_size = re.fullmatch(r"[\d.]+ ?[kmgt]?i?b?", size, re.I) is not None
     if not op or axis is None or not is_size:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from itertools import pairwise
 
-from meshwright.cli.other_values import LOAD
+from meshwright.cli.other_values import BATCH_TOKENS, HOSTS_OF_8, LOAD, MACHINE, PERCENTILES, STEPS
 
 # Words that do not tell an option's subject.
 _FILLERS = frozenset(
@@ -61,7 +61,7 @@ _MEANINGS: dict[str, str] = {
     "--prefix-cache": "prefix radix; caching cache",
     "--chunk 512": "chunk chunked; prefill tokens batched",
     "--paged": "paged; attention kv cache",
-    "--ttft-p95 1s --tpot-p95 30ms": "p95 p99 p90 slo sla; latency",
+    PERCENTILES: "p95 p99 p90 slo sla; latency",
     "--smallest --days 30": "days deadline; budget max within time",
     "--ttft-p95": "ttft first-token; ms p95 latency",
     "--ttft 500ms": "first; token latency time target slo",
@@ -78,9 +78,7 @@ _MEANINGS: dict[str, str] = {
     "--replicas 2": "replicas instances workers",
     "--slots": "seqs slots concurrency concurrent; batch requests running sequences",
     "--phase generate --batch": "seqs sequences batch bs; requests running",
-    "--batch-tokens, the sequences times --seq-len,": (
-        "batch bs batchsize; sequences training device train global tokens local"
-    ),
+    BATCH_TOKENS: "batch bs batchsize; sequences training device train global tokens local",
     "--lengths sharegpt": "sharegpt dataset workload distribution; length",
     "--given 'memory<=70GB'": "mem memory vram hbm; limit gpu",
     "--kv-dtype": "kv kvbits; cache dtype quant quantization bits precision",
@@ -99,8 +97,8 @@ _MEANINGS: dict[str, str] = {
     "--judge": "reward scorer; model",
     "--samples 8": "generations samples rollouts rollout group; prompt",
     "--prompts": "batch bs queries; rollout train global prompts",
-    "--hardware h100:4x8, 4 hosts of 8,": "node nodes hosts machine machines",
-    "--hardware h100:8": (
+    HOSTS_OF_8: "node nodes hosts machine machines",
+    MACHINE: (
         "machine machines processes gpu cluster topology gpus node nodes device devices chips cards "
         "accelerators accelerator tpus gres nproc ntasks; world hosts tasks task"
     ),
@@ -112,7 +110,7 @@ _MEANINGS: dict[str, str] = {
     "--data": "data dataset corpus text d; path file files dir train training",
     "--learning-rate": "lr; learning peak rate",
     "--epochs 3": "epochs epoch passes; train",
-    "--steps, the batches to train on,": "iters iterations steps; train",
+    STEPS: "iters iterations steps; train",
     "--run": "logdir folder out output workdir; dir path directory base log save",
     "--from": "pretrained base init; model load weights",
     "--temperature": "temp t",
@@ -128,8 +126,13 @@ _MEANINGS: dict[str, str] = {
 _USERS = {"users", "clients", "user"}
 HOSTS = {"nodes", "nnodes", "hosts", "num-nodes"}
 
+# Answers that the table of whole options in other_words.py has too.
+SHOWN = "it is shown; leave it out"
+NO_DATA = "a plan needs no data; leave it out"
+ONE_STEP = "a plan prices one step; --tokens 15T adds the time of a run"
+EVALUATED = "the rest of the data is evaluated by itself; --eval NAME=PATH adds another text"
+SAMPLED = "tokens are sampled with --temperature and --top-p; leave it out"
 _IN_FILE = "the model's config.json, which --model takes, has it; --set num_layers=32 changes a field"
-_OF_DATA = "a plan needs no data; leave it out"
 _OF_RUN = "a plan prices one step and writes no run; it belongs to the program that trains"
 _OF_START = "a plan starts nothing; mw launch local, slurm or k8s starts a run of it"
 _OF_PROGRAM = (
@@ -149,7 +152,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "rollouts and updates are planned by mw plan rl": "rl grpo rollout rollouts",
         "inference is planned by mw plan serve": "inference speculative chunked-prefill kv-cache",
         "options are typed one by one; -o plan.toml keeps them with the plan": "yaml config-file cfg",
-        _OF_DATA: "dataset dataloader corpus text mmap shuffle blend split fim data-path",
+        NO_DATA: "dataset dataloader corpus text mmap shuffle blend split fim data-path",
         _OF_START: (
             "rdzv standalone master-addr master-port nodelist exclusive coordinator restart exclude "
             "constraint time walltime local-rank machine-rank port host ip hostfile partition account qos "
@@ -160,12 +163,10 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "metric best callback tqdm project retain run-name inprocess otel trackio callbacks valid test "
             "profile debug delay logits"
         ),
-        "a plan prices one step; --tokens 15T adds the time of a run": (
-            "epochs epoch iters iterations max-steps"
-        ),
+        ONE_STEP: "epochs epoch iters iterations max-steps",
         "no step depends on it; leave it out": (
             "lr grad-norm warmup dropout decay beta beta1 beta2 eps epsilon adam clip clipping std noise "
-            "loss seed smoothing momentum scheduler neftune determinism rng init grpo kl tokenizer coeff "
+            "loss seed smoothing momentum scheduler neftune determinism rng init kl tokenizer coeff "
             "z-loss"
         ),
         "its states are split by --given zero=1, or fsdp=8; type --given offload_optimizer=true to keep them "
@@ -187,11 +188,11 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         ),
         _OF_PROGRAM: (
             "async attention fused fusion graph graphs kernel kernels overlap compile dynamo inductor bucket "
-            "buckets ddp dispatcher p2p ub liger sdpa te transformer-engine prefetch gather allreduce rs ag "
+            "buckets ddp dispatcher p2p ub liger te transformer-engine prefetch gather allreduce rs ag "
             "jit workers autotune impl transformer mcore legacy engine"
         ),
         "--set lora_rank=16 adds adapters; leave other settings out": "lora peft dora adapter",
-        "the search finds the mesh; --layout data=2,tensor=4 fixes it": "mesh axes axis partition pspec",
+        "the search finds the mesh; --layout data=2,tensor=4 fixes it": "mesh axes axis pspec",
         "stages are --given pipe=4,schedule=interleaved,interleave=2; leave it out and the search splits the "
         "layers": "pipeline stage stages virtual interleave pp vp schedule",
         "--given fsdp=8 sets the number of shards, --given data=2 the number of replicas": (
@@ -230,7 +231,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "--rate 20 finds the fewest replicas that hold it": (
             "autoscale autoscaling scale scaling replicas instances lb balancer"
         ),
-        "weights and cache stay on the chips; leave it out": "offload cpu host",
+        "weights and cache stay on the chips; leave it out": "offload cpu",
         "with --rate 20 separate pools for prefill and decoding are tried too": (
             "decode prefill pd disaggregation disaggregated disagg kv-transfer transfer prefill-workers "
             "decode-workers"
@@ -301,9 +302,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "dropout is not supported; leave it out": "dropout",
         "mw export RUN -o DIR writes a folder to upload": "hub push",
         "checkpoints are kept by --checkpoint-every 100 and --keep 2": "save ckpt checkpoint checkpoints",
-        "the rest of the data is evaluated by itself; --eval NAME=PATH adds another text": (
-            "eval metric metrics best predict valid validation test"
-        ),
+        EVALUATED: "eval metric metrics best predict valid validation test",
         "on CPUs type JAX_PLATFORMS=cpu mw train": "cpu",
         "the plan sets the layout: mw plan train --layout data=8": "ddp sharding parallelism accelerator",
         "it is not supported; leave it out": "smoothing neftune",
@@ -316,12 +315,12 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "size params parameters"
         ),
     },
-    "mw model": {"it is shown; leave it out": "flops params parameters memory cache count size intensity"},
+    "mw model": {SHOWN: "flops params parameters memory cache count size intensity"},
     "mw support": {
         "it shows every layout and machine; leave it out": "layout hardware phase tp pp dp gpu chip"
     },
     "mw hardware": {
-        "it is shown; leave it out": "memory bandwidth flops specs sources topology power",
+        SHOWN: "memory bandwidth flops specs sources topology power",
     },
     "mw serve": {
         "set --slots and --context, which need the memory": "gpu mem memory utilization gpu-memory",
@@ -373,7 +372,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "goodput counts requests within --ttft 500ms and --tpot 30ms": "goodput slo",
     },
     "mw generate": {
-        "tokens are sampled with --temperature and --top-p; leave it out": "top-k k min-p repetition penalty",
+        SAMPLED: "top-k k min-p repetition penalty",
         "beam search is not supported; --best-of 8 samples answers and prints the likeliest": "beam beams",
     },
     "mw launch": {

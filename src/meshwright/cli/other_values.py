@@ -10,8 +10,15 @@ from itertools import pairwise
 
 from meshwright.errors import MeshwrightError, plain_name
 
+# Words that several tables offer in place of other programs' options. Their examples give way to values.
 # The words for a machine, whose value may be a number of chips, a chip or a machine.
 MACHINE = "--hardware h100:8"
+SLICE = "v5p:4x4x4"  # the example of a machine in the words for a number of slices
+SLICES = f"--hardware 2*{SLICE}, the number of slices before a machine,"
+HOSTS_OF_8 = "--hardware h100:4x8, 4 hosts of 8,"
+BATCH_TOKENS = "--batch-tokens, the sequences times --seq-len,"
+STEPS = "--steps, the batches to train on,"
+PERCENTILES = "--ttft-p95 1s --tpot-p95 30ms"
 # The words for an option of requests, whose value may be a number a day.
 LOAD = "--rate 20, or 1.7M/day for a number a day,"
 _LEAST_MILLISECONDS = 5  # latencies without a unit are milliseconds from this number on, below it seconds
@@ -118,7 +125,7 @@ def in_unit_of(option: str, value: str) -> str:
 def _special(words: str, value: str) -> str:
     """`with_value` for sizes, addresses and targets, which are not numbers; empty for other words."""
     example = words.split()[1] if " " in words else ""
-    if words == "--ttft-p95 1s --tpot-p95 30ms" and _TIME.fullmatch(value):
+    if words == PERCENTILES and _TIME.fullmatch(value):
         return f"--ttft-p95 {value}"
     if words.count(" --") and (pairs := _PAIRS.findall(value)):
         for name, each in pairs:
@@ -179,13 +186,13 @@ def _machine(words: str, value: str) -> str:
     from meshwright.errors import HardwareError
     from meshwright.hardware.catalog import load, usual
 
-    if words.startswith("--hardware 2*"):  # slices
+    if words == SLICES:
         return words.replace("2*", f"{value}*", 1) if value.isdecimal() else words
     if value.lower().partition(":")[0] in KINDS_OF_CHIPS and not value.lower().startswith("gpu:"):
         return words
     text = value.lower().removeprefix("gpu:").removeprefix("nvidia.com/gpu:").removeprefix("nvidia-")
-    if "hosts of" in words:
-        return f"--hardware h100:{text}x8, {text} hosts of 8," if text.isdigit() else words
+    if words == HOSTS_OF_8:
+        return words.replace("4", text) if text.isdigit() else words
     if re.fullmatch(r"\d+(x\d+)+", text):
         return f"--hardware {'v5p' if text.count('x') == 2 else 'v5e'}:{text}"
     if text.isdigit():
@@ -238,8 +245,9 @@ def dtype_here(name: str) -> str:
     return next((ours for pattern, ours in _DTYPES if re.match(pattern, plain)), "")
 
 
+LISTS = "--given", "--layout", "--set", "--dims", "--mesh"  # options whose values are words joined by commas
 # Options whose values are lists of words, which scripts also write as JSON.
-_LISTS = {"--hardware", "--layout", "--given", "--weights-dtype", "--kv-dtype", "--set", "--dims", "--mesh"}
+_LISTS = {"--hardware", "--weights-dtype", "--kv-dtype", *LISTS}
 
 
 # Characters that editors and chats put in the place of dashes, quotes and times signs.

@@ -3,14 +3,45 @@
 import re
 from collections.abc import Collection
 
-from meshwright.cli.other_values import KINDS_OF_CHIPS, MACHINE, dtype_here, time_here, with_value
+from meshwright.cli.other_notation import is_collective
+from meshwright.cli.other_subjects import EVALUATED, NO_DATA, ONE_STEP, SAMPLED, SHOWN
+from meshwright.cli.other_values import (
+    BATCH_TOKENS,
+    HOSTS_OF_8,
+    KINDS_OF_CHIPS,
+    MACHINE,
+    PERCENTILES,
+    SLICES,
+    STEPS,
+    dtype_here,
+    time_here,
+    with_value,
+)
 
 # difflib's least ratio of similarity for a typing error, and for a name that no table explains.
 TYPO, ALIKE = 0.85, 0.7
+# Axes of a layout, each with the options of other programs for its degree. A command takes them as words of
+# --given or, without that option, of --layout.
+_AXES: dict[str, tuple[str, ...]] = {
+    "tensor=8": (
+        "--tp", "--tp-size", "--tensor-parallel-size", "--tensor-model-parallel-size", "--tensor-parallel",
+        "--tensor", "--mp", "--model-parallel-size", "--model-parallel",
+    ),
+    "pipe=4": (
+        "--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size",
+        "--pipeline-parallel", "--pipe", "--pipeline", "--stages", "--num-stages", "--pipeline-stages",
+    ),
+    "data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
+    "expert=8": (
+        "--ep", "--ep-size", "--expert-parallel-size", "--expert-model-parallel-size", "--expert-parallel",
+    ),
+    "fsdp=8": ("--fsdp", "--fsdp-size", "--shard"),
+    "data=2,fsdp=4": ("--hsdp",),
+}  # fmt: skip
 # Words to type here, each with the options of other programs that mean the same. Words are offered only to
 # commands that have their first option, so an option may be listed several times.
 _OPTIONS: dict[str, tuple[str, ...]] = {
-    "--batch-tokens, the sequences times --seq-len,": (
+    BATCH_TOKENS: (
         "--per-device-train-batch-size", "--per-device-batch-size", "--global-batch",
         "--global-batch-size", "--gbs", "--batch-size", "--train-batch-size", "--batch", "--global-bs", "--b",
     ),
@@ -29,38 +60,16 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--topology", "--instance-type", "--instance", "--gres", "--gpus-per-task", "--num-devices",
         "--world-size", "--nproc-per-node", "--gpus-per-node", "--count", "--quantity",
     ),
-    "--hardware 2*v5p:4x4x4, the number of slices before a machine,": (
+    SLICES: (
         "--num-slices", "--slices", "--num-pods", "--dcn-data-parallelism", "--n-slices",
     ),
-    "--hardware h100:4x8, 4 hosts of 8,": ("--nodes", "--num-nodes", "--nnodes", "--hosts"),
+    HOSTS_OF_8: ("--nodes", "--num-nodes", "--nnodes", "--hosts"),
     "--tensor 8": ("--tp", "--tp-size", "--tensor-parallel-size", "--tensor-parallel"),
-    "--given tensor=8": (
-        "--tp", "--tp-size", "--tensor-parallel-size", "--tensor-model-parallel-size", "--tensor-parallel",
-        "--tensor", "--mp", "--model-parallel-size", "--model-parallel",
-    ),
-    "--given pipe=4": (
-        "--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size",
-        "--pipeline-parallel", "--pipe", "--pipeline", "--stages", "--num-stages", "--pipeline-stages",
-    ),
-    "--given data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
+    **{f"{option} {axis}": theirs for option in ("--given", "--layout") for axis, theirs in _AXES.items()},
     "--given context=2": ("--cp", "--context-parallel-size", "--context-parallel", "--sp-size"),
     "--set num_kv_heads=8": (
         "--num-query-groups", "--num-key-value-heads", "--num-kv-heads", "--kv-heads", "--n-kv-heads",
     ),
-    "--given expert=8": (
-        "--ep", "--expert-parallel-size", "--expert-model-parallel-size", "--expert-parallel",
-    ),
-    "--given fsdp=8": ("--fsdp", "--fsdp-size", "--shard"),
-    "--given data=2,fsdp=4": ("--hsdp",),
-    "--layout data=2,fsdp=4": ("--hsdp",),
-    "--layout tensor=8": (
-        "--tp", "--tp-size", "--tensor-parallel-size", "--tensor-model-parallel-size", "--tensor-parallel",
-        "--mp",
-    ),
-    "--layout pipe=4": ("--pp", "--pp-size", "--pipeline-parallel-size", "--pipeline-model-parallel-size"),
-    "--layout data=8": ("--dp", "--dp-size", "--data-parallel-size", "--data-parallel", "--ddp"),
-    "--layout fsdp=8": ("--fsdp",),
-    "--layout expert=8": ("--ep", "--ep-size", "--expert-parallel-size"),
     "--layout expert=all": ("--enable-expert-parallel", "--enable-ep-moe", "--enable-ep"),
     "--given zero=3": ("--zero", "--zero-stage", "--deepspeed-stage", "--stage", "--zero3"),
     "--given zero=2": ("--zero2", "--zero-2", "--no-reshard-after-forward"),
@@ -152,10 +161,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--data": ("--dataset", "--train-data", "--data-path", "--train-file", "--corpus", "--dataset-path"),
     "--learning-rate": ("--lr", "--peak-lr", "--max-lr"),
     "--epochs 3": ("--num-epochs", "--num-train-epochs", "--epoch", "--max-epochs", "--n-epochs", "--passes"),
-    "--steps, the batches to train on,": (
-        "--max-steps", "--train-iters", "--iterations",
-        "--iters",
-    ),
+    STEPS: ("--max-steps", "--train-iters", "--iterations", "--iters"),
     "--optimizer": ("--optim", "--opt"),
     "--given optimizer=adamw,optimizer_dtype=int8": (
         "--adam8bit", "--8bit-adam", "--use-8bit-adam", "--adamw-8bit",
@@ -241,7 +247,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--ttft-p95 1s, the planned percentile,": ("--ttft-p99", "--ttft-p90", "--p99-ttft", "--p90-ttft"),
     "--ttft-p95 1s": ("--p95-ttft",),
     "--tpot-p95 30ms": ("--p95-tpot", "--p95-itl", "--p99-tpot", "--p99-itl"),
-    "--ttft-p95 1s --tpot-p95 30ms": (
+    PERCENTILES: (
         "--p99", "--p95", "--p90", "--slo", "--sla", "--latency-slo", "--goodput",
     ),
     "--samples": (
@@ -278,6 +284,8 @@ _MOST_SAMPLES = 16  # larger numbers of `--n` are tokens of an answer
 _SHORT = 5  # characters, with dashes: --tps is not --tp
 _RATE_OF_LEARNING = "--lr", "--learning-rate", "--peak-lr", "--weight-decay", "--wd", "--warmup"
 _LENGTH_OF_RUN = "--epochs", "--num-epochs", "--num-train-epochs", "--steps", "--max-steps", "--train-iters"
+_CHEAPEST = "--cheapest", "--cheap", "--min-cost", "--lowest-cost"
+_DEVICES = "--gpu", "--gpus", "--device"
 # Answers to options that have no counterpart in a command, by command.
 _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
     "mw fit": {
@@ -292,7 +300,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "mw model": {
-        "it is shown; leave it out": ("--kv-cache", "--cache", "--flops", "--params", "--kv", "--heads"),
+        SHOWN: ("--kv-cache", "--cache", "--flops", "--params", "--kv", "--heads"),
         "mw model counts parameters; for bytes by number type and batch type mw fit MODEL": (
             "--quantize", "--quantization", "--dtype", "--weights-dtype",
             "--load-in-4bit", "--bits", "--hardware", "--gpu",
@@ -313,7 +321,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "it writes a Hugging Face folder; leave it out": ("--hf", "--huggingface", "--safetensors"),
     },
     "mw plan train": {
-        "a plan needs no data; leave it out": ("--data",),
+        NO_DATA: ("--data",),
         "their number is in the model's config.json, which --model takes; --given expert=8 splits them over "
         "chips": (
             "--num-experts", "--n-experts", "--num-local-experts", "--moe-num-experts",
@@ -321,14 +329,12 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "--hardware h100:64 is the most, and --smallest finds the fewest that suffice": (
             "--max-gpus", "--max-nodes", "--max-chips", "--min-gpus",
         ),
-        "--smallest finds the fewest chips, and mw compare the cheapest of several plans": (
-            "--cheapest", "--cheap", "--min-cost", "--lowest-cost",
-        ),
+        "--smallest finds the fewest chips, and mw compare the cheapest of several plans": _CHEAPEST,
         "machines joined by commas are compared: --hardware h100:8,a100:8": (
             "--compare", "--vs", "--versus", "--against",
         ),
         "no step depends on it; type mw train plan.toml --learning-rate 3e-4": _RATE_OF_LEARNING,
-        "a plan prices one step; --tokens 15T adds the time of a run": _LENGTH_OF_RUN,
+        ONE_STEP: _LENGTH_OF_RUN,
     },
     "mw plan serve": {
         "the frontier has the price of a million tokens; --max-price-per-hour 50 bounds the machine's": (
@@ -339,9 +345,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
             "--input-output-ratio", "--ratio", "--io-ratio", "--isl-osl",
         ),
         "--rate 20 finds the fewest servers that hold it": ("--smallest", "--max-gpus", "--min-gpus"),
-        "the frontier has the price of each, and --rate 20 finds the cheapest that holds it": (
-            "--cheapest", "--cheap", "--min-cost", "--lowest-cost",
-        ),
+        "the frontier has the price of each, and --rate 20 finds the cheapest that holds it": _CHEAPEST,
         "the whole frontier is printed; leave it out": ("--top", "--limit", "--topk"),
         "a plan is of requests, --prompt-tokens 1k --output-tokens 256; --rate 20 adds a load": (
             "--tokens", "--num-tokens", "--total-tokens",
@@ -360,12 +364,10 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
             "--context", "--context-length",
             "--batch-tokens", "--cutoff-len", "--train-batch-size", "--global-batch-size",
         ),
-        "the rest of the data is evaluated by itself; --eval NAME=PATH adds another text": (
+        EVALUATED: (
             "--eval-steps", "--eval-every", "--eval-interval", "--evaluation-strategy", "--do-eval",
         ),
-        "a run takes all devices of its plan; hide others with CUDA_VISIBLE_DEVICES=0": (
-            "--gpu", "--gpus", "--device",
-        ),
+        "a run takes all devices of its plan; hide others with CUDA_VISIBLE_DEVICES=0": _DEVICES,
         "the schedule sets it: --schedule cosine or wsd, --schedule-steps N": (
             "--min-lr", "--lr-min", "--final-lr", "--lr-decay-iters", "--min-learning-rate",
         ),
@@ -377,7 +379,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         'the prompt is an argument; write mw generate "$(cat prompt.txt)"': (
             "--file", "--prompt-file", "--input", "--input-file", "-f", "-i",
         ),
-        "tokens are sampled with --temperature and --top-p; leave it out": ("--top-k", "--topk", "--min-p"),
+        SAMPLED: ("--top-k", "--topk", "--min-p"),
     },
     "mw compare": {
         "plans are compared by the price of a million tokens; leave it out": (
@@ -389,9 +391,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         "name both: mw compare a.toml b.toml": ("--vs", "--versus", "--with", "--against", "--baseline"),
     },
     "mw serve": {
-        "a server takes all devices; hide others with CUDA_VISIBLE_DEVICES=0": (
-            "--gpu", "--gpus", "--device",
-        ),
+        "a server takes all devices; hide others with CUDA_VISIBLE_DEVICES=0": _DEVICES,
     },
     "mw quantize": {
         "weights are rounded to the type of --to: int8, fp8 or int4; leave it out": (
@@ -455,13 +455,12 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
         "env", "info", "status", "diagnose", "setup", "install", "nvidia-smi", "smi", "rocm-smi",
         "nvtop", "top",
     ),
-    "export": ("to-hf", "save", "merge", "gguf", "ollama", "push"),
+    "export": ("to-hf", "save", "merge", "gguf", "push"),
     "tune": ("autotune", "autotuning", "tuning", "optimize-plan"),
     "reshard": ("resharding",),
     "quantize": ("quantise", "quant", "awq", "gptq"),
     "shard": ("einsum", "sharding", "derive"),
-    "collective": ("all-reduce", "allreduce", "all-gather", "allgather", "nccl", "comms", "reduce-scatter",
-    "reducescatter", "all-to-all", "alltoall", "a2a", "psum"),
+    "collective": ("nccl", "comms"),  # and each collective's name
     "ui": ("web", "gui", "dashboard", "app", "explore", "studio"),
     "report": ("html", "visualize", "visualise", "render"),
     "compare": ("diff", "vs"),
@@ -671,6 +670,8 @@ def command_here(given: str, commands: Collection[str]) -> str:
     ('mw train --from DIR --lora 16', 'mw plan train')
     """
     plain = given.replace("_", "-").lower()
+    if is_collective(plain):
+        return "mw collective"
     for ours, theirs in _COMMANDS.items():
         if plain in theirs:
             return f"mw {ours}"
@@ -717,16 +718,10 @@ _SUBCOMMANDS = {
     "decode": ("generation", "generate", "serving", "inference"),
     "lookahead": ("speculation", "speculative", "drafts"),
     "fsdp": ("zero", "sharding", "shards"),
-    "bandwidth": (
-        "collective", "collectives", "all-gather", "all-reduce", "network", "allgather", "allreduce",
-        "reduce-scatter", "all-to-all",
-    ),
+    "bandwidth": ("collective", "collectives", "network"),
     "latency": ("devices", "hops"),
     "matmul": ("gemm", "matmuls", "mfu"),
-    "collectives": (
-        "nccl", "comms", "all-reduce", "collective", "network", "allreduce", "all-gather", "allgather",
-        "all-to-all", "reduce-scatter", "bandwidth", "links",
-    ),
+    "collectives": ("nccl", "comms", "collective", "network", "bandwidth", "links"),
 }  # fmt: skip
 
 
@@ -738,5 +733,6 @@ def subcommand_here(given: str, known: Collection[str] = ()) -> str:
     >>> subcommand_here("generation", ["decode"]), subcommand_here("generate")
     ('decode', 'serve')
     """
-    meant = (ours for ours, theirs in _SUBCOMMANDS.items() if given.lower() in theirs)
+    word = "collective" if is_collective(given) else given.lower()
+    meant = (ours for ours, theirs in _SUBCOMMANDS.items() if word in theirs)
     return next((ours for ours in meant if not known or ours in known), "")

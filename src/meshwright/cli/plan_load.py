@@ -62,16 +62,21 @@ def plan_for_load(
 
 
 def _of_one_server(machines: Sequence[Hardware]) -> list[Hardware]:
-    """The machines of at most `_MOST_CHIPS` chips; without such, parts of larger ones of that size."""
+    """The machines of at most `_MOST_CHIPS` chips; if there are none, the smaller machines of their chips.
+
+    Chips from a file, which the catalog does not list, keep their machines.
+    """
     small = [machine for machine in machines if machine.num_chips <= _MOST_CHIPS]
+    if small:
+        return small
+    listed = [machine.chip for machine in machines if machine.chip.name in names()]
     parts = [
-        replace(part, chip=machine.chip)
-        for machine in ([] if small else machines)
-        if machine.chip.name in names()
-        for part in serving_machines([machine.chip.name])
+        replace(part, chip=chip)  # with the price that was given
+        for chip in listed
+        for part in serving_machines([chip.name])
         if part.num_chips <= _MOST_CHIPS
     ]
-    return small or parts or [*machines]
+    return parts or [*machines]
 
 
 def _targets(load: RatedLoad) -> str:

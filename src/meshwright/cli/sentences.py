@@ -53,8 +53,9 @@ _TOKENS = "1T"  # of a run whose sentence names its budget alone, since --budget
 _SPEED = {"tokens", "second"}  # both words: tokens per second
 _QUESTIONS = {"how", "which", "what", "can", "is", "cost"}
 _HARDWARE: tuple[str, ...] = ("hardware",)
-_INTENSITIES = {"intensity", "flops", "flop"}
-_FITS = {"fit", "fits", "run", "memory", "vram", "oom", "enough"}
+_COUNTED_BY_MODEL = {"intensity", "flops", "flop"}  # figures that only mw model shows
+# Words that ask whether a model fits. Without them a sentence with several machines asks which is faster.
+_ASKS_WHETHER_IT_FITS = {"fit", "fits", "run", "memory", "vram", "oom", "enough"}
 # Commands that take files and folders. In a sentence with a model and amounts they ask for a plan.
 MEANS_PLANS = "compare", "serve", "train"
 _HOW_MANY = {"how", "many"}
@@ -203,10 +204,10 @@ def _command(words: Sequence[str], sentence: Sentence, commands: Collection[str]
         scores[("plan", "train")] += 1
     if spoken & set(_ASKS_FOR[("plan", "serve")].split()) or spoken >= _SPEED:
         scores[("plan", "serve")] += 3  # outweighs `cost`, which alone asks for training
-    if spoken & _INTENSITIES:
-        scores[("model",)] += 4
-    if len(sentence.machines) > 1 and not spoken & _FITS:
-        scores[("fit",)] = 0  # the question is which is faster
+    if spoken & _COUNTED_BY_MODEL:
+        scores[("model",)] += 4  # outweighs a batch and tokens, which alone ask for training
+    if len(sentence.machines) > 1 and not spoken & _ASKS_WHETHER_IT_FITS:
+        scores[("fit",)] = 0
     if not sentence.model and len(sentence.machines) == 1 and words[0] != "fit":
         return _HARDWARE
     best = max(scores, key=lambda path: scores[path])

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshwright.cli.line_pieces import LISTS
 from meshwright.cli.other_notation import is_collective
+from meshwright.cli.other_values import LISTS
 from meshwright.cli.value_kinds import is_machine
 from meshwright.errors import plain_name
 from meshwright.hardware.catalog import everyday

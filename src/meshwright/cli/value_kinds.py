@@ -7,11 +7,17 @@ from pathlib import Path
 from meshwright.cli.other_values import is_chip
 from meshwright.errors import HardwareError, MeshwrightError, ModelError
 
+_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # OWNER/NAME on the Hugging Face hub
 # First parts of paths that are folders, and no owners on the Hugging Face hub.
 _FOLDERS = {"runs", "run", "ckpt", "checkpoints", "models", "model", "data", "out", "output", "weights"}
 
 
-def is_run(word: str) -> bool:
+def may_be_on_the_hub(word: str) -> bool:
+    """Whether a word has the form OWNER/NAME, as repositories on the Hugging Face hub and some paths have."""
+    return _HUB.fullmatch(word) is not None
+
+
+def is_in_usual_folder(word: str) -> bool:
     """Whether a path begins with a usual name of a folder: runs/demo, and not meta-llama/Llama-3.1-8B."""
     return "/" in word and word.partition("/")[0].lower() in _FOLDERS
 
@@ -79,7 +85,7 @@ def is_corpus(word: str) -> bool:
 
 
 def is_checkpoint(word: str) -> bool:
-    is_path = re.fullmatch(r"(~|\.{1,2})?/[\w./-]+|[\w-][\w.-]*/[\w.-]+", word) is not None
+    is_path = may_be_on_the_hub(word) or re.fullmatch(r"(~|\.{1,2})?/[\w./-]+", word) is not None
     return Path(word).is_dir() or is_model(word) or (is_path and not is_corpus(word))
 
 

@@ -119,7 +119,10 @@ def machine_of_row(row: AnyRow) -> Hardware:
 
 
 def _is_of(program: TrainingProgram, software: str) -> bool:
-    """Whether a table may call a program `software`. Transformer Engine's modules are launched one by one."""
+    """Whether a table may call a program `software`: both have constants that were fitted on the same rows.
+
+    Tables also call Transformer Engine's modules eager PyTorch, since they are launched one by one.
+    """
     if program.fitted_on == PROGRAMS[software].fitted_on:
         return True
     return (PROGRAMS.root(program.name), PROGRAMS.root(software)) == ("te", "eager")

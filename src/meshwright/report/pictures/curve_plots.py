@@ -15,7 +15,7 @@ TEXT: dict[Unit, Callable[[float], str]] = {
     "seconds": format_seconds,
     "bytes": format_bytes,
     "bytes/s": lambda value: f"{format_bytes(value)}/s",
-    "FLOP/s": lambda value: f"{format_count(value)}",
+    "FLOP/s": format_count,
     "number": lambda value: format_count(value) if value >= 1 else f"{value:g}",
     "count": "{:,.0f}".format,
     "share": "{:.1%}".format,
