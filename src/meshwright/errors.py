@@ -20,7 +20,6 @@ Our own invariants use `assert`.
 
 import difflib
 import re
-from collections.abc import Sequence
 
 # Longer lists of names do not help to choose.
 _MOST_NAMED, _ALL_NAMED = 5, 10  # names in a hint: of more known ones, and of all
@@ -133,16 +132,6 @@ def plain_name(name: str) -> str:
     ('zbvzerobubble', 'llama318b')
     """
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def in_words(names: Sequence[str], most: int = 0) -> str:
-    """Names as the end of a sentence; most: how many to name before a count of the others, 0 for all.
-
-    >>> in_words(["a", "b", "c"]), in_words(["a", "b", "c", "d"], most=2)
-    ('a, b and c', 'a, b and 2 more')
-    """
-    shown = [*names[:most], f"{len(names) - most} more"] if 0 < most < len(names) else [*names]
-    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -31,7 +31,7 @@ from meshwright.cli.other_notation import (
     sizes_here,
 )
 from meshwright.cli.other_subjects import HOSTS, words_of
-from meshwright.cli.other_values import LISTS, dtype_here, plain_words
+from meshwright.cli.other_values import LISTS, dtype_here, in_words, plain_words
 from meshwright.cli.pasted_words import unpasted
 from meshwright.cli.sentences import MEANS_PLANS, notes_of_sentence
 from meshwright.cli.sentences import line_of as sentence_line
@@ -46,7 +46,7 @@ from meshwright.cli.spoken_names import (
 from meshwright.cli.unlisted_chips import with_its_file, with_nearest
 from meshwright.cli.value_kinds import is_machine
 from meshwright.dtypes import KNOWN
-from meshwright.errors import MeshwrightError, in_words
+from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import load as load_hardware
 from meshwright.hardware.catalog import usual
 from meshwright.launch.cluster_job import cluster_job

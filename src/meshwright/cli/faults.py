@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command as to_command
 
 from meshwright.cli.other_subjects import HOSTS, meaning, subject, words_of
-from meshwright.cli.other_values import plain_words, strategy, with_value
+from meshwright.cli.other_values import in_words, plain_words, strategy, with_value
 from meshwright.cli.other_words import (
     ALIKE,
     TYPO,
@@ -25,7 +25,7 @@ from meshwright.cli.other_words import (
     subcommand_here,
 )
 from meshwright.cli.value_kinds import ARGUMENTS, KINDS, OF_PLANS, RESHARD_WORDS, filled, is_machine, is_model
-from meshwright.errors import in_words, nearest
+from meshwright.errors import nearest
 
 logger = logging.getLogger(__name__)
 

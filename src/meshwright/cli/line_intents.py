@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from meshwright.cli.other_words import QLORA
 from meshwright.cli.value_kinds import is_corpus, is_in_usual_folder, is_machine, is_model
 
 _WEIGHTS = "folder", "model"  # kinds of things with weights
@@ -33,7 +34,7 @@ _LINES: dict[str, dict[str, str]] = {
     "chat complete ask infer": dict.fromkeys(_WEIGHTS, "generate --checkpoint {} 'Once upon a time'"),
     "finetune fine-tune sft adapt": dict.fromkeys(_WEIGHTS, "train --from {}"),
     "lora peft": dict.fromkeys(_WEIGHTS, "train --from {} --lora 16"),
-    "qlora": dict.fromkeys(_WEIGHTS, "train --from {} --lora 16 --base-dtype nf4"),
+    "qlora": dict.fromkeys(_WEIGHTS, f"train --from {{}} {QLORA}"),
     "price cost prices pricing costs": {
         "plan": "compare {}",
         "model": "plan train --model {}",

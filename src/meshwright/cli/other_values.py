@@ -260,6 +260,16 @@ _TYPOGRAPHIC = str.maketrans("\u00d7", "x", "\u201c\u201d\u2018\u2019")
 HELP = {"/?", "-?", "?", "/h", "/help", "-help", "--h"}  # how programs of Windows are asked for help
 
 
+def in_words(names: Sequence[str], most: int = 0) -> str:
+    """Names as the end of a sentence; most: how many to name before a count of the others, 0 for all.
+
+    >>> in_words(["a", "b", "c"]), in_words(["a", "b", "c", "d"], most=2)
+    ('a, b and c', 'a, b and 2 more')
+    """
+    shown = [*names[:most], f"{len(names) - most} more"] if 0 < most < len(names) else [*names]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+
+
 def plain_words(args: Sequence[str]) -> list[str]:
     """The arguments with JSON as words joined by commas, and without dashes and quotes of word processors.
 

@@ -38,6 +38,7 @@ _AXES: dict[str, tuple[str, ...]] = {
     "fsdp=8": ("--fsdp", "--fsdp-size", "--shard"),
     "data=2,fsdp=4": ("--hsdp",),
 }  # fmt: skip
+QLORA = "--lora 16 --base-dtype nf4"
 # Words to type here, each with the options of other programs that mean the same. Words are offered only to
 # commands that have their first option, so an option may be listed several times.
 _OPTIONS: dict[str, tuple[str, ...]] = {
@@ -53,7 +54,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
     "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
     "--lora": ("--lora-r", "--lora-rank", "--peft", "--r", "--rank"),
-    "--lora 16 --base-dtype nf4": ("--qlora", "--load-in-4bit", "--weights-dtype", "--quantization"),
+    QLORA: ("--qlora", "--load-in-4bit", "--weights-dtype", "--quantization"),
     MACHINE: (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
         "--accelerator", "--gpu-type", "--tpu", "--accelerator-type", "--tpu-type", "--machine-type",
