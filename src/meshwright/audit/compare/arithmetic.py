@@ -131,7 +131,7 @@ def _of_host(transfers: Sequence[HostTransfer]) -> list[Remark]:
         return []
     largest = max(transfers, key=lambda one: one.num_bytes)
     size = sum(transfer.num_bytes for transfer in transfers)
-    name = largest.instruction.op_name or largest.instruction.name
+    name = largest.instruction.label
     others = f" and {len(transfers) - 1} more" if len(transfers) > 1 else ""
     what = f"`{name}`{others} {largest.what}: {format_bytes(size)} a step, and the device waits"
     return [Remark("host", name, what, name, "keep it on the device", size)]

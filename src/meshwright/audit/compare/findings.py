@@ -131,7 +131,7 @@ def kept_findings(program: Program) -> list[Remark]:
     if not kept:
         return []
     largest = max(kept, key=lambda buffer: buffer.shapes[0].num_bytes)
-    name, others = largest.op_name or largest.name, f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+    name, others = largest.label, f" and {len(kept) - 1} more" if len(kept) > 1 else ""
     num_bytes = sum(one.shapes[0].num_bytes for one in kept)
     what = f"`{name}`{others}, {format_bytes(num_bytes)}: given back as it came, not updated"
     return [Remark("state", name, what, "", "return the optimizer's result", 0)]
@@ -326,10 +326,10 @@ def state_findings(passes: Iterable[StatePass], planned: PlannedStep, prices: Pr
     if num_bytes <= STATE_TOLERANCE * planned.state_bytes:
         return []
     largest = max(passes, key=lambda collective: collective.num_bytes)
-    name, inputs = largest.state.op_name or largest.state.name, {one.state.name for one in passes}
+    name, inputs = largest.state.label, {one.state.name for one in passes}
     others = f" and {len(inputs) - 1} more" if len(inputs) > 1 else ""
     what = f"`{name}`{others}: {format_bytes(num_bytes)} pass through memory outside of products"
-    where = largest.by.op_name or largest.by.name
+    where = largest.by.label
     return [
         Remark("state", name, what, where, "do it once, before the step", 0, prices.read_seconds(num_bytes))
     ]

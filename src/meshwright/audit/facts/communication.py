@@ -383,7 +383,7 @@ def _op_name(value: TracedValue, index: int) -> tuple[str, Instruction]:
 
 
 def _parameter(origin: TracedValue) -> str | None:
-    return (origin.instruction.op_name or origin.instruction.name) if origin.is_input else None
+    return origin.instruction.label if origin.is_input else None
 
 
 def narrowest_dtype(program: Program, value: TracedValue) -> str:

@@ -120,6 +120,11 @@ class Emitted:
         return 8 * c.gathered_bytes * blocks // bits_of(c.dtype)
 
     @property
+    def dimensions(self) -> list[int]:
+        """The dimensions along which an all-gather, an all-to-all or a reduce-scatter works."""
+        return self.value.instruction.numbers("dimensions")
+
+    @property
     def is_written(self) -> bool:
         """Whether a user called it by name, in shard_map."""
         return self.collective.primitive.startswith(_WRITTEN)

@@ -236,8 +236,8 @@ def _operand(instruction: Instruction, computation: Computation, index: int) -> 
 def _dot(instruction: Instruction, computation: Computation) -> int:
     """2 * elements of the result * product of the contracting dimensions."""
     left = _operand(instruction, computation, 0)
-    contracting = re.findall(r"\d+", instruction.attributes.get("lhs_contracting_dims", ""))
-    return 2 * instruction.shapes[0].num_elements * prod(left.dims[int(d)] for d in contracting)
+    contracting = instruction.numbers("lhs_contracting_dims")
+    return 2 * instruction.shapes[0].num_elements * prod(left.dims[d] for d in contracting)
 
 
 def _ragged_dot(instruction: Instruction, computation: Computation) -> int:

@@ -60,7 +60,7 @@ def _conditionals(program: Program) -> Iterator[tuple[str, list[CallPath]]]:
     for place in places(program):
         for instruction in place.computation.instructions.values():
             if instruction.opcode == "conditional":
-                name = instruction.op_name or instruction.name
+                name = instruction.label
                 yield name, [place.enter(instruction, one) for one in called_by(program, instruction)]
 
 
@@ -79,9 +79,7 @@ def _size(program: Program, branch: CallPath) -> tuple[float, float]:
             if op_of(instruction):
                 value = TracedValue(instruction, place)
                 moved += runs * sum(
-                    shape.num_bytes
-                    for i in range(len(instruction.operands))
-                    for shape in value.operand(i).instruction.shapes
+                    shape.num_bytes for each in value.operands() for shape in each.instruction.shapes
                 )
     return flops, moved
 

@@ -93,7 +93,7 @@ def narrowest_elements(program: Program) -> tuple[int, str]:
             elements = round(runs * made.num_elements)
             total += elements
             if elements > largest:
-                largest, name = elements, each.op_name or each.name
+                largest, name = elements, each.label
     return total, name
 
 

@@ -210,7 +210,7 @@ def fused_scatter(program: Program, reduced: TracedValue, operand: TracedValue) 
     root = place.computation.result
     path = ()
     if root.opcode == "tuple":
-        parts = [resolve(program, TracedValue(root, place).operand(i)) for i in range(len(root.operands))]
+        parts = [resolve(program, part) for part in TracedValue(root, place).operands()]
         path = tuple(i for i, part in enumerate(parts) if part.instruction is uses[0].instruction)[:1]
     return FusedScatter(
         fusion=TracedValue(place.frames[-1].caller, place.parent, path),

@@ -145,10 +145,19 @@ class Instruction:
         return leaves(self.shape)
 
     @property
+    def label(self) -> str:
+        """JAX's name; otherwise the compiler's."""
+        return self.op_name or self.name
+
+    @property
     def where(self) -> str:
         """JAX's name, with its file and line if the program has them."""
         line = f" ({self.source_file}:{self.source_line})" if self.source_file and self.source_line else ""
-        return f"{self.op_name or self.name}{line}"
+        return f"{self.label}{line}"
+
+    def numbers(self, attribute: str) -> list[int]:
+        """The numbers in an attribute such as `dimensions={0,2}`; none without it."""
+        return [int(number) for number in re.findall(r"\d+", self.attributes.get(attribute, ""))]
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
         frozenset().union(*(_split_over(one, mesh) for one in some)) for some in (tokens or rows, weights)
     ]
     elements = max((one.shapes[0].num_elements for one in tokens), default=0)
-    names = frozenset(one.op_name or one.name for one in (*rows, *with_tokens))
+    names = frozenset(one.label for one in (*rows, *with_tokens))
     return ProgramBatch(axes[0] & axes[1], axes[0], elements, names)
 
 

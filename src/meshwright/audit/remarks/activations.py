@@ -1,6 +1,5 @@
 """Rules for activations and batches that are moved or gathered between operations."""
 
-import re
 from math import prod
 
 from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted, is_computed
@@ -15,6 +14,7 @@ from meshwright.audit.remarks.fault_rule import (
     MOVED,
     REDUCES,
     SENT_BY_A_SUM,
+    SIDES,
     Fault,
     ProgramContext,
     is_integer,
@@ -22,6 +22,7 @@ from meshwright.audit.remarks.fault_rule import (
     pairs_of,
     parts_before,
     same_devices,
+    side_of_gathered,
     stored_otherwise,
 )
 
@@ -238,12 +239,10 @@ _GATHER_ONE = (
 
 def _are_rows(emitted: Emitted, product: TracedValue, other: TracedValue) -> bool:
     """Whether a gathered operand was split along a dimension of the product's result, not a summed one."""
-    side = 1 if other.instruction is product.operand(0).instruction else 0
-    name = ("lhs", "rhs")[side] + "_contracting_dims"
+    side = side_of_gathered(product, other)
     dims = product.operand(side).instruction.shapes[0].dims
-    summed = prod(dims[int(dim)] for dim in re.findall(r"\d+", product.instruction.attributes.get(name, "")))
-    along = re.findall(r"\d+", emitted.value.instruction.attributes.get("dimensions", ""))
-    gathered = [emitted.value.instruction.shapes[-1].dims[int(dim)] for dim in along]
+    summed = prod(dims[dim] for dim in product.instruction.numbers(f"{SIDES[side]}_contracting_dims"))
+    gathered = [emitted.value.instruction.shapes[-1].dims[dim] for dim in emitted.dimensions]
     results = product.instruction.shapes[0].dims
     return len(gathered) == 1 and gathered[0] != summed and gathered[0] in results
 
@@ -308,8 +307,7 @@ def sliced_again(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 def batch_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Activations gathered along their first dimension for a product whose weight is smaller."""
-    dims = emitted.value.instruction.attributes.get("dimensions", "")
-    if emitted.op != "all_gather" or dims != "{0}" or not _is_moved_activation(emitted, context):
+    if emitted.op != "all_gather" or emitted.dimensions != [0] or not _is_moved_activation(emitted, context):
         return None
     for _, other in emitted.products(context.program):
         weight_bytes = other.instruction.shapes[0].num_bytes * emitted.collective.groups.size
@@ -330,15 +328,13 @@ def along_the_contraction(emitted: Emitted, context: ProgramContext) -> Fault | 
     if emitted.op != "all_gather" or not _is_moved_activation(emitted, context):
         return None
     shape = emitted.value.instruction.shapes[-1]
-    along = re.findall(r"\d+", emitted.value.instruction.attributes.get("dimensions", ""))
-    if along != [str(len(shape.dims) - 1)]:
+    if emitted.dimensions != [len(shape.dims) - 1]:
         return None
     for user, other in emitted.products(context.program):
-        side = 1 if other.instruction is user.operand(0).instruction else 0
-        name = ("lhs", "rhs")[side] + "_contracting_dims"
-        summed = re.findall(r"\d+", user.instruction.attributes.get(name, ""))
+        side = side_of_gathered(user, other)
+        summed = user.instruction.numbers(f"{SIDES[side]}_contracting_dims")
         dims = user.operand(side).instruction.shapes[0].dims
-        if summed != [str(len(dims) - 1)] or dims[-1] != shape.dims[-1]:
+        if summed != [len(dims) - 1] or dims[-1] != shape.dims[-1]:
             continue
         # The weight's columns are split over the same devices, so that a device has a part of the result.
         result_bytes = user.instruction.shapes[0].num_bytes * emitted.collective.groups.size

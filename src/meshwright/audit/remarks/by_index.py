@@ -65,8 +65,7 @@ def _looked_up(emitted: Emitted, context: ProgramContext) -> Fault:
     """A computed array gathered to read some of its elements by index, such as sorted logits."""
     return (
         WHOLE_DIMENSION,
-        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
-        f"{context.over(emitted)} ({emitted.op}) to be read by index along its split dimension, no matmul",
+        f"{context.moved(emitted)} to be read by index along its split dimension, no matmul",
         "read it by index along a dimension that is whole: constrain it along another dimension before (one "
         "all-to-all); or read each device's own elements in jax.shard_map, zeros for the others, and sum",
     )
@@ -92,7 +91,7 @@ def table_summed(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     origin = resolve(context.program, emitted.operand(), MOVES)
     if origin.instruction.opcode == "scatter":
-        shapes = [origin.operand(at).instruction.shapes[0] for at in range(len(origin.instruction.operands))]
+        shapes = [each.instruction.shapes[0] for each in origin.operands()]
     elif origin.instruction.opcode == "while":  # XLA for CPU may make a loop of the scatter
         shapes = list(origin.instruction.shapes)
     else:
@@ -122,7 +121,7 @@ def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     rows = _rows_read_by(emitted, context)
     if rows is None or (emitted.op == "all_gather" and is_integer(rows)):  # perhaps the indices
         return None
-    name = rows.op_name or rows.name
+    name = rows.label
     whole = rows.shapes[0].num_elements * c.groups.size
     if emitted.elements * emitted.runs * 2 < whole:
         return None
@@ -202,7 +201,7 @@ def _counts(program: Program, indices: TracedValue, groups: Sequence[Sequence[in
         origin = resolve(program, left.pop(), MOVES | {"broadcast"})
         instruction = origin.instruction
         if instruction.opcode == "concatenate":
-            columns = list(enumerate(origin.operand(i) for i in range(len(instruction.operands))))
+            columns = list(enumerate(origin.operands()))
             if len(instruction.shapes[0].dims) > 1:
                 counted |= {column for column, part in columns if _is_count(program, part)}
             else:

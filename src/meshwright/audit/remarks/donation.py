@@ -98,7 +98,7 @@ def _note(old: Sequence[Instruction], sentence: str) -> str:
     largest = max(old, key=lambda one: one.shapes[0].num_bytes)
     which = f" and {len(old) - 1} more are" if len(old) > 1 else " is"
     rest = sentence.format(size=format_bytes(num_bytes), how="jax.jit(step, donate_argnums=...)")
-    return f"`{largest.op_name or largest.name}`{which} {rest}"
+    return f"`{largest.label}`{which} {rest}"
 
 
 def _updated(program: Program, path: tuple[int, ...], shape: ArrayShape) -> Instruction | None:

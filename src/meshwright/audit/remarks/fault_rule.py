@@ -37,9 +37,21 @@ class ProgramContext:
         """The devices that a collective joins, in words."""
         return self.prices.over(emitted.axes, emitted.collective.groups.size)
 
+    def gathered(self, emitted: Emitted) -> str:
+        """The begin of a sentence on an array that is gathered."""
+        return f"{_with_bytes(emitted)} is gathered over {self.over(emitted)}"
+
+    def moved(self, emitted: Emitted) -> str:
+        """The begin of a sentence on an array that is moved, with the collective that moves it."""
+        return f"{_with_bytes(emitted)} is moved over {self.over(emitted)} ({emitted.op})"
+
     def is_of_batch(self, parameter: Instruction) -> bool:
         """Whether an input is a part of the batch: integers, or one of the batch's names."""
-        return is_integer(parameter) or (parameter.op_name or parameter.name) in self.batch_names
+        return is_integer(parameter) or parameter.label in self.batch_names
+
+
+def _with_bytes(emitted: Emitted) -> str:
+    return f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B)"
 
 
 FaultRule = Callable[[Emitted, ProgramContext], Fault | None]
@@ -106,6 +118,15 @@ def is_shift(emitted: Emitted) -> bool:
     num_devices = emitted.mesh.num_devices if emitted.mesh else 0
     is_ring = len(pairs) > 2 and len(others) <= 1 and 2 * times > len(pairs)
     return is_ring or 2 * len(pairs) < num_devices
+
+
+# The sides of a product, as its attributes name them.
+SIDES = ("lhs", "rhs")
+
+
+def side_of_gathered(product: TracedValue, other: TracedValue) -> int:
+    """The index of a product's gathered operand; `other` is the one that is not gathered."""
+    return int(other.instruction is product.operand(0).instruction)
 
 
 def pairs_of(emitted: Emitted) -> list[tuple[int, int]]:

@@ -58,8 +58,7 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
     own = own_slices(context.program, emitted.collective.groups, shape, uses)
     return (
         "gathered_for_a_part",
-        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-        f"{context.over(emitted)}, and {share}",
+        f"{context.gathered(emitted)}, and {share}",
         _EXCHANGE if uses and len(own) == len(uses) else _SEND_A_PART,
     )
 
@@ -132,9 +131,8 @@ def updated_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if emitted.is_written and not whole and any(user not in directly for user in cut):
         return (
             "updated_whole",
-            f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-            f"{context.over(emitted)} for elementwise operations, and each device keeps its own part of the "
-            "result",
+            f"{context.gathered(emitted)} for elementwise operations, and each device keeps its own part of "
+            "the result",
             "leave out the all_gather and compute each device's part from the shards; scatter the other "
             "operands, such as gradients (psum_scatter)",
         )
@@ -240,7 +238,7 @@ def moved_state(emitted: Emitted, context: ProgramContext) -> Fault | None:
     donated = [context.program.main.parameters[number] for number in context.program.donated]
     if origin not in donated:
         return None
-    name = origin.op_name or origin.name
+    name = origin.label
     return (
         "input_resharded",
         f"`{name}` is stored with one sharding and read with another: each step exchanges it over "
@@ -270,7 +268,7 @@ def batch_turned(emitted: Emitted, context: ProgramContext) -> Fault | None:
     instruction = origin.instruction
     if not origin.is_input:
         return None
-    name = instruction.op_name or instruction.name
+    name = instruction.label
     if not context.is_of_batch(instruction) or not set(emitted.axes) & context.batch_axes:
         return None
     return (
@@ -291,19 +289,17 @@ def returned_by_hand(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if not uses or any(at >= 0 for _, at in uses) or not is_computed(context.program, emitted.operand()):
         return None
     rows = emitted.operand().instruction.shapes[0].dims[:1]
-    dims = emitted.value.instruction.attributes.get("dimensions", "")
     mesh = context.prices.mesh
     split = [
         one
         for one in context.program.main.parameters
         if one.shapes and one.shapes[0].dims[:1] == rows and not set(emitted.axes) & {*copied_over(one, mesh)}
     ]
-    if dims != "{0}" or not split:
+    if emitted.dimensions != [0] or not split:
         return None
     return (
         "returned_whole",
-        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-        f"{context.over(emitted)}, the batch's axis, only to be returned: every device gets all of it",
+        f"{context.gathered(emitted)}, the batch's axis, only to be returned: every device gets all of it",
         "return each device's part (out_specs with the batch's axis) in place of the all_gather",
     )
 
@@ -316,7 +312,7 @@ def input_of_no_matmul(emitted: Emitted, context: ProgramContext) -> Fault | Non
     stored, dims = origin.instruction, emitted.value.instruction.shapes[-1].dims
     if not origin.is_input or len(dims) <= 1 or is_integer(stored):
         return None
-    name = stored.op_name or stored.name
+    name = stored.label
     returned = [shape.dims for shape in context.program.main.result.shapes]
     if name in context.batch_names or stored.shapes[0].dims in returned:
         return None
@@ -365,8 +361,7 @@ def mixed_by_constants(emitted: Emitted, context: ProgramContext) -> Fault | Non
 def _fixed(emitted: Emitted, context: ProgramContext, how: str) -> Fault:
     return (
         "activation_resharded",
-        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
-        f"{context.over(emitted)} ({emitted.op}), because the dimension that is split there is {how}",
+        f"{context.moved(emitted)}, because the dimension that is split there is {how}",
         "shard another dimension there, such as the batch or the channels; or exchange only the rows at the "
         "shards' edges in jax.shard_map (ppermute)",
     )

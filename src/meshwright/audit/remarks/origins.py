@@ -79,10 +79,9 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if emitted.op != "all_gather" or emitted.is_written:
         return None
     name = emitted.collective.op_name
-    dims = emitted.value.instruction.attributes.get("dimensions", "")
-    if not re.fullmatch(r"\{\d+\}", dims) or "/while/" not in name or primitive_of(name) not in TURN_BY_TURN:
+    if len(emitted.dimensions) != 1 or "/while/" not in name or primitive_of(name) not in TURN_BY_TURN:
         return None
-    along = int(dims.strip("{}"))
+    [along] = emitted.dimensions
     if along and not is_cut_in_a_loop(emitted, context.program, along):
         return None
     origin = resolve(context.program, emitted.operand(), COPIES | {"convert"})
@@ -161,8 +160,7 @@ def tiled(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     return (
         BATCH_GATHERED,
-        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
-        f"{context.over(emitted)} ({emitted.op}), because jnp.tile repeats the dimension that is split "
+        f"{context.moved(emitted)}, because jnp.tile repeats the dimension that is split "
         "there: the copies of a row belong to other devices",
         "repeat each row next to itself, which stays on its device: jnp.repeat(x, times, axis=0), and put "
         "the rows that are combined with it in the same order; or tile within each device, in jax.shard_map",
@@ -191,8 +189,7 @@ def grouped_convolution(emitted: Emitted, context: ProgramContext) -> Fault | No
         if groups > 1:
             return (
                 "contraction_gathered",
-                f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-                f"{context.over(emitted)} for a convolution of {groups:,} groups, as jax.vmap over "
+                f"{context.gathered(emitted)} for a convolution of {groups:,} groups, as jax.vmap over "
                 "kernels makes: XLA does not divide its groups, and all devices compute all of them",
                 "convolve in jax.shard_map, with the axis of the groups (of the members that jax.vmap maps "
                 "over) in in_specs and out_specs, so that each device convolves with its own kernels",

@@ -138,7 +138,7 @@ def _arrays(program: Program) -> list[Instruction]:
 
 def _of_state(replicated: list[tuple[Instruction, int]], prices: Prices, *, training: bool) -> Remark:
     largest, copies = max(replicated, key=lambda pair: pair[0].shapes[0].num_bytes)
-    name = largest.op_name or largest.name
+    name = largest.label
     excess = round(sum(one.shapes[0].num_bytes * (1 - 1 / count) for one, count in replicated))
     over = prices.over(copied_over(largest, prices.mesh), copies)
     others = f" and {len(replicated) - 1} more" if len(replicated) > 1 else ""
@@ -645,7 +645,7 @@ def _gathered_rows(one: Alike, program: Program, mesh: Mesh) -> tuple[Instructio
         stored, gather = weight.instruction, rows.instruction
         is_input = weight.is_input and stored.op_name
         if is_input and axes <= {*copied_over(stored, mesh)} and op_of(gather) == "all_gather":
-            along = int(gather.attributes.get("dimensions", "{0}").strip("{}").split(",")[0])
+            along = next(iter(gather.numbers("dimensions")), 0)
             if gather.shapes[-1].dims[along] in stored.shapes[0].dims:
                 return gather, stored
     return None

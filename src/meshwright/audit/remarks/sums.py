@@ -272,7 +272,7 @@ def _whole_state(
         if user.instruction.opcode not in ELEMENTWISE:
             continue
         for one in _elementwise_inputs(user, context):
-            name = one.op_name or one.name
+            name = one.label
             if one.shapes[0].dims == shape.dims and name not in context.batch_names:
                 return name
         left += [each for each, at in readers(context.program, user) if at >= 0]

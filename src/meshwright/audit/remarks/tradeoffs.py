@@ -94,4 +94,4 @@ def _is_whole(one: Instruction, axes: frozenset[str], prices: Prices) -> bool:
 
 
 def _name(one: Instruction) -> str:
-    return one.op_name or one.name
+    return one.label

@@ -1,7 +1,5 @@
 """Rules for stored arrays that are moved or gathered: weights, stacks of layers, and their updates."""
 
-import re
-
 from meshwright.audit.facts.emitted import Emitted, is_computed
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.trace import (
@@ -15,6 +13,7 @@ from meshwright.audit.hlo.trace import (
 from meshwright.audit.remarks.fault_rule import (
     FEWER_BYTES,
     MOVED,
+    SIDES,
     TURN_BY_TURN,
     Fault,
     ProgramContext,
@@ -22,6 +21,7 @@ from meshwright.audit.remarks.fault_rule import (
     is_integer,
     is_shift,
     parts_before,
+    side_of_gathered,
     stored_otherwise,
 )
 
@@ -36,7 +36,7 @@ def flat_array(emitted: Emitted, context: ProgramContext) -> Fault | None:
         (value.instruction for value in parts_before(emitted, context.program) if value.is_input),
         None,
     )
-    name = (stored.op_name or stored.name) if stored else ""
+    name = stored.label if stored else ""
     if stored is None or len(stored.shapes[0].dims) != 1 or name in context.batch_names:
         return None
     return (
@@ -68,7 +68,7 @@ def repeated_gather(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return (
             "weight_gathered_repeatedly",
             f"`{emitted.tensor}` is gathered over {context.over(emitted)} {turns} in the loop "
-            f"{frame.caller.op_name or frame.caller.name}, which does not change it",
+            f"{frame.caller.label}, which does not change it",
             "gather it once, before the loop, if memory allows; or keep it sharded as its matmuls use it "
             + ("(tensor parallelism)" if context.differentiated else "(tensor parallelism), without FSDP"),
         )
@@ -79,12 +79,11 @@ def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A stack of layers gathered whole before a loop that reads a layer in each turn."""
     if emitted.op != "all_gather" or emitted.is_written or is_computed(context.program, emitted.operand()):
         return None
-    dims = emitted.value.instruction.attributes.get("dimensions", "")
     stored = resolve(context.program, emitted.operand(), MOVES)
     is_batch = emitted.collective.parameter in context.batch_names or is_integer(stored.instruction)
     if is_batch or emitted.value.place.loops:
         return None
-    if dims != "{0}":
+    if emitted.dimensions != [0]:
         return _gathered_before_its_loop(emitted, context)
     # The partitioner names the gather after the slice in the loop, whose operand it gathers.
     name = emitted.collective.op_name
@@ -142,8 +141,7 @@ def for_few_tokens(emitted: Emitted, context: ProgramContext) -> Fault | None:
         if emitted.collective.gathered_bytes > FEWER_BYTES * activations:
             return (
                 "weight_gathered_for_few_tokens",
-                f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-                f"{context.over(emitted)} for a matmul with only {activations:,} B of activations",
+                f"{context.gathered(emitted)} for a matmul with only {activations:,} B of activations",
                 "keep the weight sharded and move the activations: tensor parallelism in place of FSDP",
             )
     return None
@@ -157,14 +155,12 @@ def of_all_experts(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Weights gathered along a batch dimension of their product, such as experts."""
     if emitted.op != "all_gather" or is_computed(context.program, emitted.operand()):
         return None
-    dims = emitted.value.instruction.attributes.get("dimensions", "")
-    along = [int(dim) for dim in re.findall(r"\d+", dims)]
+    along = emitted.dimensions
     shape = emitted.value.instruction.shapes[-1]
     for user, other in emitted.products(context.program):
-        side = "rhs" if other.instruction is user.operand(0).instruction else "lhs"
-        batched = re.findall(r"\d+", user.instruction.attributes.get(f"{side}_batch_dims", ""))
-        weight = user.operand(int(side == "rhs")).instruction.shapes[0]
-        batch_sizes = {weight.dims[int(dim)] for dim in batched}
+        side = side_of_gathered(user, other)
+        weight = user.operand(side).instruction.shapes[0]
+        batch_sizes = {weight.dims[dim] for dim in user.instruction.numbers(f"{SIDES[side]}_batch_dims")}
         activations = other.instruction.shapes[0].num_bytes + user.instruction.shapes[0].num_bytes
         if (
             len(along) == 1
@@ -173,8 +169,7 @@ def of_all_experts(emitted: Emitted, context: ProgramContext) -> Fault | None:
         ):
             return (
                 "weight_gathered_for_few_tokens",
-                f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-                f"{context.over(emitted)} along a batch dimension of its matmul, such as experts, for "
+                f"{context.gathered(emitted)} along a batch dimension of its matmul, such as experts, for "
                 f"{activations:,} B of activations on each device",
                 "keep the experts where they are stored and exchange the tokens: shard the dispatched rows "
                 "along that dimension over the experts' axis (one all-to-all), and the results as before",
@@ -244,7 +239,7 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
             for one in context.program.main.parameters
             if one.shapes
             and one.shapes[0].dims == emitted.operand().instruction.shapes[0].dims
-            and (one.op_name or one.name) not in context.batch_names
+            and one.label not in context.batch_names
         ),
         None,
     )
@@ -253,8 +248,8 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
             return None
         return (
             "returned_whole",
-            f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-            f"{context.over(emitted)}, the batch's axis, only to be returned: every device gets all of it",
+            f"{context.gathered(emitted)}, the batch's axis, only to be returned: every device gets all "
+            "of it",
             "return it as it was computed, each device with its part of the batch (out_shardings)",
         )
     if stored.shapes[0].num_elements * emitted.collective.groups.size != shape.num_elements:
@@ -263,12 +258,11 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     given = sum(one.dims == shape.dims for each in context.program.main.parameters for one in each.shapes)
     if given >= sum(one.dims == shape.dims for one in context.program.main.result.shapes):
         return None
-    name = stored.op_name or stored.name
+    name = stored.label
     return (
         "returned_whole",
-        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-        f"{context.over(emitted)} only to be returned, although inputs of its shape, such as `{name}`, are "
-        "sharded",
+        f"{context.gathered(emitted)} only to be returned, although inputs of its shape, such as `{name}`, "
+        "are sharded",
         "return it with the sharding of the input (out_shardings): otherwise every device holds all of it, "
         "and the next step, which gets whole arrays, is compiled again",
     )

@@ -65,8 +65,7 @@ def along_the_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     return (
         WHOLE_DIMENSION,
-        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is moved over "
-        f"{context.over(emitted)} ({emitted.op}) for {operation}, no matmul",
+        f"{context.moved(emitted)} for {operation}, no matmul",
         _without_the_whole(operation, emitted),
     )
 
@@ -139,8 +138,7 @@ def written_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
             part = user.operand(1).instruction.shapes[0].num_bytes
             return (
                 WHOLE_DIMENSION,
-                f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-                f"{context.over(emitted)} only to write {part:,} B of it (dynamic_update_slice)",
+                f"{context.gathered(emitted)} only to write {part:,} B of it (dynamic_update_slice)",
                 "keep the dimension of the written rows whole and shard another one (heads, or the batch), "
                 "or write in jax.shard_map, in which each device writes its own rows",
             )
@@ -181,8 +179,7 @@ def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
     return (
         WHOLE_DIMENSION,
-        f"`{emitted.tensor}` ({emitted.collective.gathered_bytes:,} B) is gathered over "
-        f"{context.over(emitted)} only to be reduced ({operations})",
+        f"{context.gathered(emitted)} only to be reduced ({operations})",
         change,
     )
 
