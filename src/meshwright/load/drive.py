@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from math import inf
 
 from meshwright.errors import RequestError
 from meshwright.load.client import Client, TextOrChat
@@ -43,7 +44,8 @@ async def drive(
 ) -> list[TimedAnswer]:
     """The answers to all turns, chat by chat; a chat ends at its first error.
 
-    In a load that ends by time, the chats that are under way at its end go on to their last turns.
+    A load that ends by time lasts that time, also if its last answer comes before; the chats that are under
+    way at its end go on to their last turns.
     """
     gate = asyncio.Semaphore(load.concurrency or len(load.chats))
     client.start_clock()
@@ -56,6 +58,8 @@ async def drive(
             return await _converse(client, load, words, number, chat.turns, on_answer)
 
     by_chat = await asyncio.gather(*(run(number, chat) for number, chat in enumerate(load.chats)))
+    if load.until_seconds < inf:
+        await asyncio.sleep(max(0.0, load.until_seconds - client.now()))
     return [answer for answers in by_chat for answer in answers]
 
 
