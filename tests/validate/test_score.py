@@ -146,7 +146,7 @@ def test_a_table_never_stops_at_one_row(tmp_path: Path):
     assert [p.predicted is None for p in found] == [True, True, True, False, False]
     assert "line 2 (A2): micro_batch = 'max' is not a number" in str(found[0].skipped)
     assert "line 3 (A3): seq_len = '0'" in str(found[1].skipped)
-    assert "'posit16' is unknown" in str(found[2].skipped)
+    assert "rows.csv: line 4 (A4): dtype = 'posit16' is unknown" in str(found[2].skipped)
 
 
 def test_a_missing_column_is_named(tmp_path: Path):

@@ -1,6 +1,6 @@
 """Rows of a table of load tests of serving engines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 
 FIGURES = ("tpot_seconds", "ttft_seconds", "e2e_seconds")
@@ -27,7 +27,18 @@ class WorkerDegrees:
 
 
 @dataclass(frozen=True)
-class LoadTestRow:
+class ReadRow:
+    """A row of a table. where: its file, line and id; empty if no file has it."""
+
+    where: str = field(default="", kw_only=True, compare=False, metadata={"column": False})
+
+    def reason(self, error: object) -> str:
+        """The reason that the row is skipped: `error`, after the row's place."""
+        return f"{self.where}: {error}" if self.where else str(error)
+
+
+@dataclass(frozen=True)
+class LoadTestRow(ReadRow):
     """One published load test. None: the source does not say.
 
     ttft_seconds, tpot_seconds: means over requests. prompt_len, output_len: tokens, or their rounded means.

@@ -7,7 +7,7 @@ reports; all other columns that are read are physical.
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 
 from meshwright.errors import PlanError
 from meshwright.files import read_text
-from meshwright.validate.load_test_row import MAX_BATCH, ROW_MODES, LoadTestRow
+from meshwright.validate.load_test_row import MAX_BATCH, ROW_MODES, LoadTestRow, ReadRow
 
 STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_bytes_per_chip"
 METRICS = (STEP, THROUGHPUT, MEMORY)
@@ -36,7 +36,7 @@ _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
-class _ModelRow:
+class _ModelRow(ReadRow):
     """The model and the machine of a row.
 
     A cell is None if the source does not say; the planner's default then applies. mlp: gated or plain.
@@ -196,7 +196,7 @@ def read_rows(path: Path) -> list[TableRow | UnreadRow]:
     kind = PublishedRow
     if _INFERENCE_COLUMN in columns:
         kind = LoadTestRow if _LOAD_TEST_COLUMN in columns else InferenceRow
-    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    needed = [column.name for column in _columns(kind) if column.default is MISSING]
     if missing := [name for name in needed if name not in columns]:
         if _REPLACED in head:
             read_text(path, PlanError)
@@ -264,10 +264,17 @@ def _typed(kind: type[_Row], cells: dict[str, str], where: str, column: str, kno
 
     Raises PlanError for a cell of another type, and for a value of `column` that is not `known`.
     """
-    row = kind(**{f.name: _cell(where, f.name, cells.get(f.name, ""), f.type) for f in fields(kind)})
+    columns = ((each.name, each.type) for each in _columns(kind))
+    values = {name: _cell(where, name, cells.get(name, ""), of_type) for name, of_type in columns}
+    row = kind(**values, where=where)
     if (value := getattr(row, column)) not in known:
         raise PlanError(f"{where}: {column} = {value!r} is unknown; fits: {', '.join(known)}")
     return row
+
+
+def _columns(kind: type[TableRow]) -> list[Field[Any]]:
+    """The fields of a row that are columns of its table."""
+    return [each for each in fields(kind) if each.metadata.get("column", True)]
 
 
 def _row(cells: dict[str, str], where: str) -> PublishedRow:

@@ -116,14 +116,14 @@ def _predict(row: AnyRow | UnreadRow) -> Prediction:
         case = reproduce(row)
         chosen = fastest_mix(case)
     except MeshwrightError as error:
-        return Prediction(row, skipped=str(error))
+        return Prediction(row, skipped=row.reason(error))
     except (
         ArithmeticError,
         AssertionError,
         LookupError,
         ValueError,
     ) as error:  # a table never stops at a row
-        return Prediction(row, skipped=f"cannot be priced: {type(error).__name__}: {error}")
+        return Prediction(row, skipped=row.reason(f"cannot be priced: {type(error).__name__}: {error}"))
     predicted = chosen.reported_bytes if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
     fits = chosen.bytes_per_chip <= case.hardware.chip.program_bytes
     known = spread_on(
