@@ -374,7 +374,7 @@ def _end_of_use(values: _Alive, segment: Segment, last: Mapping[int, int], place
     In layouts without a move, the value's copies are the same array: its bytes go on to a copy that is still
     read.
     """
-    for value in (value for node in segment.nodes for value in node.inputs):
+    for value in _read_values(segment):
         if id(value) not in values.of or last.get(id(value), -1) > place:
             continue
         left = values.end(value)
@@ -382,6 +382,12 @@ def _end_of_use(values: _Alive, segment: Segment, last: Mapping[int, int], place
             if id(copy) in values.of and last.get(id(copy), -1) > place:
                 values.add(copy, left * (1 - copy.is_copy))
                 left = left * copy.is_copy  # in layouts that move this copy, the next one may not move
+
+
+@kept_with
+def _read_values(segment: Segment) -> tuple[Value, ...]:
+    """Each value that a node reads, in the order of the first reads."""
+    return tuple({id(value): value for node in segment.nodes for value in node.inputs}.values())
 
 
 def _copies(segment: Segment, value: Value) -> Iterator[Value]:

@@ -9,12 +9,10 @@ and the means of two figures: time to first token and time per output token afte
 a whole request follows from them: ttft + (output tokens - 1) tpot.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil, gcd
-from multiprocessing import get_context
 
 import numpy as np
 
@@ -44,6 +42,7 @@ from meshwright.validate.load_test_settings import (
     streamed_tokens,
     tokens_of_step,
 )
+from meshwright.validate.processes import shared_out
 from meshwright.validate.published import UnreadRow
 from meshwright.validate.score import grouped
 from meshwright.validate.static_batches import dtype_of_source
@@ -118,18 +117,11 @@ def predict_load_tests(
     groups = grouped(tests, lambda row: (row.engine, row.model, row.hardware, row.weight_dtype, row.degrees))
     parts = sorted(groups.values(), key=len, reverse=True)
     predictions: dict[LoadTestRow, LoadTestPrediction] = {}
-
-    def collect(results: Iterable[list[LoadTestPrediction]]) -> None:
-        for part, made in zip(parts, results, strict=True):
-            predictions.update(zip(part, made, strict=True))
-            if on_progress:
-                on_progress(len(predictions) / len(tests))
-
-    if len(tests) < _LEAST_FOR_PROCESSES:
-        collect(map(_predict_all, parts))
-    else:
-        with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-            collect(pool.map(_predict_all, parts))
+    results = shared_out(_predict_all, parts, in_processes=len(tests) >= _LEAST_FOR_PROCESSES)
+    for part, made in zip(parts, results, strict=True):
+        predictions.update(zip(part, made, strict=True))
+        if on_progress:
+            on_progress(len(predictions) / len(tests))
     unread = (
         LoadTestPrediction(row, skipped=row.reason) if isinstance(row, UnreadRow) else predictions[row]
         for row in rows

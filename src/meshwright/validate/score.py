@@ -21,6 +21,7 @@ from meshwright.plan.assumptions import spread_on
 from meshwright.plan.spread import quantile
 from meshwright.validate.alike import TRUST, Traits, expected_error
 from meshwright.validate.choice import fastest_mix
+from meshwright.validate.processes import shared_out
 from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow, UnreadRow
 from meshwright.validate.reproduce import Case, reproduce
 from meshwright.validate.static_batches import reproduce_inference
@@ -30,6 +31,8 @@ _Item = TypeVar("_Item")
 ANCHORS = 2
 # The share of a first row's log error that other rows of serving have: 0.1 to 0.25 give about equal errors.
 SERVED_TRUST = 0.2
+# Several processes are faster than one from this number of rows on. Rows of a part share recorded layouts.
+_LEAST_FOR_PROCESSES, _ROWS_OF_A_PART = 300, 20
 
 
 @dataclass(frozen=True)
@@ -96,14 +99,19 @@ class Score:
 def predict(
     rows: Sequence[AnyRow | UnreadRow], on_progress: Callable[[float], None] | None = None
 ) -> list[Prediction]:
-    """Predictions of all rows for the free score."""
-    predictions = []
-    for number, row in enumerate(rows, 1):
-        predictions.append(_predict(row))
+    """Predictions of all rows for the free score; many rows are shared out over processes."""
+    parts = [rows[first : first + _ROWS_OF_A_PART] for first in range(0, len(rows), _ROWS_OF_A_PART)]
+    predictions: list[Prediction] = []
+    for made in shared_out(_predict_all, parts, in_processes=len(rows) >= _LEAST_FOR_PROCESSES):
+        predictions += made
         if on_progress:
-            on_progress(number / len(rows))
+            on_progress(len(predictions) / len(rows))
     known = [(p.row, p.mfu) for p in predictions if isinstance(p.row, PublishedRow) and p.mfu is not None]
     return [_baseline(prediction, known) for prediction in predictions]
+
+
+def _predict_all(rows: Sequence[AnyRow | UnreadRow]) -> list[Prediction]:
+    return [_predict(row) for row in rows]
 
 
 def _predict(row: AnyRow | UnreadRow) -> Prediction:
