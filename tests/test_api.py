@@ -163,3 +163,12 @@ print(best.audit(target="cpu", numerics=False)["verdict"])
         "metrics.jsonl",
         "checkpoints",
     }
+
+
+def test_a_pipeline_without_microbatches_gets_their_fastest_number():
+    plain, one, eight = (
+        mw.price(*POD, f"pipe=4,data=4,remat=full{microbatches}")
+        for microbatches in ("", ",microbatches=1", ",microbatches=8")
+    )
+    assert plain.layout.schedule.microbatches > 1
+    assert plain.step_seconds <= eight.step_seconds < one.step_seconds

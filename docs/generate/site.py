@@ -19,6 +19,8 @@ sys.path.insert(0, str(ROOT))
 from docs.generate import commands, dtypes, hardware, json_keys, layouts, pictures, support  # noqa: E402
 from docs.generate.links import outward, repository  # noqa: E402
 
+from meshwright.cli import glossary  # noqa: E402
+
 PIECES: dict[str, Callable[[], str]] = {
     "commands": commands.text,
     "json": json_keys.text,
@@ -29,6 +31,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "support of models": support.models,
     "hardware": hardware.text,
     "families": support.read,
+    "glossary": glossary.entries,
 }
 # The second line is for readers of the repository, and is left out of the site.
 MARKER = re.compile(r"^<!-- generated: (?P<name>.*) -->(?:\n\*In a clone,.*\*)?$", re.MULTILINE)

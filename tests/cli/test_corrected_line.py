@@ -614,7 +614,7 @@ def test_a_script_is_audited_by_its_function(tmp_path: Path, capsys: pytest.Capt
         ("compare llama-3-8b qwen2.5-7b --hardware h100:8",
          "compare llama-3-8b@h100:8 qwen2.5-7b@h100:8 --batch-tokens 4M --seq-len 8k"),
         # another program's name in place of a model
-        ("serve vllm", "plan serve --engine vllm --model llama-3-70b --hardware v5e,h100 --prompt-tokens 8k "
+        ("serve vllm", "plan serve --engine vllm --model llama-3-70b --hardware h100:4 --prompt-tokens 8k "
          "--output-tokens 512"),
         ("plan serve trtllm $S", "plan serve --engine trtllm $S"),
         ("megatron --tp 8 $P", "plan train --for megatron --given tensor=8 $P"),
@@ -670,6 +670,18 @@ def test_a_script_is_audited_by_its_function(tmp_path: Path, capsys: pytest.Capt
         ("fit llama-3-70b 2x 4090 --int4", "fit llama-3-70b --hardware 2x4090"),
         ("cost of serving llama-3-70b on 8 h100",
          "plan serve --model llama-3-70b --hardware h100:8 --prompt-tokens 8k --output-tokens 512"),
+        # servers without stages, plans that do not exist, and an example of a machine for the model
+        ("serve --checkpoint a --pipeline-parallel-size 2 --tensor-parallel-size 2",
+         "serve --checkpoint a --tensor 4"),
+        ("plan train --model mistral-7b --batch-tokens 4M --seq-len 4k --tokens 300B",
+         "plan train --model mistral-7b --batch-tokens 4M --seq-len 4k --tokens 300B --hardware h100:16"),
+        ("plan train --model gpt2 --hardware colab-l4 --batch-tokens 12k --seq-len 1k",
+         "plan train --model gpt2 --hardware l4:1 --batch-tokens 12k --seq-len 1k"),
+        ("plan train --model gpt2 --gpu colab --batch-tokens 12k --seq-len 1k",
+         "plan train --model gpt2 --hardware t4:1 --batch-tokens 12k --seq-len 1k"),
+        # terms
+        ("what does FSDP mean?", "help fsdp"),
+        ("explain tensor parallelism", "help tensor-parallelism"),
         # a command of mw after --
         ("launch slurm --partition gpu -- train plan.toml",
          "launch slurm --partition gpu -- mw train plan.toml"),
@@ -680,6 +692,26 @@ def test_names_and_amounts_as_people_say_them(
 ) -> None:
     wanted = shlex.join(["mw", *shlex.split(line.replace("$P", TRAIN).replace("$S", SERVE))])
     assert _answer(typed, capsys).partition(" (--")[0].endswith(f"type {wanted}")
+
+
+def test_a_number_of_hosts_without_a_plan_gets_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = _answer("launch plan.toml --nodes 4", capsys).partition("type ")[2]
+    planned, launched = line.partition(" (--")[0].split(" && ")
+    assert planned.startswith("mw plan train --hardware h100:4x8 -o plan.toml --model ")
+    assert launched == "mw launch slurm -- mw train plan.toml"
+
+
+def test_a_vocabulary_of_a_text_is_the_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text("Some words.\n")
+    answer = _answer("train my.txt --vocab-size 2000 --n-layer 4", capsys)
+    assert "mw plan train --set vocab_size=2000,num_layers=4 --model tiny" in answer
+    assert answer.endswith("&& mw train plan.toml --data my.txt")
 
 
 def test_devices_are_chosen_by_the_environment(capsys: pytest.CaptureFixture[str]) -> None:

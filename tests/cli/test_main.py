@@ -61,6 +61,11 @@ def test_groups_hold_their_commands(group: str):
     assert sorted(get_command(app).commands) == sorted(GROUPS[group])  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_help_explains_a_term(capsys):
+    assert main(["help", "hbm"]) == 0
+    assert capsys.readouterr().out == "HBM: The memory of a chip.\n"
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"meshwright {__version__}\n"

@@ -3,6 +3,7 @@
 import pytest
 
 from meshwright.errors import HardwareError, PlanError
+from meshwright.hardware.prices import ChipPrices
 from meshwright.layout.workload import Workload
 from meshwright.models.presets import load_model
 from meshwright.plan.smallest import Smallest, sizes, smallest_machines
@@ -92,3 +93,15 @@ def test_no_size_says_why():
 def test_the_document():
     document = find("llama-3-8b", "v5e:4x4", Workload(128, 4096)).to_dict()
     assert document.keys() == {"hardware", "num_chips", "tried"}
+
+
+def test_the_machines_have_the_users_price():
+    found = smallest_machines(
+        load_model("llama-3-8b"),
+        "h100:1x8",
+        Workload(64, 8192),
+        weights_dtype="bf16",
+        compute_dtypes=("bf16",),
+        prices=ChipPrices("2.5"),
+    )
+    assert found.search.best.hardware.chip.price_per_chip_hour == 2.5

@@ -23,9 +23,10 @@ from meshwright.api.machine import anchored_by
 from meshwright.api.results import Plans, PricedLayout
 from meshwright.api.serving import ServedLayout, ServedLayouts
 from meshwright.hardware import catalog
+from meshwright.hardware.prices import CATALOG_PRICES, ChipPrices
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.layout.layout_checks import layout_for
+from meshwright.layout.layout_checks import layout_for, with_microbatches
 from meshwright.models.config import ModelConfig
 from meshwright.models.model_files import model_from_dict
 from meshwright.models.presets import load_model
@@ -214,13 +215,14 @@ def smallest(
     max_seconds: float | None = None,
     days: float | None = None,
     tokens: int | str | None = None,
+    prices: ChipPrices = CATALOG_PRICES,
     progress: Progress | None = None,
 ) -> Plans:
     """The layouts of the smallest machine that trains the model, or trains it fast enough.
 
     chip: `v5p`, or a machine (`v5p:16x20x28`) that bounds the sizes to try. max_seconds: the longest step
-    allowed. days: the longest run allowed, of `tokens` tokens. given, top, runnable, weights_dtype,
-    compute_dtype: as in `plan`. Raises NothingFits, a PlanError, if no size suffices.
+    allowed. days: the longest run allowed, of `tokens` tokens. prices: of the machines. given, top, runnable,
+    weights_dtype, compute_dtype: as in `plan`. Raises NothingFits, a PlanError, if no size suffices.
 
     >>> plans = smallest("llama-3-8b", "h100", Train("1Mi", "8k"), given="remat=full,pipe=1")
     >>> plans.hardware.spec
@@ -240,6 +242,7 @@ def smallest(
         given=parse_conditions(given),
         runnable=runnable,
         max_seconds=longest_step(workload, max_seconds, days, num_tokens),
+        prices=prices,
         on_progress=(lambda spec: progress(f"trying {spec}", None)) if progress else None,
     )
     return Plans(config, sizing.hardware, work, replace(sizing.search, given=given), top, sizing)
@@ -256,7 +259,8 @@ def price(
 ) -> PricedLayout:
     """One layout with its price; dtypes that its text does not give are as in `plan`.
 
-    Raises LayoutError if it does not divide, or if its devices and the machine's chips differ in number.
+    A text with a pipeline but without microbatches gets their fastest number that fits. Raises LayoutError if
+    the layout does not divide, or if its devices and the machine's chips differ in number.
 
     >>> price("llama-3-8b", "v5e:4x4", Train("1Mi", "4k"), "fsdp=16,remat=full,microbatches=8")
     PricedLayout(fsdp=16,microbatches=8,remat=full: ...)
@@ -264,13 +268,16 @@ def price(
     config, machine = _config(model), _machine(hardware)
     workload = work.workload(config)
     if isinstance(layout, Layout):
-        layouts = [layout]
+        layouts = [[layout]]
     else:
         weights, computes = SearchOptions(weights_dtype, compute_dtype).dtypes(machine.chip)
         layouts = [
-            layout_for(config, layout, weights_dtype=weights, compute_dtype=compute) for compute in computes
+            [layout_for(config, text, weights_dtype=weights, compute_dtype=compute) for compute in computes]
+            for text in with_microbatches(layout, workload)
         ]
-    return PricedLayout(config, machine, work, price_layout(config, machine, workload, layouts))
+    priced = [price_layout(config, machine, workload, of_one) for of_one in layouts]
+    best = min(priced, key=lambda search: (not search.best.fits, search.best.step_seconds))
+    return PricedLayout(config, machine, work, best)
 
 
 def audit(

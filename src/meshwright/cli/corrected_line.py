@@ -13,6 +13,7 @@ from typing import Any
 
 from typer.main import get_command as to_command
 
+from meshwright.cli.glossary import term_asked
 from meshwright.cli.line_checks import run_fault
 from meshwright.cli.line_commands import candidates, command_at, every_command, of_typed
 from meshwright.cli.line_forms import completed, converted, launched, merged, of_its_command, on_all_chips
@@ -76,6 +77,8 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     words = unpasted(typed)
     if "--" in words:  # the words after it are another command's
         return _launching(words)
+    if term := term_asked(words):
+        return f"mw help {term}"
     if matmul := _matmul(words):
         return matmul
     words, machine = with_nearest(_from_collective(words, commands))
@@ -121,6 +124,8 @@ def _matmul(words: Sequence[str]) -> str:
 
 def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     """Notes on an offered `line`: what it leaves out, each with the reason, and models that it assumes."""
+    if line.startswith("mw help "):
+        return {}
     line = line.rpartition(", then type ")[2]  # as `with_its_file` writes it
     typed = (of_typed(shlex.split(words)) for words in re.findall(r"mw ([^&]+)", line))
     commands = [command for command, _ in filter(None, typed)]
@@ -178,6 +183,8 @@ def _line_of(words: Sequence[str], commands: Collection[str]) -> str:
             return line
         if command.path[0] == "plan" and (line := _with_page(command, rest)):
             return line
+        if command.path == ("launch", "slurm") and (line := _planned_for_hosts(command, rest)):
+            return line
 
     def first(*, drops: bool) -> str:
         lines = (_repaired(command, rest, drops=drops) for command, rest in possible)
@@ -219,6 +226,24 @@ def _on_hosts(training: Command, rest: Sequence[str]) -> str:
     line = _repaired(training, run)
     is_right = line and plan and _is_for_its_hosts([*hosts, *plan], slurm)
     return f"mw launch slurm -- {line}" if is_right else ""
+
+
+def _planned_for_hosts(launching: Command, rest: Sequence[str]) -> str:
+    """`mw plan train ... && mw launch slurm ...` for a number of hosts and a plan that does not exist.
+
+    Empty for other lines, since an existing plan decides on its hosts.
+    """
+    pieces = pieces_of(rest, launching)
+    hosts = next((piece.value for piece in pieces if set(words_of(piece.option)) & HOSTS), "")
+    plan = next((word for word in rest if word.endswith(".toml")), "plan.toml")
+    planning = command_at(("plan", "train"))
+    if not hosts.isdecimal() or Path(plan).exists() or planning is None:
+        return ""
+    line = _finished([Piece("--hardware", f"h100:{hosts}x8"), Piece("-o", plan)], planning)
+    planned, _, examples = line.partition(" (--")
+    kept = [word for piece in pieces if piece.option in launching.options for word in piece.words]
+    started = shlex.join(["mw", *launching.path, *kept, "--", "mw", "train", plan])
+    return f"{planned} && {started}{' (--' + examples if examples else ''}" if line else ""
 
 
 def _with_page(planning: Command, rest: Sequence[str]) -> str:

@@ -75,6 +75,7 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
     try:
         line = corrected_line(args, commands)
         other = "" if line else unknown_names(args, commands)
+        notes = notes_of(args, line) if line else {}
     except Exception:
         # The answer is complete without a line. Tests of generated lines read this log.
         logger.debug("the search for a line to type failed", exc_info=True)
@@ -90,7 +91,6 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
         answer = before.removesuffix("; ")
     if answer.startswith("command ") and "did you mean" not in answer:  # the line says which is meant
         answer = answer.partition("; ")[0]
-    notes = notes_of(args, line)
     answer = without_kept(answer, notes)
     plain = answer if answer.endswith("...") else answer.rstrip(".")
     parts = without_contradictions(plain.split("; "), line)

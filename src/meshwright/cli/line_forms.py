@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from math import prod
+from math import ceil, log2, prod
 from pathlib import Path
 
 from meshwright.cli.line_pieces import Command, Piece
@@ -39,6 +39,10 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
 
 def _both(first: Piece, second: Piece) -> Piece | None:
     """One piece for two pieces of the same option; None if their values exclude each other."""
+    degrees = first.value, second.value
+    if first.option == "--tensor" and first.is_other and second.is_other:  # stages of other servers
+        is_known = all(map(str.isdecimal, degrees))
+        return replace(first, value=str(prod(map(int, degrees)))) if is_known else None
     if first.value == second.value:
         return first
     if first.option == "--hardware" and (first.is_other or second.is_other):
@@ -76,6 +80,7 @@ def _machine_of(first: str, second: str) -> str:
     )
 
 
+_MONTH_SECONDS = 30 * 86_400
 _ANSWER = 512  # most tokens of the answer, if a line gives only the length of the context
 _LEAST_TOKENS = 1_000_000_000  # of a run; fewer are the batch of a step
 # Options of other programs whose conversion needs the values of other options of the line, so that it waits
@@ -477,8 +482,32 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
         return "h100"  # a chip, since its number is searched
     if "--hardware" in names and mesh:
         return f"h100:{_num_devices(mesh)}"
+    if "--hardware" in names and command.path in (("plan", "train"), ("plan", "serve")):
+        return _machine_for(pieces, command)
     example = next(filter(None, map(command.example_of, names)), "")
     return _within_context(example, pieces) if "--seq-len" in names else example
+
+
+def _machine_for(pieces: Sequence[Piece], command: Command) -> str:
+    """An example of a machine for the line's model: the H100s that hold it and end its run in a month.
+
+    Training stores 16 bytes a parameter and serving 2, in at most half of the memory. A run has 40% MFU.
+    """
+    from meshwright.hardware.catalog import chip
+    from meshwright.models.count import count_params
+    from meshwright.models.presets import load_model
+    from meshwright.units import parse_count
+
+    given = {piece.option: piece.value for piece in pieces}
+    h100, chips = chip("h100"), 8.0 if command.path == ("plan", "train") else 1.0
+    with suppress(MeshwrightError, OSError):
+        params = count_params(load_model(given.get("--model", "")))
+        bytes_per_param = 16 if command.path == ("plan", "train") else 2
+        chips = max(chips, 2 * bytes_per_param * params.total / h100.hbm_bytes)
+        if command.path == ("plan", "train") and "--tokens" in given:
+            flops = 6 * params.active * parse_count(given["--tokens"])
+            chips = max(chips, flops / (_MONTH_SECONDS * 0.4 * h100.flops("bf16")))
+    return f"h100:{2 ** ceil(log2(chips))}"
 
 
 def _of_sizes(pieces: Sequence[Piece]) -> str:

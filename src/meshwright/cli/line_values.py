@@ -237,6 +237,8 @@ def _is_near(hint: str, value: str) -> bool:
 
 def _is_example(hint: str, value: str, message: str, option: str) -> bool:
     """Whether a message's name is not surely meant: one of several, of another number, or an example."""
+    if message.endswith(f"is unknown; write {hint}"):  # the machine of a cloud or a shop
+        return False
     if _variants(hint) != _variants(value) or (option == "--hardware" and not _is_near(hint, value)):
         return True
     if _is_only_of_size(hint, value, message):

@@ -78,6 +78,9 @@ class _LazyGroup(TyperGroup):
             return super().resolve_command(ctx, args)
         if name in HELP:
             name, args = "help", ["help", *args[1:]]
+        if name == "help" and (entry := _glossary_entry(args[1:])):
+            print(entry)
+            raise typer.Exit
         if name in ("version", "help"):
             args = ["--version"] if name == "version" else [*args[1:], "--help"]
             self.main(args=args, prog_name=ctx.command_path, standalone_mode=False)
@@ -88,6 +91,15 @@ class _LazyGroup(TyperGroup):
         command = to_command(import_module(f"meshwright.cli.{name}").app)
         command.name = name
         return name, named_values(command), plain_words(args[1:])
+
+
+def _glossary_entry(words: list[str]) -> str:
+    """The entry of a term after `mw help`; empty for commands, options and unknown terms."""
+    if not words or words[0] in COMMANDS or words[0].startswith("-"):
+        return ""
+    from meshwright.cli.glossary import definition
+
+    return definition("-".join(words))
 
 
 def _refuse_empty(args: list[str]) -> None:

@@ -66,6 +66,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     HOSTS_OF_8: ("--nodes", "--num-nodes", "--nnodes", "--hosts"),
     "--tensor 8": ("--tp", "--tp-size", "--tensor-parallel-size", "--tensor-parallel"),
+    "--tensor 8, since a server splits each layer and has no stages,": _AXES["pipe=4"],
     **{f"{option} {axis}": theirs for option in ("--given", "--layout") for axis, theirs in _AXES.items()},
     "--given context=2": ("--cp", "--context-parallel-size", "--context-parallel", "--sp-size"),
     "--set num_kv_heads=8": (
@@ -208,6 +209,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--train-hours",
     ),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
+    "--set vocab_size=32000": ("--vocab-size", "--vocab", "--n-vocab", "--padded-vocab-size"),
     "--set num_layers=32": ("--num-layers", "--layers", "--n-layer", "--n-layers", "--depth"),
     "--set d_model=4096": (
         "--hidden-size", "--d-model", "--hidden", "--n-embd", "--embd", "--width", "--dim",

@@ -120,8 +120,7 @@ def train(
     limits.check(tokens)
     if size.smallest:
         _check_smallest(layout, anchor, conditions)
-        refuse_with({"--price": price, "--currency": currency}, "--smallest compares no prices")
-        plans = _smallest(config, hardware, work, search, size, tokens, as_json)
+        plans = _smallest(config, hardware, work, search, size, tokens, ChipPrices(price, currency), as_json)
     else:
         _check_not_smallest(size)
         prices = ChipPrices(price, currency)
@@ -257,12 +256,13 @@ def _smallest(
     search: SearchOptions,
     size: SizeOptions,
     tokens: int | None,
+    prices: ChipPrices,
     as_json: bool,
 ) -> Plans:
     """The layouts of the smallest machine. Exits 1 if no size suffices."""
     if ":" in hardware:
         load_hardware(hardware)  # for its warnings
-    limits = {"max_seconds": size.max_seconds, "days": size.days, "tokens": tokens}
+    limits = {"max_seconds": size.max_seconds, "days": size.days, "tokens": tokens, "prices": prices}
     try:
         with progress() as update:
             return mw.smallest(config, hardware, work, **vars(search), **limits, progress=update)

@@ -260,8 +260,8 @@ def _like(name: str, known: Iterable[str]) -> str:
     machine = (
         name.removeprefix("standard_").removeprefix("ml.").replace("dgx_", "dgx-").replace("hgx_", "hgx-")
     )
-    if machine in _machines():
-        return f"write {_machines()[machine]}"
+    if spec := _rented(machine, known):
+        return f"write {spec}"
     if sized := next((each for each in _machines() if each.startswith(f"{machine}.")), ""):
         return f"write {_machines()[sized]} for a {sized}"
     if size := _MEMORY.fullmatch(name):
@@ -288,6 +288,19 @@ def _like(name: str, known: Iterable[str]) -> str:
         if word in words:
             return f"did you mean {' or '.join(chips)}?"
     return nearest(name, list(known))
+
+
+def _rented(name: str, known: Iterable[str]) -> str:
+    """The machine of a cloud or shop with that name, which may name its chip: colab-t4; "" for others."""
+    words = set(re.split(r"[^a-z0-9]+", name))
+    machine = name if name in _machines() else min(words & _machines().keys(), default="")
+    if not machine:
+        return ""
+    usual_chip, _, count = _machines()[machine].partition(":")
+    named = next(
+        (_aliases()[chip] for chip in known if words - {machine} == set(chip.split("-"))), usual_chip
+    )
+    return f"{named}:{count}"
 
 
 def unlisted_machine(text: str) -> Unlisted | None:

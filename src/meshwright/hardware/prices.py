@@ -77,6 +77,11 @@ def price_of_an_hour(text: str) -> str:
     return f"{match[1]}{match[2] or ''}" if match and match["hourly"] else ""
 
 
+def without_price(chip: str, flag: str) -> str:
+    """The message about an option that needs the price of a chip, which the catalog lacks."""
+    return f"{chip} has no price, which {flag} needs; add --price {chip}=2.5, the price of a chip-hour"
+
+
 @dataclass(frozen=True)
 class ChipPrices:
     """The user's prices of a chip-hour and their currency."""
@@ -121,6 +126,9 @@ class ChipPrices:
             both = " and ".join(dict.fromkeys(named))
             raise HardwareError(f"--price {self.price!r} is in {both}; write the price in one currency")
         return named[0] if named else None
+
+
+CATALOG_PRICES = ChipPrices(None, None)
 
 
 def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:

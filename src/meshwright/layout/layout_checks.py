@@ -1,6 +1,7 @@
 """Checks that a Layout fits a model and a batch; errors name layouts that fit."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from math import gcd, inf
 
@@ -20,11 +21,13 @@ from meshwright.layout.short import (
     whole_form,
     with_expert_owner,
 )
+from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import dimensions, parameters
 from meshwright.notation.array import Axes, ShardedArray, dividing_degrees
 from meshwright.notation.mesh import Mesh
 from meshwright.optimizers import OPTIMIZERS
+from meshwright.units import divisors
 
 # The first chunk may hold only the embedding, and the last only the head.
 _CHUNKS_WITHOUT_LAYERS = 2
@@ -42,6 +45,24 @@ def layout_for(config: ModelConfig, text: str, **defaults: object) -> Layout:
     """
     check_experts(config, clean_words(defaults) | clean_words(read_words(text)))
     return Layout.parse(text, **defaults)
+
+
+def with_microbatches(text: str, workload: Workload) -> list[str]:
+    """The text of a layout with each number of microbatches that a pipeline's step can have.
+
+    Only `text` itself if it names their number, or has no pipeline. With one microbatch a pipeline is idle.
+    """
+    words = clean_words(read_words(text))
+    if int(str(words.get("pipe", 1))) == 1 or "microbatches" in words:
+        return [text]
+    made = []
+    with suppress(LayoutError):  # the caller parses the text, and reports its fault
+        shards = Layout.parse(f"{text},microbatches={words['pipe']}").num_batch_shards
+        for number in divisors(max(1, workload.num_sequences // shards))[1:]:
+            with suppress(LayoutError):  # a schedule may need rounds of microbatches
+                Layout.parse(numbered := f"{text},microbatches={number}")
+                made.append(numbered)
+    return made or [text]
 
 
 def check_experts(config: ModelConfig, words: Mapping[str, object]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.engines.serving_engine import ServingEngine
 from meshwright.errors import MeshwrightError, PlanError
-from meshwright.hardware.prices import per_hour, per_million_tokens
+from meshwright.hardware.prices import per_hour, per_million_tokens, without_price
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
@@ -266,7 +266,7 @@ def _check_price(best: RatedServers, limit: float) -> None:
     hourly = best.price_per_hour
     if hourly is None and limit < inf:
         name = best.server.hardware.chip.name
-        raise PlanError(f"{name} has no price, which --max-price-per-hour needs; add --price 2.5")
+        raise PlanError(without_price(name, "--max-price-per-hour"))
     if hourly is not None and hourly > limit:
         servers = f"{format_number_of(best.replicas, 'server')} of {best.server.hardware.spec}"
         raise Infeasible(

@@ -9,6 +9,7 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory, Torus
+from meshwright.hardware.prices import CATALOG_PRICES, ChipPrices
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
@@ -72,13 +73,14 @@ def smallest_machines(
     given: Sequence[Condition] = (),
     runnable: bool | None = None,
     max_seconds: float | None = None,
+    prices: ChipPrices = CATALOG_PRICES,
     on_progress: Callable[[str], None] | None = None,
 ) -> Smallest:
     """The fewest chips of `spec` that hold the model and reach `max_seconds` per step.
 
     spec: a chip (`v5p`), or a machine (`v5p:16x20x28`) that bounds the sizes tried. given, runnable: as
-    in `search`. Doubles the chips until a size works, then tries the sizes between. Raises NothingFits if no
-    size works.
+    in `search`. prices: of the machines. Doubles the chips until a size works, then tries the sizes between.
+    Raises NothingFits if no size works.
     """
     tried: list[Tried] = []
     fixed = {one.field: one.value for one in given if one.field in NOT_SEARCHED}
@@ -110,7 +112,7 @@ def smallest_machines(
         tried.append(Tried(hardware.spec, hardware.num_chips, seconds, why_not))
         return None if why_not else attempted
 
-    machines = sizes(spec)
+    machines = prices.of(sizes(spec))
     doubled = [m for m in machines if m.num_chips & (m.num_chips - 1) == 0 or m is machines[-1]]
     too_small = 0
     for machine in doubled:

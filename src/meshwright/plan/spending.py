@@ -5,7 +5,7 @@ from math import ceil
 
 from meshwright.errors import MeshwrightError, PlanError
 from meshwright.hardware.chip import SharedMemory
-from meshwright.hardware.prices import ChipPrices, parse_money, per_hour, price_of_an_hour
+from meshwright.hardware.prices import ChipPrices, parse_money, per_hour, price_of_an_hour, without_price
 from meshwright.hardware.topology import Hardware
 from meshwright.options import option
 from meshwright.plan.candidate import Candidate
@@ -44,7 +44,7 @@ class SpendingLimits:
         limits = {"--max-price-per-hour": self.max_price_per_hour, "--budget": self.budget}
         flag = next((flag for flag, limit in limits.items() if limit is not None), "")
         if flag and machine.chip.price_per_chip_hour is None:
-            raise PlanError(_without_price(machine, flag))
+            raise PlanError(without_price(machine.chip.name, flag))
 
     def largest_machine(self, spec: str, prices: ChipPrices) -> str:
         """The largest machine of a chip that the price of an hour pays; `spec` if that names a machine.
@@ -85,7 +85,7 @@ def _over_price(machine: Hardware, limit: float) -> str:
 def _over_budget(best: Candidate, num_tokens: int, limit: float) -> list[str]:
     run = budget(best, num_tokens)
     if run.price is None:
-        raise PlanError(_without_price(best.hardware, "--budget"))
+        raise PlanError(without_price(best.hardware.chip.name, "--budget"))
     if run.price <= limit:
         return []
     paid = int(limit / run.price * num_tokens)
@@ -101,12 +101,8 @@ def _hourly(machine: Hardware) -> float:
     """The price of an hour of a machine. Raises PlanError for a chip without a price."""
     hourly = per_hour(machine.chip, machine.num_chips)
     if hourly is None:
-        raise PlanError(_without_price(machine, "--max-price-per-hour"))
+        raise PlanError(without_price(machine.chip.name, "--max-price-per-hour"))
     return hourly
-
-
-def _without_price(machine: Hardware, flag: str) -> str:
-    return f"{machine.chip.name} has no price, which {flag} needs; add --price 2.5, without --smallest"
 
 
 def _rounded_down(tokens: int) -> str:

@@ -17,6 +17,7 @@ from meshwright.dtypes import dtype_bytes, types_for
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog
 from meshwright.hardware.chip import SharedMemory
+from meshwright.hardware.prices import without_price
 from meshwright.hardware.topology import Hardware, forget_placements
 from meshwright.layout import Layout
 from meshwright.layout.axes import EXPERT
@@ -349,10 +350,7 @@ def _excess(point: Point, targets: Targets) -> float:
 def _shares(point: Point, targets: Targets) -> list[tuple[str, float]]:
     price = point.price_per_hour
     if price is None and targets.price_per_hour < inf:
-        raise PlanError(
-            f"{point.hardware.chip.name} has no price, which --max-price-per-hour needs; add "
-            f"--price {point.hardware.chip.name}=..."
-        )
+        raise PlanError(without_price(point.hardware.chip.name, "--max-price-per-hour"))
     return [
         ("ttft", point.ttft_seconds / targets.ttft),
         ("tpot", point.tpot_seconds / targets.tpot),
