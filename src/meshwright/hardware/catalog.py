@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
 from importlib import resources
@@ -216,9 +216,8 @@ def _description(name: str) -> Description:
         known = _aliases()
         if name.lower() not in known:
             other = unlisted_machine(name)
-            raise HardwareError(
-                f"hardware {name!r} is unknown; {other.hint if other else _like(name.lower(), known)}"
-            )
+            hint = other.hint if other else _like(name.lower())
+            raise HardwareError(f"hardware {name!r} is unknown; {hint}")
         return _description(known[name.lower()])
     return _with_step(read_chip(file.read_text(encoding="utf-8"), f"catalog/{file.name}"))
 
@@ -251,12 +250,14 @@ _OF_CLOUDS = re.compile(
 )
 
 
-def _like(name: str, known: Iterable[str]) -> str:
+@cache
+def _like(name: str) -> str:
     """A hint for an unknown name of a chip.
 
     The hint is the chips of a cloud's machine, a chip whose words are all in the name, chips of a vendor that
     the name mentions, or the names with the nearest spelling.
     """
+    known = _aliases()
     machine = (
         name.removeprefix("standard_").removeprefix("ml.").replace("dgx_", "dgx-").replace("hgx_", "hgx-")
     )

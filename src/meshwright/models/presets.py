@@ -126,6 +126,11 @@ class _Presets(Mapping[str, ModelConfig]):
     def __init__(self) -> None:
         self._made: dict[str, ModelConfig] = {}
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._made or any(
+            name in release.models for family in naming(str(name)) for release in family.releases
+        )
+
     def __getitem__(self, name: str) -> ModelConfig:
         if name not in self._made:
             for family in naming(name):
