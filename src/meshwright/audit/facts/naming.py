@@ -84,7 +84,7 @@ def _names_of_turn(program: Program, value: TracedValue, steps: int) -> Iterator
     else:
         made = []
     for each in made if steps else ():
-        yield _name(program, each, steps - 1)
+        yield _within_loop(_name(program, each, steps - 1), each.place)
         end = resolve(program, each, MOVED)
         yield from _names_of_turn(program, end, steps - 1)
 
