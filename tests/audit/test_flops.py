@@ -2,15 +2,21 @@
 
 import pytest
 
-from meshwright.audit.compare.flops import _without_merged
+from meshwright.audit.compare.findings import product_findings
+from meshwright.audit.compare.flops import _without_merged, compare_products
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.instruction_work import InstructionSeconds
 from meshwright.audit.facts.matmuls import dot_flops, products, smaller_branches
+from meshwright.audit.facts.naming import origin_name
+from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.hlo.trace import TracedValue, places
 from meshwright.hardware.catalog import load
 from meshwright.models.transformer import at_most_blocks, in_extra_passes
+from meshwright.notation.mesh import Mesh
+
+UNPRICED = Prices(Mesh({}), None, None)
 
 
 def flops(line: str, left: str, right: str) -> float:
@@ -316,6 +322,32 @@ def test_a_product_in_a_body_that_loops_share_has_the_name_of_its_loop(
     text = ALIKE.replace("PRODUCT", f"jit(f)/{product}/dot").replace("FIRST", "jit(f)/jvp(gate)/while")
     text = text.replace("SECOND", f"jit(f)/{second}" if second else "")
     assert [one.op_name for one in products(parse_hlo(text))] == [f"jit(f)/jvp({name}/dot" for name in names]
+
+
+def _alike(second: str) -> str:
+    """Two loops with one body, whose product has the name of the first."""
+    text = ALIKE.replace("PRODUCT", "jit(f)/jvp(gate)/while/body/ab/dot")
+    return text.replace("FIRST", "jit(f)/jvp(gate)/while").replace("SECOND", second)
+
+
+def test_a_sum_in_a_body_that_loops_share_has_the_name_of_its_loop() -> None:
+    """As the gradients of two weights of experts, each added up by a loop over rows."""
+    program = parse_hlo(_alike("jit(f)/jvp(in)/while"))
+    main = next(place for place in places(program) if not place.frames)
+    results = (TracedValue(main.computation.instructions[loop], main, (1,)) for loop in ("first", "second"))
+    names = [origin_name(program, result) for result in results]
+    assert names == [f"jit(f)/jvp({name})/while/body/ab/dot" for name in ("gate", "in")]
+
+
+def test_a_product_that_the_compiler_repeats_to_save_memory_is_said() -> None:
+    text = _alike("jit(f)/jvp(gate)/while")
+    once = list(products(parse_hlo(text)))
+    twice = once + list(products(parse_hlo(text.replace("%y", "%y.remat2"))))
+    planned = {("gate", "forward"): sum(one.flops for one in once)}
+    (difference,) = compare_products(planned, twice, differentiated=False)
+    assert difference.repeated == difference.extra_flops == difference.planned
+    (finding,) = product_findings([difference], UNPRICED, "bf16")
+    assert "since memory is short" in finding.change
 
 
 def test_loops_over_the_rounds_that_an_even_load_does_not_take_are_left_out() -> None:

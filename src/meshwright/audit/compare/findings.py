@@ -50,9 +50,7 @@ def product_findings(differences: Iterable[ProductDifference], prices: Prices, d
             difference.tensor,
             difference.what,
             difference.where,
-            _RECOMPUTED
-            if difference.direction == "backward" and difference.planned < difference.compiled
-            else "",
+            _change_of(difference),
             0,
             prices.product_seconds(difference.extra_flops, dtype),
             difference.direction,
@@ -61,7 +59,14 @@ def product_findings(differences: Iterable[ProductDifference], prices: Prices, d
     ]
 
 
+def _change_of(difference: ProductDifference) -> str:
+    if 0 < difference.extra_flops / 2 < difference.repeated:
+        return _REPEATED
+    return _RECOMPUTED if difference.direction == "backward" and difference.extra_flops > 0 else ""
+
+
 _RECOMPUTED = "probably recomputed: compare the program's remat policy with the plan's"
+_REPEATED = "the compiler computes it again since memory is short: take a smaller batch, or save less"
 
 
 def wide_findings(wide: Sequence[Product], dtype: str, total: float, prices: Prices) -> list[Remark]:

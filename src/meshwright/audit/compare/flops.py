@@ -27,7 +27,8 @@ _SAME = 0.001
 class ProductDifference:
     """Planned and compiled FLOPs of one tensor in one pass.
 
-    planned, compiled: FLOPs per device and step. where: JAX's name of the product.
+    planned, compiled: FLOPs per device and step. where: JAX's name of the product. repeated: of the compiled
+    FLOPs, those of products that the compiler computes again to save memory.
     """
 
     tensor: str
@@ -35,6 +36,7 @@ class ProductDifference:
     planned: float
     compiled: float
     where: str
+    repeated: float = 0.0
 
     @property
     def extra_flops(self) -> float:
@@ -69,18 +71,22 @@ def compare_products(
     total = sum(planned.values())
     wanted = _by_pass(planned.items())
     compiled: dict[_Key, float] = defaultdict(float)
+    repeated: dict[_Key, float] = defaultdict(float)
     where: dict[_Key, str] = {}
     by_kernels: set[_Key] = set()
     for product in products:
         key = _key(product, wanted, differentiated)
         compiled[key] += product.flops
+        repeated[key] += product.flops if product.is_repeated else 0
         where.setdefault(key, product.op_name)
         by_kernels |= {key} if is_attention_kernel(product.value.instruction) else set()
     tolerance = max(ATTENTION_TOLERANCE, edge)
     keys = wanted.keys() | compiled.keys()
     differences = {key: compiled.get(key, 0.0) - wanted.get(key, 0.0) for key in keys}
     differing = [
-        ProductDifference(*key, wanted.get(key, 0.0), compiled.get(key, 0.0), where.get(key, ""))
+        ProductDifference(
+            *key, wanted.get(key, 0.0), compiled.get(key, 0.0), where.get(key, ""), repeated.get(key, 0.0)
+        )
         for key, extra in _without_merged(differences, same_input).items()
         if abs(extra) > max(TOLERANCE * total, tolerance * _of_attention(key, wanted, extra, by_kernels))
         and not (extra < 0 and key[0] in summed)

@@ -95,6 +95,15 @@ class Product:
     flops: float
     op_name: str
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether XLA computes it a second time to save memory, in its pass over the scheduled program.
+
+        The pass adds `.remat` to the names of copies (HloRematerialization; jax 0.10.2).
+        """
+        callers = (frame.caller for frame in self.value.place.frames if frame.caller.opcode == "fusion")
+        return any(".remat" in one.name for one in (self.value.instruction, *callers))
+
     def bits(self, program: Program, *, widened: bool) -> int:
         """Bits of a number of the wider operand; before widening if the compiler widens."""
         instruction = self.value.instruction
