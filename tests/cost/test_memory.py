@@ -498,6 +498,9 @@ def test_gpus_copy_gathered_weights_of_experts_outside_of_loops() -> None:
     assert 2 * weights < held.layer < 2.2 * weights  # and rows of experts
     assert weights < in_place.layer < 1.6 * weights  # a gradient is a third of them
     assert held.ahead == in_place.ahead < weights / 8
+    # Nothing is gathered ahead of the only layer with experts.
+    of_loop, alone = (alive_bytes(graph.segments[number], "full") for number in graph.layers[1:])
+    assert held.in_loop == max(held.layer, of_loop + held.ahead) == held.layer > alone
 
 
 def test_gpus_hold_a_layer_more_whose_weights_are_gathered_ahead() -> None:
@@ -511,6 +514,7 @@ def test_gpus_hold_a_layer_more_whose_weights_are_gathered_ahead() -> None:
     assert held_bytes(sharded, (1, 3, 1), "none").ahead == saved_bytes(layers, "none") + gathered
     assert held_bytes(whole, (1, 3, 1), "none").ahead == 0
     assert _held(layer=10, head=30, ahead=5).buffers(20, 1, 0, apart=True) == 35
+    assert _held(layer=40, in_loop=45, head=30, ahead=5).buffers(0, 1, 0, apart=True) == 45
     assert _held(layer=10, head=30).buffers(20, 1, 0, apart=True) == 10
 
 

@@ -94,7 +94,7 @@ def peak(
     on_chip = held.saved([_OFF_RING]) if layout.spmd_stages else held.on_chip
     kept = smaller(saved, on_chip) if layout.schedule.offload else saved
     if layout.pipe > 1 or layout.schedule.offload:
-        held = held._replace(ahead=0)
+        held = held._replace(in_loop=0, ahead=0)
     if layout.pipe == 1 and layout.schedule.offload:
         held = held.with_layers_on_host(kept)
     buffers = held.buffers(gradients, microbatches, kept, layout.pipe == 1 or layout.schedule.is_spmd)
@@ -123,6 +123,7 @@ class HeldBytes(NamedTuple):
     once: Any
     on_chip: Any
     layer: Any
+    in_loop: Any
     head: Any
     waits: Any
     head_gradient: Any
@@ -154,7 +155,8 @@ class HeldBytes(NamedTuple):
         new = gradients * (single | apart)
         tables = 2 * self.table + self.head_gradient + self.sums - kept
         head = self.head + self.ahead + new * single * (self.ahead > 0)
-        return larger(larger(self.layer + self.ahead + self.waits + new, head), tables + new) - new * single
+        layer = larger(self.layer, self.in_loop) + self.waits + new
+        return larger(larger(layer, head), tables + new) - new * single
 
 
 @kept_with
@@ -168,6 +170,10 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
     once += last.memory_bytes if last else 0
     head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
     waits = head_gradient - once
+    of_layers = [
+        (_in_layer(graph, segment, remat) + _sums_after(graph, segment), _ahead(graph, segment, remat))
+        for segment, _ in layers
+    ]
     if graph.head_waits:
         # If experts may take several passes, XLA computes the gradient first: during their loops no
         # collectives run that it could hide. XLA for CPU hides none at all.
@@ -183,14 +189,13 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
         left=sum(count * left_bytes(segment) for segment, count in layers),
         once=once,
         on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
-        layer=largest(
-            _in_layer(graph, segment, remat) + _sums_after(graph, segment) for segment, _ in layers
-        ),
+        layer=largest(alone for alone, _ in of_layers),
+        in_loop=largest(alone + ahead for alone, ahead in of_layers),
         head=largest(map(_beyond_saved, ends)),
         waits=waits,
         head_gradient=head_gradient,
         table=largest(_table(segment) for segment in ends),
-        ahead=largest(_ahead(segment, remat) for segment, _ in layers if _gathers_ahead(graph, segment)),
+        ahead=largest(ahead for _, ahead in of_layers),
         sums=sum(segment.whole_sums for segment, _ in layers),
     )
 
@@ -237,8 +242,10 @@ def _sums_after(graph: Graph, segment: Segment) -> Any:
     return sum(graph.segments[number].whole_sums for number in later)
 
 
-def _ahead(segment: Segment, remat: str) -> Any:
-    """Saved values of one run and its gathered weights; 0 if no weight is gathered."""
+def _ahead(graph: Graph, segment: Segment, remat: str) -> Any:
+    """Saved values of the next run in a loop and its gathered weights; 0 if none is gathered ahead."""
+    if not _gathers_ahead(graph, segment):
+        return 0
     sent = (node for node in segment.nodes if node.kind == "gather" and node.forward_transfers)
     gathered = sum(value.memory_bytes * value.is_copy for node in sent for value in node.outputs)
     return gathered + saved_bytes(segment, remat) * (gathered > 0)
