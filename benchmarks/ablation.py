@@ -1,5 +1,7 @@
 """Errors with and without each rule of the generic records, over the sources that did not suggest it.
 
+A rule that two sources suggested is also scored on each of them, since the other alone suggests it.
+
     python benchmarks/ablation.py > benchmarks/results/ablation.json
 
 Every change is made to a copy of the records, and benchmarks/published/training.csv is predicted again.
@@ -128,6 +130,11 @@ def compared(rule: Rule, kept: dict, changed: dict) -> dict:
         if one["predicted"] is not None and not any(words in one["source"] for words in rule.suggested)
     ]
     moved = [pair for pair in pairs if pair[0]["predicted"] != pair[1]["predicted"]]
+    both = list(zip(kept["rows"], changed["rows"], strict=True))
+    suggesting = {
+        words: [pair for pair in both if pair[0]["predicted"] is not None and words in pair[0]["source"]]
+        for words in (rule.suggested if len(rule.suggested) > 1 else ())
+    }
     return {
         "suggested_by": list(rule.suggested),
         "rows": len(pairs),
@@ -135,6 +142,14 @@ def compared(rule: Rule, kept: dict, changed: dict) -> dict:
         "sources_changed": sorted({one["source"] for one, _ in moved}),
         "with": errors([one for one, _ in moved]),
         "without": errors([other for _, other in moved]),
+        "by_the_other": {
+            words: {
+                "rows": len(rows),
+                "with": errors([one for one, _ in rows]),
+                "without": errors([other for _, other in rows]),
+            }
+            for words, rows in suggesting.items()
+        },
     }
 
 

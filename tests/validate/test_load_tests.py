@@ -1,5 +1,6 @@
 """Published load tests: what rows mean, how they are simulated, and how their predictions are scored."""
 
+import json
 from dataclasses import fields, replace
 from math import exp
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from meshwright.cli.load_test_output import missed_bars, show_load_tests
+from meshwright.cli.main import main
 from meshwright.cost.serving_step import Passes
 from meshwright.engines.serving_engine import ENGINES
 from meshwright.hardware.catalog import load
@@ -319,3 +321,17 @@ def test_experts_over_devices_that_repeat_heads_are_priced(tmp_path):
     )  # fmt: skip
     assert isinstance(read, LoadTestRow)
     assert predict_load_test(read).layout == "expert=2,tensor=2,kv_replicas=2,remat=none"
+
+
+def test_the_ledger_has_load_tests_by_engine_and_pools(tmp_path, capsys):
+    """A new source has today's errors; recorded lines without rows have those of the first look only."""
+    row(tmp_path, source="ours")
+    assert main(["validate", "--ledger", "--json", str(tmp_path / "rows.csv")]) == 0
+    lines = json.loads(capsys.readouterr().out)["ledger"]
+    found = {line["figure"]: line for line in lines if line["source"].startswith("ours, ")}
+    assert {*found} == {"time per token", "time to first token", "request"}
+    assert all(line["rows"] == 1 and line["today_median"] is not None for line in found.values())
+    recorded = [
+        line for line in lines if line["source"].endswith("(InferenceX and NVIDIA runs), vllm, one pool")
+    ]
+    assert [line["first_median"] for line in recorded] == [0.407, 0.263, 0.351]

@@ -14,7 +14,7 @@ from meshwright.errors import PlanError
 from meshwright.layout.axes import CONTEXT, EXPERT, PIPE, TENSOR
 from meshwright.options import option
 from meshwright.validate.alike import TRUST
-from meshwright.validate.ledger import FirstLook, covered, first_look_medians
+from meshwright.validate.ledger import FirstLook, covered, first_look_medians, with_today
 from meshwright.validate.ledger import ledger as ledger_of
 from meshwright.validate.load_test_row import LoadTestRow
 from meshwright.validate.out_of_sample import out_of_sample
@@ -84,7 +84,7 @@ def validate(
         raise PlanError("mw validate takes a table of published results, or --ledger")
     table = [row for file in files or () for row in read_rows(file)]
     if any(isinstance(row, LoadTestRow) for row in table):
-        _validate_load_tests(table, median_bar, p90_bar, rows, as_json)
+        _validate_load_tests(table, median_bar, p90_bar, rows, as_json, ledger=ledger)
         return
     with progress() as update:
         predictions = predict(
@@ -92,13 +92,7 @@ def validate(
             lambda share: update("pricing rows", share),
         )
     if ledger:
-        lines = ledger_of(predictions)
-        document_of_ledger = {**first_look_medians(lines), "ledger": [asdict(line) for line in lines]}
-        return (
-            emit(document_of_ledger)
-            if as_json
-            else show(_ledger_table(lines), _ledger_line(document_of_ledger))
-        )
+        return _print_ledger(ledger_of(predictions), as_json)
     if anchor:
         predictions = anchored_by_source(predictions, trust)
     bars = _SERVED if inference_rows(predictions) else _ANCHORED if anchor else _FREE
@@ -114,17 +108,21 @@ def _validate_load_tests(
     p90_bar: float | None,
     list_rows: bool,
     as_json: bool,
+    *,
+    ledger: bool,
 ) -> None:
     """Predict rows of load tests by simulation. Raises PlanError if other rows are among them."""
     tests = [row for row in table if isinstance(row, LoadTestRow | UnreadRow)]
     if len(tests) < len(table):
         raise PlanError("load tests have scores of their own; give their tables in a separate command")
     from meshwright.cli.load_test_output import missed_bars, show_load_tests
-    from meshwright.validate.load_test_scores import load_test_document
+    from meshwright.validate.load_test_scores import errors_by_source, load_test_document
     from meshwright.validate.load_tests import predict_load_tests
 
     with progress() as update:
         predictions = predict_load_tests(tests, lambda share: update("simulating load tests", share))
+    if ledger:
+        return _print_ledger(with_today(errors_by_source(predictions)), as_json)
     document = load_test_document(predictions)
     missed = missed_bars(document, median_bar, p90_bar)
     _finish(document, missed, lambda: show_load_tests(document, list_rows), as_json=as_json)
@@ -143,6 +141,14 @@ def _finish(
         note(f"mw: {line}")
     if missed:
         raise typer.Exit(_MISSES)
+
+
+def _print_ledger(lines: list[FirstLook], as_json: bool) -> None:
+    document = {**first_look_medians(lines), "ledger": [asdict(line) for line in lines]}
+    if as_json:
+        emit(document)
+    else:
+        show(_ledger_table(lines), _ledger_line(document))
 
 
 def _ledger_table(lines: list[FirstLook]) -> object:

@@ -8,11 +8,12 @@ Sources without first errors were met while constants were fitted on them.
 """
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from meshwright.plan.spread import quantile
 from meshwright.validate.published import MEMORY, PublishedRow
@@ -56,8 +57,17 @@ def first_looks() -> list[FirstLook]:
     ]
 
 
+class Today(NamedTuple):
+    """Today's errors of a source's figure. covered: share inside the ranges; None without a range."""
+
+    num_rows: int
+    median: float | None
+    p90: float | None
+    covered: float | None
+
+
 def ledger(predictions: Sequence[Prediction]) -> list[FirstLook]:
-    """The lines with today's errors of these rows, by source; sources without a line come last."""
+    """The lines with today's errors of these rows, by source."""
     groups: dict[tuple[str, str], list[Prediction]] = {}
     for prediction in predictions:
         if (
@@ -67,16 +77,26 @@ def ledger(predictions: Sequence[Prediction]) -> list[FirstLook]:
         ):
             figure = "memory" if prediction.row.metric == MEMORY else "time"
             groups.setdefault((prediction.row.source, figure), []).append(prediction)
+    return with_today({key: _today(group) for key, group in groups.items()})
+
+
+def with_today(today: Mapping[tuple[str, str], Today]) -> list[FirstLook]:
+    """The lines with today's errors, given by source and figure; sources without a line come last."""
     recorded = {(line.source, line.figure): line for line in first_looks()}
-    lines = [*recorded, *(key for key in groups if key not in recorded)]
-    return [_line(key, recorded.get(key), groups.get(key, [])) for key in lines]
+    lines = [*recorded, *(key for key in today if key not in recorded)]
+    return [_line(key, recorded.get(key), today.get(key)) for key in lines]
 
 
-def _line(key: tuple[str, str], recorded: FirstLook | None, group: Sequence[Prediction]) -> FirstLook:
-    line = recorded or FirstLook(*key, len(group), "not recorded")
+def _line(key: tuple[str, str], recorded: FirstLook | None, today: Today | None) -> FirstLook:
+    line = recorded or FirstLook(*key, today.num_rows if today else 0, "not recorded")
+    if today is None:
+        return line
+    return replace(line, today_median=today.median, today_p90=today.p90, covered=today.covered)
+
+
+def _today(group: Sequence[Prediction]) -> Today:
     errors = sorted(map(_error, group))
-    today = quantile(errors, 0.5), quantile(errors, 0.9)
-    return replace(line, today_median=today[0], today_p90=today[1], covered=covered(group))
+    return Today(len(errors), quantile(errors, 0.5), quantile(errors, 0.9), covered(group))
 
 
 def _error(prediction: Prediction) -> float:

@@ -6,12 +6,19 @@ from statistics import mean, median
 from typing import Any
 
 from meshwright.plan.spread import quantile
+from meshwright.validate.ledger import Today
 from meshwright.validate.load_test_row import FIGURES, LoadTestRow
-from meshwright.validate.load_tests import LoadTestPrediction
+from meshwright.validate.load_tests import LoadTestPrediction, spread_group
 from meshwright.validate.score import grouped
 
 # The smallest panel whose ranks count.
 _LEAST_IN_PANEL = 5
+# FIGURES as the ledger has them.
+_IN_LEDGER = {
+    "tpot_seconds": "time per token",
+    "ttft_seconds": "time to first token",
+    "e2e_seconds": "request",
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,24 @@ def load_test_document(predictions: Sequence[LoadTestPrediction]) -> dict[str, A
         "skipped": sum(p.skipped is not None for p in predictions),
         "rows": [p.to_dict() for p in predictions],
     }
+
+
+def errors_by_source(predictions: Sequence[LoadTestPrediction]) -> dict[tuple[str, str], Today]:
+    """Today's errors by source, engine and pools, and by figure, as the ledger has them."""
+
+    def source(given: LoadTestPrediction) -> str:
+        pools, engine, _, _ = spread_group(_test(given))
+        return f"{given.row.source}, {engine}, {pools}"
+
+    known = [p for p in predictions if p.predicted and isinstance(p.row, LoadTestRow)]
+    found = {}
+    for name, group in grouped(known, source).items():
+        for figure, title in _IN_LEDGER.items():
+            score = score_figure(group, figure)
+            found[name, title] = Today(
+                score.num_rows, score.median_abs_error, score.p90_abs_error, score.covered
+            )
+    return found
 
 
 def _scores(predictions: Sequence[LoadTestPrediction]) -> dict[str, dict[str, Any]]:
