@@ -26,12 +26,12 @@ TABLE = ROOT / "benchmarks/published/training.csv"
 class Rule:
     """A rule and its reverse.
 
-    file: the record. pattern, text: of its lines, as re.sub takes them; the result has the
+    files: the records. pattern, text: of their lines, as re.sub takes them; the result has the
     rule as it was, or lacks it. suggested: words of the sources that suggested it.
     """
 
     name: str
-    file: str
+    files: tuple[str, ...]
     pattern: str
     text: str
     suggested: tuple[str, ...]
@@ -40,56 +40,56 @@ class Rule:
 RULES = (
     Rule(
         "InfiniBand's share does not fall with nodes (was nodes ** -0.231)",
-        "hardware/networks/cards.toml",
+        ("hardware/networks/cards.toml",),
         r"^share = ([\d.]+)$",
         r"share = \1\nfalloff = 0.231",
         ("Ultra-Scale",),
     ),
     Rule(
         "host_flush_seconds is nanotron's (was of all eager programs)",
-        "programs/eager.toml",
+        ("programs/eager.toml",),
         r"^eager = true$",
         "eager = true\nhost_flush_seconds = 1.2",
         ("Ultra-Scale",),
     ),
     Rule(
         "host_node_seconds is nanotron's (was of all eager programs)",
-        "programs/eager.toml",
+        ("programs/eager.toml",),
         r"^eager = true$",
         "eager = true\nhost_node_seconds = 0.00072",
         ("Ultra-Scale",),
     ),
     Rule(
         "whole logits before the loss are Aleph Alpha's (were Megatron-LM's)",
-        "programs/megatron-lm.toml",
+        ("programs/megatron-lm.toml",),
         r"^loss_arrays = 2$",
         "whole_logits = true\nloss_arrays = 4",
         ("Aleph Alpha",),
     ),
     Rule(
         "sharded gradients are summed in the products' type by PyTorch's default",
-        "programs/compiled.toml",
+        ("programs/compiled.toml", "programs/eager.toml"),
         r"^narrow_sums = true$",
         "narrow_sums = false",
         ("llm-foundry", "IBM"),
     ),
     Rule(
         "a token goes to a node once, since 2025 (DeepEP)",
-        "programs/te.toml",
+        ("programs/te.toml",),
         r"^once_since = 2025$",
         "once_since = 9999",
         ("Megatron-Bridge",),
     ),
     Rule(
         "expert groups take ranks of tensor and context first if that is faster",
-        "programs/megatron-core.toml",
+        ("programs/megatron-core.toml",),
         r"^folds_experts = true$",
         "folds_experts = false",
         ("Megatron-Bridge", "v25.05"),
     ),
     Rule(
         "launches of Transformer Engine's modules take 20 us (were fitted: 63)",
-        "programs/te.toml",
+        ("programs/te.toml",),
         r"^host_seconds = [\d.e-]+$",
         "host_seconds = 6.31e-05",
         ("Megatron-Bridge",),
@@ -104,10 +104,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "src"
             shutil.copytree(ROOT / "src", source)
-            file = source / "meshwright" / rule.file
-            text = re.sub(rule.pattern, rule.text, file.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            assert text != file.read_text(encoding="utf-8"), rule.name
-            file.write_text(text, encoding="utf-8")
+            for name in rule.files:
+                file = source / "meshwright" / name
+                text = re.sub(rule.pattern, rule.text, file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+                assert text != file.read_text(encoding="utf-8"), rule.name
+                file.write_text(text, encoding="utf-8")
             rules.append({"rule": rule.name, **compared(rule, kept, document(source))})
         print(rules[-1], file=sys.stderr)
     machine = {"python": platform.python_version(), "cpu": platform.machine()}
