@@ -227,6 +227,15 @@ def test_lengths_that_are_none(arguments: list[str], message: str, capsys: pytes
     assert message in capsys.readouterr().err
 
 
+def test_without_lengths_some_are_assumed_and_said(capsys: pytest.CaptureFixture):
+    line = [*MODEL, "--hardware", "h100:1x1", "--json"]
+    assert main(line) == 0
+    out, err = capsys.readouterr()
+    assert "prompts and answers of 1,024 tokens are assumed" in err
+    assert main([*line, "--prompt-tokens", "1024", "--output-tokens", "1024"]) == 0
+    assert json.loads(out)["best"] == json.loads(capsys.readouterr().out)["best"]
+
+
 def test_a_step_of_an_engine_has_wide_tables(capsys):
     """67.7 GiB of weights were measured for int8 beside bf16 embeddings (70.6 GB if they were int8 too)."""
     step = ["plan", "serve", "--model", "llama-3.1-70b", "--hardware", "h100:1x1"]

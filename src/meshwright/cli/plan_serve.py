@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _DOES_NOT_FIT = 1
 _DRAWN = 4096  # requests of a distribution
+_ASSUMED = 1024  # tokens of prompts and of answers: the first of the pairs that benchmarks of servers publish
 
 
 class _Phase(StrEnum):
@@ -290,10 +291,17 @@ def _work(
     output_tokens: int | None,
     **requests: Any,
 ) -> Serve:
-    """The requests to serve. Raises PlanError if their lengths are missing."""
+    """The requests to serve. Raises PlanError if one of their two lengths is missing; without both some are
+    assumed, which is said."""
     sample = _sample(config, lengths, trace, prompt_tokens, output_tokens)
     if sample:
         prompt_tokens = output_tokens = None
+    elif prompt_tokens is None and output_tokens is None:
+        prompt_tokens = output_tokens = min(_ASSUMED, config.max_seq_len // 2)
+        note(
+            f"mw: no lengths of requests are given, so prompts and answers of {prompt_tokens:,} tokens are "
+            "assumed; give --prompt-tokens 8k --output-tokens 512, --lengths or --trace"
+        )
     elif prompt_tokens is None or output_tokens is None:
         raise PlanError(
             "the frontier needs the lengths of requests; add --prompt-tokens 8k --output-tokens 512, "

@@ -96,7 +96,7 @@ def on_the_hub(spec: str) -> str:
 
 # Ends of names that say how a model was tuned or stored.
 _TUNING = (
-    r"(-(instruct|it|chat|base|hf|pt|think|thinking|reasoning|exp|terminus|nvfp4|fp8|bf16|awq|gptq|int4|w4a16|"
+    r"(-(instruct|it|chat|base(-8k)?|hf|pt|think|thinking|reasoning|exp|terminus|nvfp4|fp8|bf16|awq|gptq|int4|w4a16|"
     r"v0\.\d|\d{4}|\d{2}-\d{4}))+$"
 )
 # Models with the sizes of a preset under another name.
@@ -105,6 +105,7 @@ _SAME = (
     (r"^deepseek-r1-distill-qwen-", "qwen2.5-"),
     (r"^qwen2\.5-coder-", "qwen2.5-"),
     (r"^qwq-", "qwen2.5-"),
+    (r"^qwen3\.6-", "qwen3.5-"),
     (r"^deepseek-v3\.1$", "deepseek-v3"),
     (r"^ring-", "ling-"),
     (r"^mistral-nemo$", "mistral-nemo-12b"),
