@@ -460,6 +460,7 @@ def test_of_two_uses_of_a_table_the_more_frequent_is_left() -> None:
     assert line_up(planned, [_emitted("all_gather", "fsdp")] * 4)[0].status == "differs"
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_lanes_is_compiled_as_it_is_planned() -> None:
     """Its embedding and its hops are forward, and idle passes are counted, on both sides."""
     audit = _audit(_layout(pipe=2, fsdp=2, tensor=2, microbatches=4, schedule="lanes"))

@@ -92,6 +92,7 @@ def test_a_program_that_makes_the_compiler_replicate_differs() -> None:
     assert found["verdict"] == "differs"
 
 
+@pytest.mark.slow
 def test_a_plan_brings_the_log_of_its_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the program was compiled before."""
     plan = Plan(load_model("tiny"), "cpu:2", Workload(2, 16), Layout.of(data=2))

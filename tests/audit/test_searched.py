@@ -22,7 +22,6 @@ from meshwright.plan_file import Plan
 
 pytestmark = pytest.mark.sampled(4)
 
-SLOW = pytest.mark.slow
 DEEP_LOCAL = replace(LOCAL, num_layers=4)
 IN_FLOAT32 = {"weights_dtype": "f32", "compute_dtype": "f32"}
 
@@ -43,55 +42,51 @@ def assert_as_planned(config: ModelConfig, layout: Layout) -> None:
     ("config", "text"),
     [
         # XLA:CPU sums the squares of large gradients by windows first.
-        pytest.param(TINY, "data=4,fsdp=2,microbatches=2", marks=SLOW),
+        (TINY, "data=4,fsdp=2,microbatches=2"),
         # Queries, and keys and values, have other ways back to one input that is gathered once.
-        pytest.param(TINY, "tensor=4,kv_replicas=2,sequence_parallel=true", marks=SLOW),
-        pytest.param(TINY, "data=8,zero=2,microbatches=2", marks=SLOW),
+        (TINY, "tensor=4,kv_replicas=2,sequence_parallel=true"),
+        (TINY, "data=8,zero=2,microbatches=2"),
         # A tied table, gathered once for three ticks and once for two microbatches of the head.
-        pytest.param(TIED, "pipe=2,fsdp=4,microbatches=2,schedule=lanes", marks=SLOW),
+        (TIED, "pipe=2,fsdp=4,microbatches=2,schedule=lanes"),
         # Batched products without names of JAX, whose gradients add up.
-        pytest.param(TIED, "pipe=2,data=4,zero=1,microbatches=4,schedule=lanes", marks=SLOW),
+        (TIED, "pipe=2,data=4,zero=1,microbatches=4,schedule=lanes"),
         # Rows of the table, scattered over the positions before they are summed over the stages.
-        pytest.param(
-            TIED, "pipe=2,fsdp=2,tensor=2,sequence_parallel=true,microbatches=2,schedule=lanes", marks=SLOW
-        ),
+        (TIED, "pipe=2,fsdp=2,tensor=2,sequence_parallel=true,microbatches=2,schedule=lanes"),
         # Products that all lack a name of JAX, recomputed.
-        pytest.param(TINY, "pipe=2,fsdp=4,microbatches=2,schedule=lanes,remat=full", marks=SLOW),
+        (TINY, "pipe=2,fsdp=4,microbatches=2,schedule=lanes,remat=full"),
         # Learned positions, split as the embedding's tokens and whole for attention.
-        pytest.param(
-            GPT, "pipe=2,data=2,tensor=2,sequence_parallel=true,microbatches=2,schedule=lanes", marks=SLOW
-        ),
+        (GPT, "pipe=2,data=2,tensor=2,sequence_parallel=true,microbatches=2,schedule=lanes"),
         # Both gradients of a tied table, added before they are scattered.
-        pytest.param(DEEP_LOCAL, "pipe=2,data=4,zero=2,microbatches=2,schedule=lanes", marks=SLOW),
+        (DEEP_LOCAL, "pipe=2,data=4,zero=2,microbatches=2,schedule=lanes"),
         # Gradients that a loop over a stage's layers stacks; sinks, whose gradient is gathered over tensor.
-        pytest.param(
+        (
             ALIKE,
             "pipe=2,expert=4,tensor=4,sequence_parallel=true,microbatches=2,schedule=lanes,remat=matmuls",
-            marks=SLOW,
         ),
         # Biases that are updated by their shards, and gathered again.
-        pytest.param(OSS, "data=8,zero=1", marks=SLOW),
+        (OSS, "data=8,zero=1"),
         # Attention with one key head a device and one sequence, whose products have no batch.
-        pytest.param(TINY, "fsdp=2,tensor=4,sequence_parallel=true,microbatches=8,remat=matmuls", marks=SLOW),
+        (TINY, "fsdp=2,tensor=4,sequence_parallel=true,microbatches=8,remat=matmuls"),
         # Kinds of layers that are chosen by numbers which lie on stages.
-        pytest.param(DEEP_LOCAL, "pipe=4,data=2,microbatches=4,schedule=lanes", marks=SLOW),
+        (DEEP_LOCAL, "pipe=4,data=2,microbatches=4,schedule=lanes"),
         # Gradients of weights that are summed once, beside those of the input that they share.
         (TINY, "tensor=4,kv_replicas=2,sequence_parallel=true,microbatches=4,remat=attention"),
         # A bias of experts that is stored by its columns: gathered, and gathered again.
-        pytest.param(OSS, "data=2,fsdp=4,expert=2,microbatches=2,grouped=true", marks=SLOW),
-        pytest.param(OSS, "fsdp=8,expert=4,microbatches=2,remat=full", marks=SLOW),
+        (OSS, "data=2,fsdp=4,expert=2,microbatches=2,grouped=true"),
+        (OSS, "fsdp=8,expert=4,microbatches=2,remat=full"),
         # Keys of latents that are spelt out, recomputed.
-        pytest.param(LATENT, "tensor=8,microbatches=8,remat=full", marks=SLOW),
+        (LATENT, "tensor=8,microbatches=8,remat=full"),
         # A dense layer whose weights are kept over microbatches, before two with experts whose are not.
-        pytest.param(MIXTURE, "data=4,fsdp=2,expert=4,microbatches=2", marks=SLOW),
+        (MIXTURE, "data=4,fsdp=2,expert=4,microbatches=2"),
     ],
     ids=lambda value: value.name if isinstance(value, ModelConfig) else value,
 )
+@pytest.mark.slow
 def test_it_is_compiled_as_it_is_planned(config: ModelConfig, text: str) -> None:
     assert_as_planned(config, Layout.parse(text).replace(**IN_FLOAT32))
 
 
-@SLOW
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [TINY, TIED, GPT, DEEP_LOCAL, LATENT, MIXTURE, OSS, replace(ALIKE, name="alike")],

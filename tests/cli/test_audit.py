@@ -170,6 +170,7 @@ def test_weights_that_no_step_trains_are_audited_in_another_phase(asked: dict, c
     assert (asked["plan"].workload.phase, asked["plan"].layout.precision.matmul_dtype) == ("generate", "fp8")
 
 
+@pytest.mark.slow
 def test_both_phases_of_a_servers_plan_are_compiled(tmp_path: Path, capsys: pytest.CaptureFixture):
     plan = tmp_path / "serve.toml"
     asked = ["--model", "tiny", "--hardware", "cpu:2", "--prompt-tokens", "48", "--output-tokens", "16"]

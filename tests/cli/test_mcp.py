@@ -89,6 +89,7 @@ def compiled(script: str, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_script_is_mended_by_its_findings(tmp_path: Path) -> None:
     """An agent's turn: audit, read the finding, edit the constraint that it names, audit again."""
 

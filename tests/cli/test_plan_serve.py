@@ -80,7 +80,11 @@ def test_a_model_is_changed_on_the_fly(capsys):
             1,
             "its weights in bf16 are",
         ),
-        ([*MODEL, "--hardware", "v5e:2x2"], 2, "add --prompt-tokens 8k --output-tokens 512"),
+        (
+            [*MODEL, "--hardware", "v5e:2x2", "--prompt-tokens", "8k"],
+            2,
+            "add --prompt-tokens 8k --output-tokens 512",
+        ),
         ([*ASKED, "--batch", "3"], 2, "--batch describes one step; add --phase generate"),
         ([*ASKED, "--phase", "generate", "--context", "9"], 2, "--phase prices one step; name one machine"),
         ([*MODEL, "--hardware", "v5e:2x2", "--phase", "generate"], 2, "add --context 8k"),

@@ -219,6 +219,7 @@ def test_generate_refuses(options: list[str], message: str, trained: Path, capsy
     assert message in one_line(capsys)
 
 
+@pytest.mark.slow
 def test_an_exported_run_says_what_the_run_says(trained: Path, tmp_path: Path, capsys):
     assert main(["export", str(trained), "-o", str(tmp_path / "hf"), "--best", "--json"]) == 0
     losses = validation_losses(trained / "checkpoints")

@@ -100,7 +100,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan serve $S --quantization fp8", "is --weights-dtype here"),
         ("plan serve $S --weights-dtype gguf", "fits: f32, bf16"),
         ("plan serve $S --kv-cache-dtype fp8", "is --kv-dtype here"),
-        ("plan serve $S", "add --prompt-tokens 8k --output-tokens 512"),
+        ("plan serve $S --prompt-tokens 8k", "add --prompt-tokens 8k --output-tokens 512"),
         ("serve --model llama-3-8b", "is --checkpoint here"),
         ("serve llama-3-8b", "such as mw serve --checkpoint"),
         ("train plan.toml --dataset a.jsonl", "is --data here"),

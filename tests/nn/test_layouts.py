@@ -474,7 +474,7 @@ def test_other_families_agree(config: ModelConfig, text: str) -> None:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls"),
+        pytest.param(MIXTURE, "data=2,fsdp=4,expert=2,remat=matmuls", marks=pytest.mark.slow),
         pytest.param(OSS, "data=4,expert=2,tensor=2,remat=full", marks=pytest.mark.slow),
         (LATENT, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
         (SPARSE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
@@ -564,7 +564,7 @@ def test_experts_and_latents_agree(config: ModelConfig, text: str) -> None:
             MAMBA, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=matmuls", marks=pytest.mark.slow
         ),
         (CONVOLUTION, "fsdp=2,tensor=4,sequence_parallel=true"),
-        (SELECTIVE, "data=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        pytest.param(SELECTIVE, "data=2,fsdp=2,tensor=2,sequence_parallel=true", marks=pytest.mark.slow),
         pytest.param(SELECTIVE, "fsdp=2,tensor=4,remat=full", marks=pytest.mark.slow),
         pytest.param(
             LINEAR_UNIT, "data=2,fsdp=2,tensor=2,sequence_parallel=true,remat=full", marks=pytest.mark.slow

@@ -99,7 +99,8 @@ def _by_hand(weights: dict, tokens: jax.Array, *, is_masked: bool) -> tuple[jax.
     return loss.sum() / counted, of_draft.sum() / counted
 
 
-@pytest.mark.parametrize("is_masked", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_masked", [False, True])
 def test_the_loss_is_that_of_the_equations(is_masked: bool) -> None:
     rows, weights = MASKED if is_masked else TOKENS, on_the_host(JOINT)
     weights = jax.tree.map(jnp.asarray, weights)

@@ -117,6 +117,7 @@ def _losses(run: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["validation_loss"]) for line in lines if "validation_loss" in line]
 
 
+@pytest.mark.slow
 def test_adapters_learn_the_answers(tuned: Path) -> None:
     losses = _losses(tuned)
     assert losses[-1][0] == 8 and losses[-1][1] < 0.8 * losses[0][1]

@@ -183,17 +183,18 @@ def _check_same(found: Any, expected: Any) -> None:
     ("text", "words"),
     [
         ("fsdp=2,tensor=2", {}),
-        pytest.param("data=2,zero=1", {}, marks=pytest.mark.slow),
-        pytest.param("data=2,tensor=2,zero=2,microbatches=2", {}, marks=pytest.mark.slow),
-        pytest.param("fsdp=2", {"offload_optimizer": True}, marks=pytest.mark.slow),
-        pytest.param("fsdp=2", {"master_weights": True}, marks=pytest.mark.slow),
-        pytest.param("fsdp=2,tensor=2", {"optimizer": "lion"}, marks=pytest.mark.slow),
-        pytest.param("fsdp=2,tensor=2", {"optimizer": "muon"}, marks=pytest.mark.slow),
-        pytest.param("pipe=2,fsdp=2,microbatches=4,schedule=lanes", {}, marks=pytest.mark.slow),
-        pytest.param("pipe=2,tensor=2,microbatches=4,schedule=1f1b", {}, marks=pytest.mark.slow),
-        pytest.param("pipe=2,microbatches=4,schedule=zb-v,interleave=2", {}, marks=pytest.mark.slow),
+        ("data=2,zero=1", {}),
+        ("data=2,tensor=2,zero=2,microbatches=2", {}),
+        ("fsdp=2", {"offload_optimizer": True}),
+        ("fsdp=2", {"master_weights": True}),
+        ("fsdp=2,tensor=2", {"optimizer": "lion"}),
+        ("fsdp=2,tensor=2", {"optimizer": "muon"}),
+        ("pipe=2,fsdp=2,microbatches=4,schedule=lanes", {}),
+        ("pipe=2,tensor=2,microbatches=4,schedule=1f1b", {}),
+        ("pipe=2,microbatches=4,schedule=zb-v,interleave=2", {}),
     ],
 )
+@pytest.mark.slow
 def test_the_state_on_many_devices_is_that_of_one(text: str, words: dict[str, object]) -> None:
     alone = {name: value for name, value in words.items() if name != "offload_optimizer"}
     _check_same(_after(WIDE, text, "int8", **words), _after(WIDE, "data=1", "int8", **alone))

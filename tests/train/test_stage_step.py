@@ -68,6 +68,7 @@ def staged_step(config: ModelConfig, text: str) -> StagedStep:
     return training_step(config, layout, Workload(16, 16), OPTIMIZER, chip_flops_per_second=1e11)
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_are_those_of_one_device() -> None:
     """Uneven stages: of three layers one has two; and the head reads the first stage's table."""
     assert_agrees(replace(TIED, num_layers=3), "pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1")

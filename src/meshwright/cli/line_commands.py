@@ -24,11 +24,17 @@ _USUAL = {"plan": "train", "bench": "serve"}
 
 
 @cache
+def _of_module(name: str) -> Any:
+    """The command or the group of a module of this package."""
+    return to_command(import_module(f"meshwright.cli.{name}").app)
+
+
+@cache
 def command_at(path: tuple[str, ...]) -> Command | None:
     """The command with this path, such as ("plan", "train"); None if there is none."""
     if not path[0].isidentifier():
         return None
-    command = to_command(import_module(f"meshwright.cli.{path[0]}").app)
+    command = _of_module(path[0])
     inner = getattr(command, "commands", None)
     if inner:
         command = inner.get(path[1]) if len(path) == 2 else None
@@ -42,7 +48,7 @@ def every_command(commands: tuple[str, ...]) -> tuple[Command, ...]:
     """The commands of these modules, and of their groups."""
     paths = []
     for name in commands:
-        inner = getattr(to_command(import_module(f"meshwright.cli.{name}").app), "commands", None) or {}
+        inner = getattr(_of_module(name), "commands", None) or {}
         paths += [(name, each) for each in inner] or [(name,)]
     return tuple(command for path in paths if (command := command_at(path)))
 
@@ -120,8 +126,7 @@ def _batches(text: str) -> str:
 
 def _of_group(name: str, words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
     """The commands of a group such as `plan` that the words name, then its usual one."""
-    group: Any = to_command(import_module(f"meshwright.cli.{name}").app)
-    inner = list(group.commands)
+    inner = list(_of_module(name).commands)
     if name == "bench" and "--model" in words and "--url" not in words and words[1] in _PREDICTED:
         yield from filter(None, (of_typed(["plan", "serve", *words[2:]]),))
     for word in words[1:]:

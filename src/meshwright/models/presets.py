@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,15 @@ class _Presets(Mapping[str, ModelConfig]):
                 self._made |= presets_of(family)
         return self._made[name]
 
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(name for family in families() for release in family.releases for name in release.models)
+
     def __iter__(self) -> Iterator[str]:
-        return (name for family in families() for release in family.releases for name in release.models)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._names)
 
 
 def presets_of(family: Family) -> dict[str, ModelConfig]:

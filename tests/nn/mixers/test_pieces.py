@@ -41,21 +41,20 @@ def _one_device(config: ModelConfig) -> tuple[float, Arrays]:
     ("config", "text"),
     [
         (TWO_DELTAS, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
-        pytest.param(SELECTIVE, "context=2,fsdp=2,tensor=2,sequence_parallel=true", marks=pytest.mark.slow),
-        pytest.param(LIGHTNING, "context=2,data=2,tensor=2", marks=pytest.mark.slow),
-        pytest.param(LINEAR_UNIT, "context=4,tensor=2,sequence_parallel=true", marks=pytest.mark.slow),
-        pytest.param(SELECTIVE, "context=4,data=2,remat=matmuls", marks=pytest.mark.slow),
-        pytest.param(CONVOLUTION, "context=2,tensor=2,data=2,context_method=ulysses", marks=pytest.mark.slow),
-        pytest.param(
-            DELTA_BY_ELEMENT, "context=4,tensor=2,context_method=ring,remat=matmuls", marks=pytest.mark.slow
-        ),
-        pytest.param(MAMBA, "context=4,tensor=2,sequence_parallel=true,remat=full", marks=pytest.mark.slow),
-        pytest.param(DELTA, "data=2,context=4,remat=full", marks=pytest.mark.slow),
-        pytest.param(DELTA, "context=2,fsdp=4,zero_context=true", marks=pytest.mark.slow),
-        pytest.param(MAMBA, "context=2,fsdp=2,tensor=2,context_method=ulysses", marks=pytest.mark.slow),
-        pytest.param(CONVOLUTION, "context=8", marks=pytest.mark.slow),
+        (SELECTIVE, "context=2,fsdp=2,tensor=2,sequence_parallel=true"),
+        (LIGHTNING, "context=2,data=2,tensor=2"),
+        (LINEAR_UNIT, "context=4,tensor=2,sequence_parallel=true"),
+        (SELECTIVE, "context=4,data=2,remat=matmuls"),
+        (CONVOLUTION, "context=2,tensor=2,data=2,context_method=ulysses"),
+        (DELTA_BY_ELEMENT, "context=4,tensor=2,context_method=ring,remat=matmuls"),
+        (MAMBA, "context=4,tensor=2,sequence_parallel=true,remat=full"),
+        (DELTA, "data=2,context=4,remat=full"),
+        (DELTA, "context=2,fsdp=4,zero_context=true"),
+        (MAMBA, "context=2,fsdp=2,tensor=2,context_method=ulysses"),
+        (CONVOLUTION, "context=8"),
     ],
 )
+@pytest.mark.slow
 def test_states_are_handed_on(config: ModelConfig, text: str) -> None:
     """Sums of decays that cancel differ by up to 2e-4 of the largest, as with split heads."""
     layout = Layout.parse(text).replace(weights_dtype="f32", compute_dtype="f32")

@@ -71,6 +71,7 @@ def words(figure: Figure) -> str:
     return "".join(panel.body for frame in figure.frames for panel in frame.panels)
 
 
+@pytest.mark.slow
 def test_a_plan_has_its_figures(dense, experts):
     _, _, figures = dense
     assert list(figures) == ["layouts", "step", "memory", "timeline", "strategies", "roofline"]
