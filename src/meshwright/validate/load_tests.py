@@ -42,7 +42,7 @@ from meshwright.validate.load_test_settings import (
     streamed_tokens,
     tokens_of_step,
 )
-from meshwright.validate.processes import shared_out
+from meshwright.validate.processes import results_of
 from meshwright.validate.published import UnreadRow
 from meshwright.validate.score import grouped
 from meshwright.validate.static_batches import dtype_of_source
@@ -117,7 +117,7 @@ def predict_load_tests(
     groups = grouped(tests, lambda row: (row.engine, row.model, row.hardware, row.weight_dtype, row.degrees))
     parts = sorted(groups.values(), key=len, reverse=True)
     predictions: dict[LoadTestRow, LoadTestPrediction] = {}
-    results = shared_out(_predict_all, parts, in_processes=len(tests) >= _LEAST_FOR_PROCESSES)
+    results = results_of(_predict_all, parts, in_processes=len(tests) >= _LEAST_FOR_PROCESSES)
     for part, made in zip(parts, results, strict=True):
         predictions.update(zip(part, made, strict=True))
         if on_progress:

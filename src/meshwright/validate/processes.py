@@ -10,7 +10,7 @@ _Part = TypeVar("_Part")
 _Result = TypeVar("_Result")
 
 
-def shared_out(
+def results_of(
     work: Callable[[_Part], _Result], parts: Sequence[_Part], *, in_processes: bool
 ) -> Iterator[_Result]:
     """The result of `work` on each part, in their order.

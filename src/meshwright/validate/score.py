@@ -21,7 +21,7 @@ from meshwright.plan.assumptions import spread_on
 from meshwright.plan.spread import quantile
 from meshwright.validate.alike import TRUST, Traits, expected_error
 from meshwright.validate.choice import fastest_mix
-from meshwright.validate.processes import shared_out
+from meshwright.validate.processes import results_of
 from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow, UnreadRow
 from meshwright.validate.reproduce import Case, reproduce
 from meshwright.validate.static_batches import reproduce_inference
@@ -102,7 +102,7 @@ def predict(
     """Predictions of all rows for the free score; many rows are shared out over processes."""
     parts = [rows[first : first + _ROWS_OF_A_PART] for first in range(0, len(rows), _ROWS_OF_A_PART)]
     predictions: list[Prediction] = []
-    for made in shared_out(_predict_all, parts, in_processes=len(rows) >= _LEAST_FOR_PROCESSES):
+    for made in results_of(_predict_all, parts, in_processes=len(rows) >= _LEAST_FOR_PROCESSES):
         predictions += made
         if on_progress:
             on_progress(len(predictions) / len(rows))
