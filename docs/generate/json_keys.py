@@ -43,6 +43,7 @@ PLANNING = {
     "mw model --explain-config": "model --explain-config {config}",
     "mw fit": "fit llama-3-8b --hardware rtx4090",
     "mw fit, several machines": "fit llama-3-8b --hardware rtx4090,rtx3090",
+    "mw fit, without a model": "fit --hardware rtx4090",
     "mw plan rl": (
         "plan rl --model llama-3-8b --hardware h100:2x8 --prompts 16 --samples 4 --prompt-tokens 256 "
         "--output-tokens 256 --crossover"

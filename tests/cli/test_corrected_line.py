@@ -168,7 +168,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("compare gpt2 tiny on rtx4090 --batch-tokens 1M --seq-len 1k",
          "compare gpt2@rtx4090 tiny@rtx4090 --batch-tokens 1M --seq-len 1k"),
         ("how long to train gpt2 on 10B tokens with 4 a100s",
-         "plan train --model gpt2 --hardware a100:4 --tokens 10B --batch-tokens 4M --seq-len 1024"),
+         "plan train --model gpt2 --hardware a100-80gb:4 --tokens 10B --batch-tokens 4M --seq-len 1024"),
         ("compare --models gpt2,tiny --hardware rtx4090 --batch-tokens 1M --seq-len 1k",
          "compare gpt2@rtx4090 tiny@rtx4090 --batch-tokens 1M --seq-len 1k"),
         ("launch k8s a.toml --namespace ml --image b/c:1", "launch k8s --image b/c:1 -- mw train a.toml"),
@@ -274,7 +274,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("reduce-scatter 256MiB on 8 h100",
          "collective 'ReduceScatter_{X,B}([B]{U_X})' --mesh X=8 --dims B=134217728 --hardware h100:8"),
         ("list hardware", "hardware"),
-        ("hardware compare h100 b200", "plan train --hardware h100:8,b200:8 --model llama-3-70b "
+        ("hardware compare h100 b200", "plan train --hardware h100:32,b200:32 --model llama-3-70b "
          "--batch-tokens 4M --seq-len 4096"),
         ("compare llama-3-8b@h100:64 llama-3-8b@v6e:8x8 --tokens 1T",
          "compare llama-3-8b@h100:64 llama-3-8b@v6e:8x8 --batch-tokens 4M --seq-len 8k"),
@@ -362,7 +362,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("audit my.txt --hardware v5p", "audit --hlo my.txt --hardware v5p"),
         # lengths that a plan of serving needs
         ("plan serve --model llama-3-8b --hardware h100:8 --qps 5",
-         "plan serve --model llama-3-8b --hardware h100:8 --rate 5 --prompt-tokens 8k --output-tokens 512"),
+         "plan serve --model llama-3-8b --hardware h100:8 --rate 5 --prompt-tokens 1k --output-tokens 256"),
         # bytes in place of an array
         ("collective all-gather --size 1GB --hardware v5p:4x4x4",
          "collective 'AllGather_X([B_X])' --mesh X=64 --dims B=500000000 --hardware v5p:4x4x4"),
@@ -605,7 +605,7 @@ def test_a_script_is_audited_by_its_function(tmp_path: Path, capsys: pytest.Capt
         ("fit llama-3-8b --vram 48GB", "fit llama-3-8b --hardware l40"),
         (
             "compare gpu tpu",
-            "plan train --hardware h100:8,v5p:4x4x4 --model llama-3-70b --batch-tokens 4M --seq-len 4096",
+            "plan train --hardware h100:32,v5p:32 --model llama-3-70b --batch-tokens 4M --seq-len 4096",
         ),
         (
             "compare 'H100 8' 'MI300X 8' --for llama-3-70b",

@@ -49,7 +49,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --model gpt-4", "take an open model"),
         ("plan train $P --hardware h100", "write h100:8, or h100:1 for a single chip"),
         ("plan train $P --hardware h100-big:1x8", "did you mean h100?"),
-        ("plan train $P --hardware A100-SXM4-80GB:8", "did you mean a100-80gb?"),
+        ("plan train $P --hardware A100-SXM4-60GB:8", "did you mean a100?"),
         ("plan train $P --hardware tpu-v5p:4x4x4", "did you mean v5p?"),
         ("plan train $P --hardware v5p:4x4", "write v5p:2x2x4"),
         ("plan train $P --hardware v5lite-16", "did you mean v5e?"),
@@ -382,7 +382,9 @@ def test_rates_are_read_with_their_unit(typed: str, value: float) -> None:
     assert parse_rate(typed) == value
 
 
-@pytest.mark.parametrize("typed", ["RTX 4090", "1 x RTX 4090", "rtx-4090", "1x4090", "4090"])
+@pytest.mark.parametrize(
+    "typed", ["RTX 4090", "1 x RTX 4090", "rtx-4090", "1x4090", "4090", "NVIDIA GeForce RTX 4090", "4090s"]
+)
 def test_chips_are_read_as_shops_write_them(typed: str) -> None:
     assert catalog.load(f"{catalog.usual(typed)}".partition(":")[0] + ":1").chip.name == "rtx4090"
 

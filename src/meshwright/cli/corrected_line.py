@@ -16,7 +16,15 @@ from typer.main import get_command as to_command
 from meshwright.cli.glossary import term_asked
 from meshwright.cli.line_checks import run_fault
 from meshwright.cli.line_commands import candidates, command_at, every_command, of_typed
-from meshwright.cli.line_forms import completed, converted, launched, merged, of_its_command, on_all_chips
+from meshwright.cli.line_forms import (
+    completed,
+    converted,
+    launched,
+    merged,
+    of_its_command,
+    on_all_chips,
+    with_numbers,
+)
 from meshwright.cli.line_intents import FILLERS, without_fillers
 from meshwright.cli.line_notes import left_out
 from meshwright.cli.line_options import joined_words, placed, replaced
@@ -33,6 +41,7 @@ from meshwright.cli.other_notation import (
 )
 from meshwright.cli.other_subjects import HOSTS, words_of
 from meshwright.cli.other_values import LISTS, dtype_here, in_words, plain_words
+from meshwright.cli.other_words import command_here
 from meshwright.cli.pasted_words import unpasted
 from meshwright.cli.sentences import MEANS_PLANS, notes_of_sentence
 from meshwright.cli.sentences import line_of as sentence_line
@@ -41,6 +50,7 @@ from meshwright.cli.spoken_names import (
     in_one_word,
     matching_files,
     of_this_size,
+    preset_of_size,
     size_note,
     with_environment,
 )
@@ -79,6 +89,8 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
         return _launching(words)
     if term := term_asked(words):
         return f"mw help {term}"
+    if words and command_here(words[0], commands) == "mw help":
+        return "mw help"
     if matmul := _matmul(words):
         return matmul
     words, machine = with_nearest(_from_collective(words, commands))
@@ -103,8 +115,10 @@ def _from_collective(words: Sequence[str], commands: Collection[str]) -> list[st
     """
     at = next((at for at, word in enumerate(words[:_FIRST_WORDS]) if is_collective(word)), 0)
     is_named = any(word in commands for word in words[:_FIRST_WORDS])
-    if is_named or any(word.startswith("-") for word in words) or not (at or is_collective(words[0])):
+    if is_named or not (at or is_collective(words[0])):
         return list(words)
+    if any(word.startswith("-") for word in words):
+        return list(words[at:])
     made = [word for word in words[at:] if word.lower() not in FILLERS]
     if len(made) > _FIRST_WORDS and is_machine(both := usual(" ".join(made[-2:]))):
         made[-2:] = [both]
@@ -124,7 +138,7 @@ def _matmul(words: Sequence[str]) -> str:
 
 def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     """Notes on an offered `line`: what it leaves out, each with the reason, and models that it assumes."""
-    if line.startswith("mw help "):
+    if line.startswith("mw help"):
         return {}
     line = line.rpartition(", then type ")[2]  # as `with_its_file` writes it
     typed = (of_typed(shlex.split(words)) for words in re.findall(r"mw ([^&]+)", line))
@@ -138,6 +152,7 @@ def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
         return dict(notes_of_sentence(words, commands[-1].path))
     sizes = [match[1] for word in words if (match := SIZE.fullmatch(word))]
     taken = [model for size in sizes if (model := of_this_size(size)) and model in line.split()]
+    taken += [model for word in words if (model := preset_of_size(word)) and model in line.split()]
     notes = {model: size_note(model) for model in taken if model not in words}
     return notes | left_out(_rewritten(args), line, commands)
 
@@ -186,11 +201,12 @@ def _line_of(words: Sequence[str], commands: Collection[str]) -> str:
         if command.path == ("launch", "slurm") and (line := _planned_for_hosts(command, rest)):
             return line
 
-    def first(*, drops: bool) -> str:
-        lines = (_repaired(command, rest, drops=drops) for command, rest in possible)
+    def first(*, drops: bool, completes: bool) -> str:
+        lines = (_repaired(command, rest, drops=drops, completes=completes) for command, rest in possible)
         return next(filter(None, lines), "")
 
-    line = first(drops=False) or _elsewhere(words, commands) or first(drops=True)
+    line = first(drops=False, completes=True) or _elsewhere(words, commands)
+    line = line or first(drops=True, completes=False) or first(drops=True, completes=True)
     # A command without options is no answer to a line that gave values.
     path = tuple(line.split()[1:])
     is_bare = bool(path) and path[0] in commands and command_at(path) is not None
@@ -319,10 +335,10 @@ def _elsewhere(words: Sequence[str], commands: Collection[str]) -> str:
     return _repaired(command, list(words[begun:]))
 
 
-def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> str:
+def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False, completes: bool = True) -> str:
     """The line of a command with every fault replaced; empty if a fault has no replacement.
 
-    drops: leave out options without a replacement.
+    drops: leave out options without a replacement. completes: as in `_finished`.
     """
     pieces: list[Piece] = []
     if command.path == ("collective",):
@@ -339,7 +355,7 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False) -> 
         pieces += ours or []
     pieces += [Piece("", word) for word in inner]
     every = placed(pieces, command)
-    return "" if every is None else _finished(every, command, completes=not drops)
+    return "" if every is None else _finished(every, command, completes=completes)
 
 
 def _parts_of_launch(words: Sequence[str], command: Command) -> tuple[list[str], list[str]]:
@@ -405,6 +421,8 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
         machine = f"{machine}:{number.value}"
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     number_of_chips = int(number.value) if number else 0
+    if axis and not mesh and "x" in machine.partition(":")[2]:  # an axis of the machine's torus
+        mesh = sizes_here(machine.partition(":")[2], "XYZ")
     try:
         chips = load_hardware(machine).num_chips if machine and not mesh else number_of_chips
         made = array_of_bytes(
@@ -417,7 +435,8 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
     others = (piece.option for piece in (size, axis, number) if piece)
     replaced_here = {"", "--mesh", "--dims", "--hardware", *others}
     kept = [piece for piece in pieces if piece.option not in replaced_here]
-    of_machine = ["--hardware", machine] if machine else []
+    dtype = next((piece.value for piece in bare[1:] if piece.value in KNOWN), "")
+    of_machine = [*(["--hardware", machine] if machine else []), *(["--dtype", dtype] if dtype else [])]
     return [*made, *of_machine, *(word for piece in kept for word in piece.words)]
 
 
@@ -481,6 +500,11 @@ def _is_count_of_output(piece: Piece, command: Command) -> bool:
     return is_output and "--output-tokens" in command.options
 
 
+def _with_right_values(pieces: Sequence[Piece], command: Command, option: str) -> list[Piece]:
+    """The pieces with right values of one option."""
+    return [with_a_right_value(piece, command) if piece.option == option else piece for piece in pieces]
+
+
 def _finished(
     pieces: Sequence[Piece], command: Command, *, drops: bool = False, completes: bool = True
 ) -> str:
@@ -489,7 +513,15 @@ def _finished(
     drops: leave out pieces whose values stay wrong. completes: add examples of missing options, unless they
     would be at least four more than the given pieces.
     """
-    pieces = of_its_command(converted(merged(pieces)), command)
+    pieces = merged(pieces)
+    sized = _finds_size(pieces, command)
+    # Conversions need the chips and the model.
+    pieces = _with_right_values(pieces, command, "--model")
+    if command.path == ("plan", "train") and not sized:
+        pieces = with_numbers(pieces, command)
+    if not sized:
+        pieces = _with_right_values(pieces, command, "--hardware")
+    pieces = of_its_command(converted(pieces), command)
     pieces = [piece for piece in pieces if not is_no_value(piece, command)]
     sized = _finds_size(pieces, command)
     pieces = [

@@ -1,6 +1,7 @@
 """mw fit: which uses of a model fit this machine, or another."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated
 
@@ -13,22 +14,32 @@ from meshwright.hardware.catalog import usual
 from meshwright.hardware.here import this_machine
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
+from meshwright.models.count import count_params
 from meshwright.options import option
-from meshwright.plan.what_fits import TRAINING, ways_that_fit
+from meshwright.plan.what_fits import SERVING, TRAINING, fitting_ways, ways_that_fit
 from meshwright.units import format_bytes, format_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _DEFAULT_SEQ_LEN = 4096
 _DOES_NOT_FIT = 1
 _LARGER = "h100:8"  # the machine to try if nothing fits
+# Presets of several sizes, for a line without a model.
+MODELS = (
+    "llama-3.2-1b", "llama-3.2-3b", "qwen3-4b", "llama-3.1-8b", "qwen3-14b", "mistral-small-24b",
+    "qwen3-30b-a3b", "qwen3-32b", "llama-3.3-70b", "gpt-oss-120b", "qwen3-235b-a22b", "llama-3.1-405b",
+    "deepseek-v3",
+)  # fmt: skip
 
 
 @command(app)
 def fit(
     model: Annotated[
-        str,
-        typer.Argument(help="A preset, a config.json, a checkpoint folder or a TOML.", autocompletion=models),
-    ],
+        str | None,
+        typer.Argument(
+            help="A preset, a config.json, a checkpoint folder or a TOML. [default: models of several sizes]",
+            autocompletion=models,
+        ),
+    ] = None,
     hardware: str | None = option(
         None, help="A machine: rtx4090, h100:8, my.toml; several: rtx4090,h100.", unset="this machine"
     ),
@@ -38,12 +49,20 @@ def fit(
     """Show which ways to train and serve a model fit a machine, with the largest batch and the speed.
 
     Training splits weights over all chips; serving splits heads, and has replicas on the chips that are left.
-    Exits 1 if nothing fits on any machine.
+    Without a model it shows which models fit. Exits 1 if nothing fits on any machine.
 
     \b
     mw fit llama-3-8b
     mw fit qwen3-32b --hardware rtx4090:2 --seq-len 8k
+    mw fit --hardware rtx4090:2
     """
+    if model is None:
+        _show_models(
+            [_machine(spec.strip()) for spec in (hardware or this_machine()).split(",")],
+            seq_len or _DEFAULT_SEQ_LEN,
+            as_json=as_json,
+        )
+        return
     config = load_model_with(model, None)
     length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
     machines = [_machine(spec.strip()) for spec in (hardware or this_machine()).split(",")]
@@ -56,6 +75,52 @@ def fit(
             print("\nNext:", *document["next"], sep="\n  ", end="\n" if document is documents[-1] else "\n\n")
     if not any(way["fits"] for document in documents for way in document["ways"]):
         raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _show_models(machines: Sequence[Hardware], seq_len: int, *, as_json: bool) -> None:
+    """Print which of MODELS fit each machine, and in which ways. Exits 1 if none does."""
+    configs = [load_model_with(name, None) for name in MODELS]
+    documents = [
+        {
+            "hardware": machine.spec,
+            "seq_len": seq_len,
+            "models": [
+                {
+                    "model": config.name,
+                    "params": count_params(config).total,
+                    "ways": fitting_ways(config, machine, min(seq_len, config.max_seq_len)),
+                }
+                for config in configs
+            ],
+        }
+        for machine in machines
+    ]
+    if as_json:
+        emit(documents[0] if len(documents) == 1 else {"machines": documents})
+    else:
+        for document in documents:
+            title = f"Models on {document['hardware']}, sequences of {seq_len:,} tokens"
+            show(f"{title}: training, then serving in four types of weights\n", _models_table(document))
+            more = f"mw fit MODEL --hardware {document['hardware']} shows batches and speeds"
+            print("\nNext:", f"  {more}", sep="\n")
+    if not any(each["ways"] for document in documents for each in document["models"]):
+        raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _models_table(document: dict) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    ways = [*TRAINING, *(f"serve in {dtype}" for dtype in SERVING)]
+    table.add_column("")
+    table.add_column("parameters", justify="right")
+    for way in ways:
+        named = way.removeprefix("train all weights, ").removeprefix("train ").removeprefix("serve in ")
+        table.add_column(named, no_wrap=True)
+    for each in document["models"]:
+        fits = ["yes" if way in each["ways"] else "no" for way in ways]
+        table.add_row(each["model"], format_count(each["params"]), *fits)
+    return table
 
 
 def _machine(spec: str) -> Hardware:

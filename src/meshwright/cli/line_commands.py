@@ -19,6 +19,11 @@ from meshwright.cli.value_kinds import is_corpus, is_engine, is_launcher, is_mac
 _STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
 # Words after `mw bench` that mean a prediction if the line has a model and no server's --url.
 _PREDICTED = {"throughput", "latency", "decode", "prefill", "inference"}
+# Training programs by the names of their scripts.
+_PROGRAMS = {
+    "megatron": r"pretrain_\w+\.py|megatron", "maxtext": r"(?i:maxtext)", "torchtitan": "torchtitan",
+    "nemo": r"megatron_gpt_pretraining",
+}  # fmt: skip
 # The usual command of a group, for a line that names none.
 _USUAL = {"plan": "train", "bench": "serve"}
 
@@ -145,7 +150,10 @@ def _of_another_first(
     first: str, words: Sequence[str], commands: Collection[str]
 ) -> Iterator[tuple[Command, list[str]]]:
     """The commands that a line may mean if its first word names none."""
-    yield from _of_programs(words)
+    programs = list(_of_programs(words))
+    yield from programs
+    if programs:
+        return
     yield from filter(None, (of_typed(line) for line in meant_lines(words)))
     if first in ("list", "ls", "show", "all") and len(words) > 1 and (named := _named(words[1], commands)):
         yield named, list(words[2:])
@@ -158,6 +166,16 @@ def _of_another_first(
         synonyms = {word for word in rest if command_here(word, commands).split()[1:] == ours}
         rest = [word for word in rest if word not in {*ours, *synonyms}]
     yield from filter(None, (_of_another_name(line, rest) for line in (ours, typo) if line))
+    yield from _of_topics(words, commands)
+
+
+def _of_topics(words: Sequence[str], commands: Collection[str]) -> Iterator[tuple[Command, list[str]]]:
+    """The commands for single words of a question that names no model or machine: help me choose a gpu."""
+    if any(word.startswith("-") for word in words):
+        return
+    for word in words[1:]:
+        if (name := command_here(word, commands).split()[1:2]) and (command := command_at((name[0],))):
+            yield command, []
 
 
 def _named(word: str, commands: Collection[str]) -> Command | None:
@@ -184,6 +202,10 @@ def _of_programs(words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
         after = rest[rest.index(scripts[0]) + 1 :]
         if after and (command := command_at(("plan", "train"))):
             yield command, [*(word for word in rest[: rest.index(scripts[0])] if word != "launch"), *after]
+    if program := next((each for each, name in _PROGRAMS.items() if re.search(name, first)), ""):
+        options = rest if "--for" in rest else ["--for", program, *rest]
+        if command := command_at(("plan", "train")):
+            yield command, options
     if any(name in first for name in ("vllm", "sglang", "trtllm")):
         if rest[:2] == ["bench", "serve"] and (command := command_at(("bench", "serve"))):
             yield command, rest[2:]

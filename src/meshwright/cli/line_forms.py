@@ -43,6 +43,8 @@ def _both(first: Piece, second: Piece) -> Piece | None:
     if first.option == "--tensor" and first.is_other and second.is_other:  # stages of other servers
         is_known = all(map(str.isdecimal, degrees))
         return replace(first, value=str(prod(map(int, degrees)))) if is_known else None
+    if first.option == "--url" and first.is_other and second.is_other:  # --host and --port
+        return replace(first, value=_url_of(first.value, second.value))
     if first.value == second.value:
         return first
     if first.option == "--hardware" and (first.is_other or second.is_other):
@@ -55,6 +57,17 @@ def _both(first: Piece, second: Piece) -> Piece | None:
         if words.setdefault(name, word) != word:
             return None
     return replace(first, value=",".join(words.values()))
+
+
+def _url_of(first: str, second: str) -> str:
+    """The address of a host and of a port at localhost, in either order.
+
+    >>> _url_of("10.0.0.1", "http://localhost:8000"), _url_of("http://localhost:80", "localhost")
+    ('http://10.0.0.1:8000', 'http://localhost:80')
+    """
+    port = next((match[1] for each in (first, second) if (match := re.search(r":(\d+)$", each))), "8000")
+    host = next((each for each in (first, second) if not each.endswith(f":{port}")), "localhost")
+    return f"{host if '//' in host else f'http://{host}'}:{port}"
 
 
 def _machine_of(first: str, second: str) -> str:
@@ -80,7 +93,11 @@ def _machine_of(first: str, second: str) -> str:
     )
 
 
+# Examples for lines that lack them: lengths of requests at a rate, which are simulated, and a checkpoint.
+_OF_A_RATE = {"--prompt-tokens": "1k", "--output-tokens": "256"}
+_RUN = "runs/demo"
 _MONTH_SECONDS = 30 * 86_400
+_LEAST_CHIPS = 8  # of an example of a machine to train on
 _ANSWER = 512  # most tokens of the answer, if a line gives only the length of the context
 _LEAST_TOKENS = 1_000_000_000  # of a run; fewer are the batch of a step
 # Options of other programs whose conversion needs the values of other options of the line, so that it waits
@@ -328,7 +345,7 @@ def _of_training_plan(pieces: Sequence[Piece]) -> list[Piece]:
         pieces = [_as_batch(piece) for piece in pieces]
     if {"--days", "--tokens"} <= given and "--smallest" not in given:
         pieces = [*pieces, Piece("--smallest")]
-    return list(pieces)
+    return _with_context(pieces)
 
 
 def _of_serving_plan(pieces: Sequence[Piece]) -> list[Piece]:
@@ -476,6 +493,10 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
         return "1T"
     if "--data" in names:
         return "chats.jsonl"
+    if any(piece.option == "--rate" for piece in pieces) and (length := _OF_A_RATE.get(names[-1])):
+        return length
+    if "--checkpoint" in names:
+        return _RUN
     if "--model" in names and (preset := _of_sizes(pieces)):
         return preset
     if "--hardware" in names and any(piece.option == "--smallest" for piece in pieces):
@@ -489,25 +510,60 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
 
 
 def _machine_for(pieces: Sequence[Piece], command: Command) -> str:
-    """An example of a machine for the line's model: the H100s that hold it and end its run in a month.
+    """An example of a machine for the line's model: as many H100s as `_num_chips` says."""
+    return f"h100:{_num_chips('h100', pieces, command)}"
+
+
+def _num_chips(name: str, pieces: Sequence[Piece], command: Command) -> int:
+    """The power of two of chips that hold the line's model and end its run in a month.
 
     Training stores 16 bytes a parameter and serving 2, in at most half of the memory. A run has 40% MFU.
     """
-    from meshwright.hardware.catalog import chip
+    from meshwright.hardware.catalog import chip_of
     from meshwright.models.count import count_params
     from meshwright.models.presets import load_model
     from meshwright.units import parse_count
 
     given = {piece.option: piece.value for piece in pieces}
-    h100, chips = chip("h100"), 8.0 if command.path == ("plan", "train") else 1.0
+    chip, trains = chip_of(name), command.path == ("plan", "train")
+    chips = float(_LEAST_CHIPS) if trains else 1.0
     with suppress(MeshwrightError, OSError):
-        params = count_params(load_model(given.get("--model", "")))
-        bytes_per_param = 16 if command.path == ("plan", "train") else 2
-        chips = max(chips, 2 * bytes_per_param * params.total / h100.hbm_bytes)
-        if command.path == ("plan", "train") and "--tokens" in given:
+        params = count_params(load_model(given.get("--model") or command.example_of("--model")))
+        chips = max(chips, 2 * (16 if trains else 2) * params.total / chip.hbm_bytes)
+        if trains and "--tokens" in given:
             flops = 6 * params.active * parse_count(given["--tokens"])
-            chips = max(chips, flops / (_MONTH_SECONDS * 0.4 * h100.flops("bf16")))
-    return f"h100:{2 ** ceil(log2(chips))}"
+            chips = max(chips, flops / (_MONTH_SECONDS * 0.4 * chip.flops("bf16")))
+    return 2 ** ceil(log2(chips))
+
+
+def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
+    """The pieces with a number of chips for each chip that --hardware names bare: the same for all."""
+    from meshwright.hardware.catalog import usual
+
+    at = next((at for at, piece in enumerate(pieces) if piece.option == "--hardware"), None)
+    if at is None:
+        return list(pieces)
+    specs = [usual(spec.strip()) for spec in pieces[at].value.split(",")]
+    with suppress(MeshwrightError, OSError, ValueError):
+        bare = [spec for spec in specs if ":" not in spec and not spec.endswith(".toml")]
+        number = max((_num_chips(spec, pieces, command) for spec in bare), default=0)
+        sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in specs)
+        return [*pieces[:at], replace(pieces[at], value=sized), *pieces[at + 1 :]] if bare else list(pieces)
+    return list(pieces)
+
+
+def _with_context(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces with the model's context changed if a typed --seq-len is longer."""
+    from meshwright.models.presets import load_model
+    from meshwright.units import parse_length
+
+    given = {piece.option: piece.value for piece in pieces}
+    if {"--model", "--seq-len"} <= given.keys() and "max_seq_len" not in given.get("--set", ""):
+        with suppress(MeshwrightError, OSError):
+            length = parse_length(given["--seq-len"])
+            if length > load_model(given["--model"]).max_seq_len:
+                return merged([*pieces, Piece("--set", f"max_seq_len={length}")])
+    return list(pieces)
 
 
 def _of_sizes(pieces: Sequence[Piece]) -> str:
@@ -564,7 +620,8 @@ def completed(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         name = param.opts[-1] if param.param_type_name == "option" else ""
         if not name and pieces and command.path[0] in ("generate", "serve"):
             continue  # the user's text cannot be guessed
-        if name == "--checkpoint" and any(not piece.option for piece in pieces):
+        is_text = any(not piece.option and " " in piece.value for piece in pieces)
+        if name == "--checkpoint" and any(not piece.option for piece in pieces) and not is_text:
             continue
         names = param.opts if name else [""]
         if name not in given and (value := _example(names, made, command)):

@@ -132,6 +132,9 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
             named = [each for each in rest if not _PLAIN.fullmatch(each) or kind_of(each)]
             if named != rest:
                 yield [*_filled(line, word), *named]  # without words of a sentence
+            known = [each for each in named if each.startswith("-") or kind_of(each)]
+            if known != named:
+                yield [*_filled(line, word), *known]
             return
     if "--model" in words[:-1] and "model" in lines:
         at = words.index("--model")

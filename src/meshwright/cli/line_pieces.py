@@ -12,6 +12,7 @@ import typer
 from meshwright.dtypes import Use
 from meshwright.errors import MeshwrightError
 
+_OPTION = re.compile(r"--\w|-[A-Za-z]")  # the beginning of an option: --4bit, -m
 # Options of number types and their uses.
 _USES: dict[str, Use] = {
     "--weights-dtype": "weights",
@@ -195,12 +196,12 @@ def pieces_of(words: Sequence[str], command: Command) -> list[Piece]:
     while at < len(words):
         word, at = words[at], at + 1
         name, equals, value = word.partition("=")
-        follows = at < len(words) and not re.match(r"--?[A-Za-z]", words[at])
+        follows = at < len(words) and not _OPTION.match(words[at])
         if equals and f"--{name.replace('_', '-')}" in command.options:
             pieces.append(Piece(f"--{name.replace('_', '-')}", value))
         elif equals and any(name == param.name for param in command.arguments):
             pieces.append(Piece("", value))
-        elif not re.match(r"--?[A-Za-z]", word):
+        elif not _OPTION.match(word):
             pieces.append(Piece("", word))
         elif equals and name.startswith("--"):
             pieces.append(Piece(name, value))

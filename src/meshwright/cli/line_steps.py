@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright.cli.line_pieces import Command, Piece
+from meshwright.cli.spoken_names import environment
 from meshwright.cli.value_kinds import is_corpus, is_in_usual_folder, may_be_on_the_hub
 
 # Options that take a folder, each with the arguments of `hf download` for models or data sets.
@@ -56,7 +57,8 @@ def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tup
     of_plan: list[Piece] = []
     of_run: list[Piece] = []
     for piece in pieces:
-        planned = None if piece.option in training.options else replaced(piece, planning)
+        is_elsewhere = piece.option in training.options or environment(piece.option, piece.value)
+        planned = None if is_elsewhere else replaced(piece, planning)
         if piece.option in planning.options and piece.option not in training.options:
             planned = [piece]
         if piece.option and planned:

@@ -11,7 +11,7 @@ from meshwright.cli.line_pieces import Command, Piece, check_value
 from meshwright.cli.other_notation import sizes_here
 from meshwright.cli.other_values import dtype_here
 from meshwright.cli.other_words import ALIKE
-from meshwright.cli.spoken_names import preset_alike
+from meshwright.cli.spoken_names import preset_alike, preset_of_size
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.catalog import everyday
 from meshwright.hardware.prices import price_of_an_hour
@@ -161,7 +161,7 @@ def _other_form(option: str, value: str, message: str) -> str:
         return ",".join(words)
     if option in ("--layout", "--given") and (ours := layout_here(value)) != value:
         return ours
-    if option == "--model" and (preset := _preset_of(value)):
+    if option == "--model" and (preset := _preset_of(value) or preset_of_size(value)):
         return preset
     chip, _, counts = value.partition(":")
     is_laptop = re.match(r"i?mac|apple|laptop", value, re.I)

@@ -81,7 +81,14 @@ class _LazyGroup(TyperGroup):
         if name == "help" and (entry := _glossary_entry(args[1:])):
             print(entry)
             raise typer.Exit
+        if name == "version" and "--json" in args:
+            print(f'{{"version": "{__version__}"}}')
+            raise typer.Exit
         if name in ("version", "help"):
+            if name == "help" and args[1:] and not args[1].startswith("-") and args[1] not in COMMANDS:
+                raise MeshwrightError(
+                    f"help {args[1]!r}: no command or term; {unknown_command(args[1:], list(COMMANDS))}"
+                )
             args = ["--version"] if name == "version" else [*args[1:], "--help"]
             self.main(args=args, prog_name=ctx.command_path, standalone_mode=False)
             raise typer.Exit

@@ -39,7 +39,7 @@ def is_collective(word: str) -> bool:
     >>> is_collective("all-reduce"), is_collective("AllGather_X"), is_collective("scatterplot")
     (True, True, False)
     """
-    return plain_name(word.partition("_")[0]) in _OPS
+    return bool({plain_name(word), plain_name(word.partition("_")[0])} & _OPS.keys())
 
 
 def _op_of(plain: str) -> str:
@@ -72,7 +72,8 @@ def expression_here(text: str, axes: str) -> str:
     name = re.sub(r"[^a-z]", "", begins[1].lower()) if begins else ""
     op = _op_of(name)
     array = _ARRAY.search(plain)
-    is_whole = op != "ReduceScatter" or re.match(r"\w+_\{\w+,", text)  # its dimension is named too
+    # Of a ReduceScatter the dimension is named too, and of an AllToAll the result.
+    is_whole = (op != "ReduceScatter" or re.match(r"\w+_\{\w+,", text)) and (op != "AllToAll" or "->" in text)
     if op and is_whole and re.match(r"\w+_(\{|[A-Z])", text):
         bare = re.fullmatch(r"(\w+_(?:[A-Z]|\{[^}]*\}))\s+(\w*\[.*)", text)  # without parentheses
         return f"{bare[1]}({bare[2]})" if bare else text

@@ -44,10 +44,18 @@ QLORA = "--lora 16 --base-dtype nf4"
 _OPTIONS: dict[str, tuple[str, ...]] = {
     BATCH_TOKENS: (
         "--per-device-train-batch-size", "--per-device-batch-size", "--global-batch",
-        "--global-batch-size", "--gbs", "--batch-size", "--train-batch-size", "--batch", "--global-bs", "--b",
+        "--global-batch-size", "--gbs", "--batch-size", "--bsz",
+        "--global-bsz", "--gbsz", "--per-device-batch", "--batch-size-per-chip", "--batch-size-per-device",
+        "--train-batch-size", "--batch", "--global-bs", "--b",
+    ),
+    "--batch-tokens": (
+        "--tokens-per-step", "--tokens-per-batch", "--step-tokens", "--global-batch-tokens",
+        "--tokens-per-global-batch", "--tokens-in-batch",
     ),
     "--seq-len": (
-        "--sequence-length", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
+        "--sequence-length", "--max-model-len", "--max-context", "--max-context-length", "--n-ctx",
+        "--num-ctx",
+        "--window", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
         "--context", "--ctx", "--len", "--length", "--tokens", "--max-length", "--block-size",
         "--max-target-length", "--model-max-length", "--sl", "--t", "--s",
     ),
@@ -279,6 +287,7 @@ _LETTERS: dict[str, tuple[str, ...]] = {
     "-p": ("--port",), "-t": ("--temperature",), "-d": ("--data", "--hardware"), "-g": ("--hardware",),
     "-b": ("--batch-tokens", "--batch"), "-s": ("--seq-len", "--steps", "--seed"), "-l": ("--layout",),
     "-r": ("--run", "--rate"), "-e": ("--engine", "--eval"), "-u": ("--url",), "-f": ("--for",),
+    "-j": ("--json",),
 }  # fmt: skip
 _LONG = {"-g": "--gpus", "-N": "--nodes"}  # options of schedulers
 _PHASES = {"--prefill": "prefill", "--decode": "generate", "--generate": "generate"}
@@ -423,6 +432,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
 
 # Command lines to type here, each with the commands that people try.
 _COMMANDS: dict[str, tuple[str, ...]] = {
+    "help": ("capabilities", "schema", "commands", "options", "manual", "faq"),
     "demo": ("quickstart", "init", "tutorial", "example", "examples", "start", "hello", "try"),
     "plan train": (
         "estimate", "search", "optimize", "optimise", "layout", "layouts", "parallelism", "cost",
@@ -432,7 +442,8 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "plan train --smallest": ("how-many", "how-many-gpus", "how-many-chips", "gpus-needed", "smallest"),
     "plan serve": (
         "size", "capacity", "sizing", "slo", "latency", "throughput", "qps", "frontier",
-        "inference", "plan-serving",
+        "inference", "plan-serving", "cost-per-token", "price-per-token", "token-price", "token-cost",
+        "cost-per-million-tokens", "price-per-million-tokens",
     ),
     "train --from DIR --lora 16": ("finetune", "fine-tune", "sft", "lora", "qlora", "peft", "adapt"),
     "train plan.toml --rl": ("rl", "grpo", "ppo", "rlhf", "dpo"),
@@ -556,7 +567,8 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     if plain == "--context" and "--given" in options and value.isdecimal() and int(value) <= _MOST_RANKS:
         return f"--given context={value}"
     if (
-        words := _phase(plain, value, options)
+        words := _program_named(plain, value, options)
+        or _phase(plain, value, options)
         or _target(plain, value, options)
         or _of_type(plain, value, options)
     ):
@@ -605,6 +617,17 @@ def _is_of_time(plain: str) -> bool:
     """Whether an option is for the time of a run or a load test."""
     words = set(plain.strip("-").split("-"))
     return bool(words & _TIMES) and words <= _TIMES | _WITH_TIMES
+
+
+def _program_named(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for a flag with the name of a training program or an engine, such as --megatron; else ""."""
+    from meshwright.engines.serving_engine import ENGINES
+    from meshwright.programs.launcher import LAUNCHERS
+
+    name = plain.lstrip("-")
+    named = (("--for", LAUNCHERS), ("--engine", ENGINES))
+    option = next((option for option, known in named if option in options and name in known), "")
+    return f"{option} {name}" if option and value.lower() in ("", "true") else ""
 
 
 def _phase(plain: str, value: str, options: Collection[str]) -> str:

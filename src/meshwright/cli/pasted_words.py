@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 # Words before a command: prompts of shells, and the name of this program.
@@ -13,6 +14,7 @@ _COMMAND_WORDS = 2  # most words of a command: plan train
 # An option in capitals, longer than the sizes of notation such as --T; and --option:value.
 _CAPITALS = re.compile(r"--[A-Z][A-Z_-]{3,}")
 _COLON = re.compile(r"^(--[a-z][a-z_-]+):(?=.)")
+_OF_OBJECTS = {"--spec", "--config", "--args", "--params", "--request", "--input", "--options"}
 _LINE_ENDS = {"\\", "^", "`", ";", "&", "&&"}
 # An option after other words: several words in one pair of quotes.
 _OPTION_WITHIN = re.compile(r"\s--?[a-z]")
@@ -39,7 +41,8 @@ def unpasted(words: Sequence[str]) -> list[str]:
         del made[:3]
     if "#" in made:
         del made[made.index("#") :]
-    return [each for word in made for each in _of_object(word)]
+    kept = [word for word, after in pairwise([*made, ""]) if not (word in _OF_OBJECTS and after[:1] == "{")]
+    return [each for word in kept for each in _of_object(word)]
 
 
 def _of_object(word: str) -> list[str]:

@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.cli.amounts import Amount, Role, amounts_of, each_word
+from meshwright.cli.line_values import layout_here
 from meshwright.cli.other_notation import is_collective
-from meshwright.cli.spoken_names import SIZE, of_this_size, preset_alike, size_note
-from meshwright.cli.value_kinds import is_machine, is_model
+from meshwright.cli.spoken_names import SIZE, of_this_size, preset_alike, preset_of_size, size_note
+from meshwright.cli.value_kinds import is_layout, is_machine, is_model
 from meshwright.hardware.catalog import everyday, usual
 
 _LONGEST_NAME, _FEWEST_WORDS = 5, 3  # words of a name, and of a sentence
@@ -51,8 +52,24 @@ _NUMBERS = {"two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16"
 _BETWEEN = "|"  # replaces a name, so that the words before and after it are not read as one amount
 _TOKENS = "1T"  # of a run whose sentence names its budget alone, since --budget needs them
 _SPEED = {"tokens", "second"}  # both words: tokens per second
+_PRICE_OF_TOKENS = {"per", "tokens", "million"}
 _QUESTIONS = {"how", "which", "what", "can", "is", "cost"}
+_COMPUTERS = {"macbook", "imac", "colab", "kaggle", "laptop"}  # machines without the names of their chips
 _HARDWARE: tuple[str, ...] = ("hardware",)
+# Words about models, which mw fit shows for a machine if the sentence names none.
+_ASKS_FOR_MODELS = {
+    "model",
+    "models",
+    "biggest",
+    "largest",
+    "fit",
+    "fits",
+    "run",
+    "finetune",
+    "tune",
+    "train",
+}
+_ROOFLINES = {"roofline", "rooflines", "roof"}
 _COUNTED_BY_MODEL = {"intensity", "flops", "flop"}  # figures that only mw model shows
 # Words that ask whether a model fits. Without them a sentence with several machines asks which is faster.
 _ASKS_WHETHER_IT_FITS = {"fit", "fits", "run", "memory", "vram", "oom", "enough"}
@@ -125,7 +142,10 @@ def _named(words: Sequence[str]) -> tuple[str, str, int]:
         is_bare_number = count == 1 and spec.isdigit() and len(spec) < _LEAST_DIGITS
         if (count == 1 or is_changed or not part[0].isalpha()) and is_machine(spec) and not is_bare_number:
             return usual(spec), "machine", count
+        if count == 1 and part[0].lower() in _COMPUTERS:
+            return everyday(part[0])[0], "machine", count
         name = preset_alike("-".join(part).lower())
+        name = preset_of_size(name) or name
         if name in PRESETS or (
             count == 1 and any(letter.isdigit() for letter in name) and is_model(words[0])
         ):
@@ -162,26 +182,34 @@ def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
     path = _command(words, sentence, commands)
     if path == _HARDWARE:
         return ["hardware", sentence.machines[0]]
-    if not path or not (sentence.model or len(sentence.machines) > 1):
+    if not path or not (
+        sentence.model or len(sentence.machines) > 1 or (path == ("fit",) and sentence.machines)
+    ):
         return []
-    options = _OPTIONS[path]
     model = [sentence.model] if path in (("fit",), ("model",)) else ["--model", sentence.model]
     line = [*path, *(model if sentence.model else [])]
     if sentence.machines and path != ("model",):
         line += ["--hardware", ",".join(sentence.machines)]
-    for amount in sentence.amounts:
-        if amount.role in options:
-            line += options[amount.role].format(amount.value).split()
-        elif amount.role == "batch" and path == ("plan", "train"):
-            number, _, unit = amount.value.partition(" ")
-            line += ["--batch-tokens" if unit else "--global-batch-size", number]
-        elif amount.role == "batch" and path == ("model",) and " " not in amount.value:
-            line += ["--batch", amount.value]
+    line += [word for amount in sentence.amounts for word in _option_of(amount, path)]
+    if layout := [word for word in words if is_layout(word) and path == ("plan", "train")]:
+        line += ["--layout", ",".join(map(layout_here, layout))]
     if "--budget" in line and "--tokens" not in line:
         line += ["--tokens", _TOKENS]
     if path == ("plan", "train") and _asks_how_many(words) and "--smallest" not in line:
         line.append("--smallest")
     return line
+
+
+def _option_of(amount: Amount, path: tuple[str, ...]) -> list[str]:
+    """The option and value of a command for an amount; [] if it has none."""
+    if amount.role in _OPTIONS[path]:
+        return _OPTIONS[path][amount.role].format(amount.value).split()
+    if amount.role == "batch" and path == ("plan", "train"):
+        number, _, unit = amount.value.partition(" ")
+        return ["--batch-tokens" if unit else "--global-batch-size", number]
+    if amount.role == "batch" and path == ("model",) and " " not in amount.value:
+        return ["--batch", amount.value]
+    return []
 
 
 def _asks_how_many(words: Sequence[str]) -> bool:
@@ -193,23 +221,28 @@ def _command(words: Sequence[str], sentence: Sentence, commands: Collection[str]
     named = tuple(word.lower() for word in words[:2])
     if named in _OPTIONS or named[:1] in _OPTIONS:
         return named if named in _OPTIONS else named[:1]
-    if named[0] in commands and named[0] not in (*MEANS_PLANS, "plan"):
+    if (named[0] in commands and named[0] not in (*MEANS_PLANS, "plan")) or named[0] in _ROOFLINES:
         return ()
     spoken = {word.lower() for word in each_word(" ".join(words))}
     roles = {amount.role for amount in sentence.amounts}
+    if any(map(is_layout, words)):
+        return "plan", "train"
     scores = {path: len(spoken & set(asking.split())) for path, asking in _ASKS_FOR.items()}
     for path, asking in _ROLES_OF.items():
         scores[path] += 2 * len(roles & set(asking))
     if _asks_how_many(words):
         scores[("plan", "train")] += 1
-    if spoken & set(_ASKS_FOR[("plan", "serve")].split()) or spoken >= _SPEED:
+    if spoken & set(_ASKS_FOR[("plan", "serve")].split()) or spoken >= _SPEED or spoken >= _PRICE_OF_TOKENS:
         scores[("plan", "serve")] += 3  # outweighs `cost`, which alone asks for training
     if spoken & _COUNTED_BY_MODEL:
         scores[("model",)] += 4  # outweighs a batch and tokens, which alone ask for training
     if len(sentence.machines) > 1 and not spoken & _ASKS_WHETHER_IT_FITS:
         scores[("fit",)] = 0
     if not sentence.model and len(sentence.machines) == 1 and words[0] != "fit":
-        return _HARDWARE
+        return ("fit",) if spoken & _ASKS_FOR_MODELS else _HARDWARE
+    if "dtype" in roles and not spoken & {"kv", "cache"}:
+        scores[("model",)] = 0  # weights of a type are of mw fit
+        scores[("fit",)] += 1
     best = max(scores, key=lambda path: scores[path])
     return best if scores[best] else ("plan", "train") if len(sentence.machines) > 1 else ()
 

@@ -20,7 +20,7 @@ _VENDORS = {"nvidia", "google", "amd", "intel", "apple", "aws", "amazon", "tpu",
 # First words after which `gpu`, `local` and the like are not replaced by a machine: `audit plan.toml tpu`.
 _WITHOUT_MACHINES = {
     "audit", "tune", "launch", "train", "serve", "generate", "export", "report", "bench", "run",
-    "which", "what", "how", "can", "does", "will", "do", "is",
+    "which", "what", "how", "can", "does", "will", "do", "is", "help",
 }  # fmt: skip
 # Commands after which `name=value` is an option without its dashes.
 _WITH_SETTINGS = {"plan", "serve", "train", "fit", "generate"}
@@ -103,6 +103,30 @@ def of_this_size(billions: str, family: str = "") -> str:
     return max(alike, key=version, default="")
 
 
+# A family, perhaps a version, and billions of parameters.
+_OF_SIZE = re.compile(r"([a-z]+)[-_ ]?(\d(?:\.\d)?)?[-_ ](\d+(?:\.\d+)?)b(?:[-_ ](?:instruct|chat|base|it))?")
+
+
+def preset_of_size(name: str) -> str:
+    """The latest preset of a family and size, for a name that is none, such as llama-70b; "" for others.
+
+    >>> preset_of_size("llama-70b"), preset_of_size("llama-3-405b"), preset_of_size("qwen-7b")
+    ('llama-3.3-70b', 'llama-3.1-405b', '')
+    >>> preset_of_size("llama-9-70b"), preset_of_size("gpt2"), preset_of_size("70b")
+    ('', '', '')
+    """
+    from meshwright.models.presets import PRESETS
+
+    match = _OF_SIZE.fullmatch(name.lower())
+    if match is None or preset_alike(name) in PRESETS:
+        return ""
+    family, version, billions = match.groups()
+    found = of_this_size(billions, family) if not version else ""
+    begins = f"{family}-{version}." if version else family
+    alike = sorted(each for each in PRESETS if each.startswith(begins) and each.endswith(f"-{billions}b"))
+    return found if found.startswith(family) else (alike[-1] if alike else "")
+
+
 def size_note(model: str) -> str:
     """The note to a line in which `model` stands for a size such as 13b."""
     return f"{model} is a model of that size; mw model lists others"
@@ -157,9 +181,13 @@ def _with_memory(words: Sequence[str]) -> list[str]:
     made: list[str] = []
     for word in words:
         size = re.fullmatch(r"(\d+) ?(g|gi?b)?", word.lower())
-        chips = everyday(f"{size[1]}GB") if size and made and _MEMORY.search(made[-1]) else ()
-        if chips:
+        is_after = bool(made and _MEMORY.search(made[-1]))
+        is_alone = bool(size and size[2] and made and not made[-1].startswith("-"))
+        chips = everyday(f"{size[1]}GB") if size and (is_after or is_alone) else ()
+        if chips and is_after:
             made[-1] = "--hardware"
+        elif chips:
+            made.append("--hardware")
         made.append(chips[0] if chips else word)
     return made
 

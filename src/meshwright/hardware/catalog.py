@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields, replace
 from functools import cache
 from importlib import resources
@@ -92,7 +92,7 @@ def usual(spec: str) -> str:
     >>> usual("h100:8*8"), usual("h100:64gpus"), usual("64 H100 GPUs"), usual("h100*64")
     ('h100:8x8', 'h100:64', 'h100:64', 'h100:64')
     >>> usual("64 x H100 80GB SXM"), usual("A100-SXM4-40GB:8")
-    ('h100:64', 'A100-SXM4-40gb:8')
+    ('h100:64', 'a100-40gb:8')
     >>> usual("v5p:8*8*8"), usual("v5p (8x8x8)"), usual("2*v5p:4x4x4"), usual("Google TPU v5p 4x4x4")
     ('v5p:8x8x8', 'v5p:8x8x8', '2*v5p:4x4x4', 'v5p:4x4x4')
     >>> usual("2x8 H100"), usual("2*8*h100"), usual("2*v5e-256")
@@ -124,7 +124,58 @@ def usual(spec: str) -> str:
                     continue
                 number //= known.cores_in_cloud_names or 1
             return f"{known.name}:{number}"
-    return spec
+    return _by_words(spec) or spec
+
+
+# Words beside a chip's name that do not tell it from others.
+_BESIDE_CHIPS = re.compile(
+    r"sxm\d?|pcie|hbm\de?|gddr\d\w?|nvidia|geforce|google|cloud|amd|intel|tpu|gpus?|chips?|cards?|devices?|"
+    r"nodes?|hosts?|servers?|machines?|of|with|each|and|x"
+)
+_MOST_PARTS = 3  # of a chip's name: rtx6000-ada, gb200-nvl72
+_MOST_NUMBERS = 2  # hosts, and chips of each
+
+
+def _by_words(text: str) -> str:
+    """The spec of a machine by the words of a text: a chip, up to two numbers, and words beside; else "".
+
+    >>> _by_words("H100 SXM5-80gb:256"), _by_words("8x NVIDIA H100"), _by_words("4090+4090")
+    ('h100:256', 'h100:8', 'rtx4090:2')
+    >>> _by_words("v5e-256 x2"), _by_words("h100 32 nodes 8 gpus"), _by_words("h100-big"), _by_words("h100:8")
+    ('2*v5e:256', 'h100:32x8', '', '')
+    """
+    if re.fullmatch(r"[\w.*-]*:[\dx]+|[\w-]+", text) and not re.search(r"gb\b|hbm|\ds\b", text, re.I):
+        return ""  # a chip with its number, or one word
+    same = text.lower().split("+")
+    if len(same) > 1 and len({*map(str.strip, same)}) == 1:
+        return _by_words(f"{len(same)} {same[0].strip()}")
+    if slices := re.fullmatch(r"(.*-\d+) *[x*] *(\d+)", text):
+        one = usual(slices[1])
+        return f"{slices[2]}*{one}" if ":" in one else ""
+    plain = re.sub(r"\bx(?=\d+\b)|(?<=\d)x(?![\da-z]*x\d)(?=[a-z\W])", " ", text.lower())
+    parts = re.findall(r"[a-z0-9.]+", plain)
+    for length in range(_MOST_PARTS, 0, -1):
+        for at in range(len(parts) - length + 1):
+            others = [*parts[:at], *parts[at + length :]]
+            names = "-".join(parts[at : at + length]), "".join(parts[at : at + length])
+            if others and (spec := _of_parts(names, others)):
+                return spec
+    return ""
+
+
+def _of_parts(names: Iterable[str], others: Collection[str]) -> str:
+    """The spec of a chip with one of the names, by the numbers in the others; "" if a word is unknown."""
+    sizes = [word for word in others if re.fullmatch(r"\d+gb", word)]
+    every = [f"{name}-{size}" for name in names for size in sizes]
+    every += [each for name in names for each in (name, name.removesuffix("s"))]
+    known = next((_aliases()[name] for name in every if name in _aliases()), "")
+    numbers = [word for word in others if word.isdecimal()]
+    beside = [word for word in others if word not in (*sizes, *numbers)]
+    if not known or not all(_has_memory(known, int(size[:-2])) for size in sizes):
+        return ""
+    if len(numbers) > _MOST_NUMBERS or not all(map(_BESIDE_CHIPS.fullmatch, beside)):
+        return ""
+    return f"{known}:{'x'.join(numbers)}" if numbers else known
 
 
 def _as_sizes(spec: str) -> str:
@@ -148,7 +199,12 @@ def _is_of_size(text: str, gigabytes: int) -> bool:
     name = re.sub(r"^\d+x", "", (text.lower().split() or [""])[-1])
     if f"{name}-{gigabytes}gb" in _aliases():  # a100-80gb
         return False
-    return name in _aliases() and abs(chip(name).hbm_bytes / 1e9 - gigabytes) < 0.1 * gigabytes
+    return name in _aliases() and _has_memory(name, gigabytes)
+
+
+def _has_memory(name: str, gigabytes: int) -> bool:
+    """Whether a chip has about that memory."""
+    return abs(chip(name).hbm_bytes / 1e9 - gigabytes) < 0.1 * gigabytes
 
 
 def chip_of(name: str) -> Chip:

@@ -1,6 +1,7 @@
 """Ways to train and to serve a model on a machine, each with its largest batch and its speed."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -82,6 +83,22 @@ def ways_that_fit(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iter
             yield _serving(config, hardware, seq_len, way, layout)
         except (PlanError, LayoutError) as error:
             yield _impossible(way, layout, str(error))
+
+
+def fitting_ways(config: ModelConfig, hardware: Hardware, seq_len: int) -> list[str]:
+    """The ways of TRAINING and SERVING that fit with one sequence of `seq_len` tokens a chip or replica."""
+    ways = []
+    for way, (numbers, changes) in TRAINING.items():
+        layout = Layout.of(fsdp=hardware.num_chips, remat="full").replace(**numbers)
+        with suppress(ModelError, PlanError, LayoutError):
+            work = Workload(hardware.num_chips, seq_len)
+            ways += [way] if price(replace(config, **changes), hardware, work, layout).fits else []
+    for dtype in SERVING:
+        layout = most_heads(config, hardware.num_chips).replace(weights_dtype=dtype)
+        with suppress(PlanError, LayoutError):
+            work = Workload(layout.num_batch_shards, seq_len, "generate")
+            ways += [f"serve in {dtype}"] if price_phase(config, hardware, work, [layout]).fits else []
+    return ways
 
 
 def _impossible(way: str, layout: Layout, why: str) -> Verdict:

@@ -1,0 +1,91 @@
+"""Requests as people type them: the line that is offered parses, and does what was asked."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.corrected_line import corrected_line, notes_of
+from meshwright.cli.line_checks import run_fault
+from meshwright.cli.line_commands import of_typed
+from meshwright.cli.line_pieces import pieces_of
+from meshwright.cli.main import COMMANDS
+
+
+@pytest.fixture(autouse=True)
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text("Some words.\n")
+
+
+# Requests, each with words of the line.
+REQUESTS = [
+    # unknown options by their words, by their values, and left out with the rest kept
+    ("plan train --model Llama-3.1-70B-Instruct --cluster h100x256 --tokens-per-step 4M --context 8192",
+     "--hardware h100:256 --batch-tokens 4M --seq-len 8192"),
+    ("plan train --model llama-3-70b --hardware h100:256 --global-bsz 4M --seq 8192 --grad-accum 4",
+     "--batch-tokens 4M --seq-len 8192 --given microbatches=4"),
+    ("plan train --model gemma3-27b --hardware tpu7x-64 --per-device-batch 2 --seq-len 8k",
+     "--hardware tpu7x:64 --batch-tokens 1048576 --seq-len 8k"),
+    ("plan train --model llama-3-70b --hardware h100:128 --gbs 256 --seq 4k --megatron", "--for megatron"),
+    ("plan train --spec '{\"model\": \"llama-3-8b\"}' --json", "--model llama-3-8b --json --hardware h100:8"),
+    ("plan train -m llama-3-8b -hw h100:8 -b 1M -s 4k -j", "--batch-tokens 1M --seq-len 4k --json"),
+    ("tco llama-3-70b --years 3 --hardware h100:8", "plan train --model llama-3-70b --hardware h100:8"),
+    ("fit --model llama-3.1-8b --hardware h100:1 --max-model-len 32768", "--seq-len 32768"),
+    ("fit qwen2.5-14b --hardware rtx4090:2 --4bit", "fit qwen2.5-14b --hardware rtx4090:2"),
+    ("generate 'to be or not' --top_k 40 --temp 1.2", "--temperature 1.2 --checkpoint runs/demo"),
+    ("bench serve --host localhost --port 8000 --request-rate inf --num-prompts 50",
+     "--url http://localhost:8000 --requests 50"),
+    ("pretrain_gpt.py --num-layers 32 --hidden-size 4096 --tensor-model-parallel-size 2",
+     "plan train --for megatron --set num_layers=32,d_model=4096 --given tensor=2 --model llama-7b"),
+    # machines and models under other names
+    ("plan train llama3.1:70b --hardware '256 x H100 SXM5 80GB' --gbs 1024 --sl 8192",
+     "--hardware '256 x H100 SXM5 80GB' --batch-tokens 8388608"),
+    ("plan train --arch llama-70b --accelerators 256 --accelerator-type H100-80GB-HBM3 --gbs 2048 --seq 4096",
+     "--model llama-3.3-70b --hardware h100:256 --batch-tokens 8388608"),
+    ("plan train --model gemma-2-27b --hardware v5e-256 x2 --batch-tokens 2M --seq-len 4096",
+     "--hardware '2*v5e:256'"),
+    ("fit llama-3.1-8b --hardware 4090+4090 --context 16k", "--hardware 4090+4090 --seq-len 16k"),
+    # machines that hold the model, the same number of chips for all, and a context for the sequences
+    ("cheaper h100 or v5p for llama-3-70b", "--hardware h100:32,v5p:32"),
+    ("how much would it cost to train llama 3 8b on 1 trillion tokens", "--tokens 1T --hardware h100:64"),
+    ("plan train --model llama-3-70b --hardware h100:64 --seq-length 32768 --gbs 64",
+     "--seq-len 32768 --batch-tokens 2097152 --set max_seq_len=32768"),
+    ("train my.txt --gpu 0 --max-steps 20 --ctx 128",
+     "--model tiny --set max_seq_len=128 --hardware cpu:8 --batch-tokens 2048 -o plan.toml && mw train"),
+    # questions
+    ("what is the biggest model i can finetune on 2 4090s", "fit --hardware 4090:2"),
+    ("which models run on a macbook", "fit --hardware m4-max"),
+    ("fit 24gb", "fit --hardware a10"),
+    ("size of llama-3-8b in int4", "fit llama-3-8b"),
+    ("'$' per million tokens llama-3.1-70b h100", "plan serve --model llama-3.1-70b --hardware h100"),
+    ("cost-per-token --model llama-3.1-8b --hardware l4", "plan serve --model llama-3.1-8b --hardware l4"),
+    ("how many h100 for 20 requests per second of llama 3.1 70b",
+     "plan serve --model llama-3.1-70b --hardware h100 --rate 20/second --prompt-tokens 1k"),
+    ("check layout tp=8 pp=16 dp=4 llama-3-405b h100:512",
+     "plan train --model llama-3.1-405b --hardware h100:512 --given tensor=8,pipe=16,data=4"),
+    ("help me choose a gpu", "hardware"),
+    ("capabilities --json", "help"),
+    # a chip's roofline, and collectives over an axis of a torus
+    ("roofline int8 v5e", "plot roofline v5e"),
+    ("collective all-gather --axis X --size 34MB --hardware v5e:4x4",
+     "'AllGather_X([B_X])' --mesh X=4,Y=4 --dims B=17000000"),
+    ("comms reduce_scatter v5p:4x4x4 --axis Y 128MiB bf16",
+     "'ReduceScatter_{Y,B}([B]{U_Y})' --mesh X=4,Y=4,Z=4 --dims B=67108864 --hardware v5p:4x4x4"),
+    ("collective 'AllToAll_X(A[I_X,J])' --mesh 8 --dims I=1k,J=1k --hardware v5e:8",
+     "'AllToAll_X([I_X,J] -> [I, J_X])' --mesh X=8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "words"), REQUESTS)
+def test_a_request_gets_a_line_that_parses(typed: str, words: str) -> None:
+    line = corrected_line(shlex.split(typed), list(COMMANDS))
+    assert words in line
+    assert isinstance(notes_of(shlex.split(typed), line), dict)
+    for part in re.findall(r"mw (?!help\b)((?:(?! && | \(--).)+)", line):
+        found = of_typed(shlex.split(part))
+        assert found is not None, part
+        command, rest = found
+        assert command.parses(rest), part
+        assert not run_fault(command, pieces_of(rest, command)), part
