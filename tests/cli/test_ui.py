@@ -91,6 +91,13 @@ def test_a_moved_control_is_answered_at_once():
     assert min(took) < ANSWERS_WITHIN, took
 
 
+def test_a_layout_has_the_ranges_of_its_step_and_memory():
+    state = state_of(urlencode({"hardware": "h100:1x8", "layout": "fsdp=8,remat=full"}))
+    html = answer(Planner(price_of, lambda state: None), state)["html"]
+    found = re.findall(r"8 of 10 runs: ([\d.]+ \w+) to ([\d.]+ \w+)", html)
+    assert len(found) == 2 and found[1][0].endswith("B"), html[:2000]
+
+
 @pytest.mark.parametrize(
     ("layout", "moved", "chips", "kept"),
     [

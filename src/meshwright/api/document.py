@@ -16,7 +16,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
-from meshwright.plan.assumptions import spread_of
+from meshwright.plan.assumptions import intervals_of
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.evidence import evidence_of
 from meshwright.plan.explain.explanation import Explanation
@@ -36,13 +36,9 @@ def _interval(candidate: Candidate, least: float) -> dict:
 
     least: seconds of the best.
     """
-    known, memory = spread_of(candidate), spread_of(candidate, "memory")
-    seconds, total = candidate.step_seconds, candidate.memory.total
-    return {
-        "step_seconds_interval": None if known is None else list(known.interval(seconds)),
-        "bytes_per_chip_interval": None if memory is None else list(map(round, memory.interval(total))),
-        "as_fast_within_interval": None if known is None else seconds <= least * between_layouts(),
-    }
+    found, seconds = intervals_of(candidate), candidate.step_seconds
+    is_known = found["step_seconds_interval"] is not None
+    return found | {"as_fast_within_interval": seconds <= least * between_layouts() if is_known else None}
 
 
 def plan_document(

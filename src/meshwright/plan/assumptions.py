@@ -93,6 +93,16 @@ def spread_of(candidate: Candidate, figure: str = "time") -> Spread | None:
     return spread_on(candidate.hardware, has_experts=has_experts, figure=figure)
 
 
+def intervals_of(candidate: Candidate) -> dict[str, Any]:
+    """The ranges of its step time and memory for 8 of 10 new sources, as in docs/reference/json.md."""
+    known, memory = spread_of(candidate), spread_of(candidate, "memory")
+    seconds, total = candidate.step_seconds, candidate.memory.total
+    return {
+        "step_seconds_interval": None if known is None else list(known.interval(seconds)),
+        "bytes_per_chip_interval": None if memory is None else list(map(round, memory.interval(total))),
+    }
+
+
 def spread_on(
     hardware: Hardware, *, has_experts: bool, figure: str = "time", without: str | None = None
 ) -> Spread | None:

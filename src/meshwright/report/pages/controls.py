@@ -22,6 +22,7 @@ from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.schedule import REMATS
 from meshwright.models.presets import PRESETS
 from meshwright.page_policy import content_security_policy
+from meshwright.plan.assumptions import intervals_of
 from meshwright.plan.candidate import Candidate
 from meshwright.programs.launcher import LAUNCHERS
 from meshwright.report.answer import answer_of_plan
@@ -121,7 +122,7 @@ class ComparedLayout:
         """Its headlines, without the hardware that is in the title."""
         assert self.priced
         candidate = self.priced.candidate
-        machine, priced = candidate.hardware, candidate.to_dict()
+        machine, priced = candidate.hardware, candidate.to_dict() | intervals_of(candidate)
         hardware = {"num_chips": machine.num_chips, "usable_bytes": machine.chip.program_bytes}
         document = {"best": priced, "candidates": [priced], "hardware": hardware}
         run = Run(Path(), document, None, (), None, None, None)
