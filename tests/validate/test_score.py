@@ -149,6 +149,18 @@ def test_a_table_never_stops_at_one_row(tmp_path: Path):
     assert "rows.csv: line 4 (A4): dtype = 'posit16' is unknown" in str(found[2].skipped)
 
 
+def test_rows_in_several_processes_are_those_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = read_rows(
+        write(tmp_path / "rows.csv", cells(dtype="posit16"), *(cells(id=f"A{n}") for n in range(24)))
+    )
+    monkeypatch.setattr("meshwright.validate.score._LEAST_FOR_PROCESSES", 1)
+    shares: list[float] = []
+    found = predict(rows, shares.append, in_processes=True)  # pyright: ignore[reportArgumentType]
+    assert found == predict(rows)  # pyright: ignore[reportArgumentType]
+    assert len(found) == 25 and found[0].skipped and found[24].predicted
+    assert shares == [0.8, 1.0]
+
+
 def test_a_missing_column_is_named(tmp_path: Path):
     path = write(tmp_path / "rows.csv", cells(), columns=[c for c in COLUMNS if c != "d_model"])
     with pytest.raises(PlanError, match=r"lacks the column d_model"):

@@ -92,9 +92,10 @@ def _rows(document: dict) -> object:
                 for name in FIGURES
                 for text in (
                     f"{row['published'][name]:.4g}" if name in row["published"] else "",
-                    f"{row['predicted'][name]:.4g}",
+                    # Without an answer there is no time per token.
+                    f"{row['predicted'][name]:.4g}" if row["predicted"][name] else "",
                     f"{row['errors'][name]:+.1%}" if name in row["published"] else "",
-                    "{:.3g} to {:.3g}".format(*row["range"][name]),
+                    "{:.3g} to {:.3g}".format(*row["range"][name]) if row["predicted"][name] else "",
                 )
             ]
             table.add_row(row["id"], *cells, row["layout"])

@@ -90,6 +90,7 @@ def validate(
         predictions = predict(
             [row for row in table if not isinstance(row, LoadTestRow)],
             lambda share: update("pricing rows", share),
+            in_processes=True,
         )
     if ledger:
         return _print_ledger(ledger_of(predictions), as_json)

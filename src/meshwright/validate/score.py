@@ -97,12 +97,19 @@ class Score:
 
 
 def predict(
-    rows: Sequence[AnyRow | UnreadRow], on_progress: Callable[[float], None] | None = None
+    rows: Sequence[AnyRow | UnreadRow],
+    on_progress: Callable[[float], None] | None = None,
+    *,
+    in_processes: bool = False,
 ) -> list[Prediction]:
-    """Predictions of all rows for the free score; many rows are shared out over processes."""
+    """Predictions of all rows for the free score.
+
+    in_processes: share out many rows over processes, which a script may only ask for in its main guard.
+    """
     parts = [rows[first : first + _ROWS_OF_A_PART] for first in range(0, len(rows), _ROWS_OF_A_PART)]
     predictions: list[Prediction] = []
-    for made in results_of(_predict_all, parts, in_processes=len(rows) >= _LEAST_FOR_PROCESSES):
+    in_processes = in_processes and len(rows) >= _LEAST_FOR_PROCESSES
+    for made in results_of(_predict_all, parts, in_processes=in_processes):
         predictions += made
         if on_progress:
             on_progress(len(predictions) / len(rows))
