@@ -17,6 +17,7 @@ from tests.audit.foreign_cases import CASES, SEVERAL
 from tests.audit.foreign_needs import NEEDS, SEVERAL_NEEDS
 from tests.audit.foreign_operations import OPERATIONS
 from tests.audit.foreign_origins import ORIGINS
+from tests.audit.foreign_work import WORK
 
 import meshwright
 from meshwright.audit import foreign
@@ -32,7 +33,7 @@ def _kinds(program: Any) -> list[str]:
         return [one["kind"] for one in meshwright.audit(run, *args, hardware="v5p")["warnings"]]
 
 
-_ALL_CASES = CASES | BY_HAND | NEEDS | ORIGINS | OPERATIONS
+_ALL_CASES = CASES | BY_HAND | NEEDS | ORIGINS | OPERATIONS | WORK
 
 
 @pytest.mark.parametrize("name", _ALL_CASES)

@@ -8,11 +8,18 @@ every instruction was understood and no mistake was found, otherwise `differs`.
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.audit.alternatives import (
+    Alternative,
+    arguments,
+    cheaper_shardings,
+    constraints,
+    with_arguments,
+)
 from meshwright.audit.compare.arithmetic import host_calls
 from meshwright.audit.compile.compile import callback_words, captured_stderr, program_text, warning_lines
 from meshwright.audit.compile.target import Target
@@ -29,10 +36,13 @@ from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.hlo.read import Program, check_complete, check_partitioned, parse_hlo
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import accidents, at_the_root, gathered_operands
+from meshwright.audit.remarks.activations import UNCONSTRAINED
 from meshwright.audit.remarks.arithmetic import double_products, one_hot_products, tiny_sums
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.donation import undonated_note
 from meshwright.audit.remarks.dropped import dropped_products
+from meshwright.audit.remarks.loops import repeated_in_loops
+from meshwright.audit.remarks.memory import beyond_memory
 from meshwright.audit.remarks.promoted import promoted_products
 from meshwright.audit.remarks.replication import (
     drawn_whole,
@@ -42,6 +52,7 @@ from meshwright.audit.remarks.replication import (
     replicated_state,
     summed_after_gather,
 )
+from meshwright.audit.remarks.too_early import summed_too_early
 from meshwright.audit.remarks.tradeoffs import repeated_sums_note, whole_weights_note
 from meshwright.errors import AuditError
 from meshwright.files import read_text
@@ -151,7 +162,7 @@ def audit_program(
         line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
     faults = accidents(schedule, reading.sent, prices)
     faults += summed_after_gather(program, prices, reading.sent)
-    gathers = gathered_operands(faults, reading.sent)
+    gathers, named = gathered_operands(faults, reading.sent), {one.instruction for one in faults}
     warnings = at_the_root(
         [
             *faults,
@@ -162,6 +173,10 @@ def audit_program(
             ),
             *repeated_calls(program, prices, reading.sent),
             *dropped_products(program, prices),
+            *repeated_in_loops(program, prices),
+            *summed_too_early(
+                program, prices, (one for one in reading.sent if one.collective.name not in named)
+            ),
             *drawn_whole(program, prices),
             *equal_values(program, prices, reading.sent),
             *promoted_products(program, prices, reading.sent),
@@ -169,6 +184,7 @@ def audit_program(
             *one_hot_products(program, prices),
             *tiny_sums(program, prices, reading.sent),
             *host_calls(host_transfers(program)),
+            *beyond_memory(program, largest, machine and machine.chip),
         ]
     )
     warnings.sort(key=lambda remark: (-(remark.seconds or 0.0), -(remark.bytes or 0)))
@@ -309,21 +325,65 @@ def audit_compiled(
     hardware: str | None,
     *,
     ahead_of_time: bool,
+    search_seconds: float = 0.0,
 ) -> dict:
-    """`audit` by the chosen compiler: an abstract mesh may also be compiled for this process's devices."""
+    """`audit` by the chosen compiler: an abstract mesh may also be compiled for this process's devices.
+
+    search_seconds: for compiling the step with other shardings (`cheaper_shardings`).
+    """
     if ahead_of_time and hardware is None:
         raise AuditError("compiling ahead of time needs hardware=, such as v5p:4x4x4")
     if not hasattr(jitted, "trace") and (ahead_of_time or _has_types((args, kwargs))):
         jitted, args, kwargs = _of_arrays(jitted, args, kwargs)
-    with captured_stderr() as captured:
+
+    def compiled(changed: Alternative | None = None) -> tuple[Program, Mesh | None]:
+        given, named = with_arguments(jitted, args, kwargs, changed) if changed else (args, kwargs)
         if ahead_of_time and hardware:
-            program, mesh = compiled_ahead(jitted, hardware, *args, **kwargs)
-        else:
-            program, mesh = compiled_program(jitted, *args, **kwargs)
+            return compiled_ahead(jitted, hardware, *given, **named)
+        return compiled_program(jitted, *given, is_quick=changed is not None, **named)
+
+    with captured_stderr() as captured, constraints() if search_seconds else nullcontext() as seen:
+        program, mesh = compiled()
         log = warning_lines(captured())
     document = audit_program(program, hardware, mesh, log)
     document["versions"] = dict(Target(program.platform.name).versions)
+    if seen and hardware and mesh:
+        places = list(seen.found)
+        # Without constraints, the shardings of arguments say little.
+        if not _has_unconstrained(document):
+            places += arguments(jitted, args, kwargs)
+        machine = machine_of(hardware, program.num_devices)
+        with captured_stderr():
+            _add(
+                document,
+                cheaper_shardings(
+                    compiled,
+                    places,
+                    program,
+                    mesh,
+                    machine,
+                    search_seconds,
+                    _is_unconstrained(hardware, mesh),
+                ),
+            )
     return document
+
+
+def _has_unconstrained(document: Mapping[str, Any]) -> bool:
+    return any(one["kind"] == UNCONSTRAINED for one in document["warnings"])
+
+
+def _is_unconstrained(hardware: str, mesh: Mesh) -> Callable[[Program], bool]:
+    """Whether the audit of a program would ask for a constraint on activations."""
+    return lambda program: _has_unconstrained(audit_program(program, hardware, mesh))
+
+
+def _add(document: dict, found: list[Remark]) -> None:
+    """Add warnings to an audit."""
+    warnings = [*document["warnings"], *(one.of_program() for one in found)]
+    document["warnings"] = sorted(warnings, key=lambda one: -(one["seconds"] or 0.0))
+    if found:
+        document["verdict"] = "differs"
 
 
 def _has_types(arguments: object) -> bool:
@@ -371,8 +431,12 @@ def has_abstract_mesh(arguments: object) -> bool:
     return any(isinstance(mesh, jax.sharding.AbstractMesh) and not mesh.empty for mesh in meshes)
 
 
+# XLA for CPU makes slower machine code in half the time, of the same optimised program.
+_QUICK = {"xla_backend_optimization_level": 0}
+
+
 def compiled_program(
-    jitted: Callable[..., Any], *args: object, **kwargs: object
+    jitted: Callable[..., Any], *args: object, is_quick: bool = False, **kwargs: object
 ) -> tuple[Program, Mesh | None]:
     """The optimised program and its mesh.
 
@@ -381,9 +445,10 @@ def compiled_program(
     """
     import jax
 
+    options = {"compiler_options": _QUICK} if is_quick else {}
     mesh = _mesh_of((args, kwargs))
     if mesh is None or not has_abstract_mesh((args, kwargs)):
-        program = _compiled(jitted, lambda jitted: jitted.lower(*args, **kwargs).compile())
+        program = _compiled(jitted, lambda jitted: jitted.lower(*args, **kwargs).compile(**options))
         return program, Mesh(dict(mesh.shape)) if mesh else None
     devices = jax.devices()
     if len(devices) < mesh.size:
@@ -394,7 +459,8 @@ def compiled_program(
     on_devices = _with_devices(mesh, devices[: mesh.size])
     placed = _placed((args, kwargs), on_devices)
     program = _compiled(
-        jitted, _under(mesh, on_devices, lambda jitted: jitted.lower(*placed[0], **placed[1]).compile())
+        jitted,
+        _under(mesh, on_devices, lambda jitted: jitted.lower(*placed[0], **placed[1]).compile(**options)),
     )
     return program, Mesh(dict(mesh.shape))
 

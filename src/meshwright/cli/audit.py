@@ -50,6 +50,9 @@ def audit(
     hlo: Path | None = option(None, help="Audit the optimised HLO of any program instead of a plan."),
     mesh: str | None = option(None, help="With --hlo: the mesh's axes, data=2,tensor=4."),
     numerics: bool = option(True, help="Also compare the numbers of a tiny twin with plain formulas."),
+    search: float = option(
+        60.0, help="For a script: seconds to compile it with other shardings, 0 for none."
+    ),
     no_cache: bool = option(False, help="Compile again even if the cache has the program."),
     against: Path | None = option(None, help="Show what changed since this audit, written by -o."),
     output: Path | None = option(
@@ -82,7 +85,7 @@ def audit(
     only_of_plans = {"--model": model, **of_step, "--phase": phase, "--no-numerics": not numerics}
     if plan and is_script(str(plan)):
         refuse_with({**only_of_plans, "--hlo": hlo, "--mesh": mesh}, f"{plan} is a function of a script")
-        _finish(_of_script(str(plan), hardware, target), output, before, as_json=as_json)
+        _finish(_of_script(str(plan), hardware, target, search), output, before, as_json=as_json)
         return
     if hlo:
         given = {"PLAN": plan, **only_of_plans, "--target": target}
@@ -126,7 +129,7 @@ def _finish(document: dict, output: Path | None, before: dict | None, *, as_json
         raise typer.Exit(_DIFFERS)
 
 
-def _of_script(function: str, hardware: str | None, target: str | None) -> dict:
+def _of_script(function: str, hardware: str | None, target: str | None, search_seconds: float) -> dict:
     """The audit of a script's function, with its seconds by source line and a patch.
 
     hardware: gives the number of virtual CPU devices, so that the script has its mesh without chips. target:
@@ -156,7 +159,9 @@ def _of_script(function: str, hardware: str | None, target: str | None) -> dict:
     # Without --target, an abstract mesh is compiled for the hardware's chips if their compiler is there.
     has_own = target is None and kind is not None and is_installed(kind)
     ahead_of_time = target not in (None, "cpu") or (has_own and has_abstract_mesh(args))
-    document = audit_compiled(step, args, {}, hardware, ahead_of_time=ahead_of_time)
+    document = audit_compiled(
+        step, args, {}, hardware, ahead_of_time=ahead_of_time, search_seconds=search_seconds
+    )
     extra = sum(finding["seconds"] or 0.0 for finding in document["warnings"])
     return {
         **document,

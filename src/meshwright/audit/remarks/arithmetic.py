@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from meshwright.audit.facts.communication import bits_of, narrowest_dtype
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.matmuls import Product, products
+from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, resolve
+from meshwright.audit.hlo.trace import MOVES, TracedValue, resolve, sources
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import of_hlo
 
@@ -64,8 +65,47 @@ def _is_only_kept(program: Program, one: Emitted) -> bool:
 
 
 def one_hot_products(program: Program, prices: Prices) -> list[Remark]:
-    """A warning of matmuls of a table by rows that have a single 1, which a look-up reads instead."""
-    largest, flops, share = _largest(program, _is_of_one_hot)
+    """Warnings of matmuls by rows that have a single 1, which moving rows by index replaces.
+
+    A table of the program's inputs is looked up so. Computed rows, such as tokens of experts, are moved so;
+    that is reported only if it is most of the program's FLOPs, since a mixture of few experts may do it.
+    """
+    of_table = _one_hot(
+        program,
+        prices,
+        _is_of_one_hot,
+        _SHARE_OF_FLOPS,
+        "multiplies a table by one-hot rows, {flops:.3g} FLOPs per device ({share:.0%} of all): each result "
+        "is a row of the table",
+        "look the rows up: table[indices], or jnp.take(table, indices, axis=0), whose gradient adds rows "
+        "by index too",
+    )
+    of_rows = _one_hot(
+        program,
+        prices,
+        _moves_rows,
+        _SHARE_OF_MOVES,
+        "and others like it only move rows by one-hot numbers, {flops:.3g} FLOPs per device ({share:.0%} of "
+        "all, more than the other matmuls): each result is one row, or zeros",
+        "move the rows by index: buffer.at[expert, place].set(rows, mode='drop') and buffer[expert, place]; "
+        "or dispatch smaller groups of tokens, since these FLOPs grow with the square of a group",
+    )
+    return of_table or of_rows
+
+
+# Products that move computed rows are reported if they have a larger share of the program's FLOPs.
+_SHARE_OF_MOVES = 0.5
+
+
+def _one_hot(
+    program: Program,
+    prices: Prices,
+    is_such: Callable[[Program, TracedValue], bool],
+    least: float,
+    what: str,
+    change: str,
+) -> list[Remark]:
+    largest, flops, share = _largest(program, is_such, least)
     if largest is None:
         return []
     instruction = largest.value.instruction
@@ -74,11 +114,9 @@ def one_hot_products(program: Program, prices: Prices) -> list[Remark]:
         Remark(
             "one_hot_multiplied",
             name,
-            f"the matmul `{name}` multiplies a table by one-hot rows, {flops:.3g} FLOPs per device "
-            f"({share:.0%} of all): each result is a row of the table",
+            f"the matmul `{name}` {what.format(flops=flops, share=share)}",
             instruction.where,
-            "look the rows up: table[indices], or jnp.take(table, indices, axis=0), whose gradient adds rows "
-            "by index too",
+            change,
             0,
             prices.product_seconds(flops, narrowest_dtype(program, largest.value.operand(0))),
             instruction=instruction.name,
@@ -87,7 +125,7 @@ def one_hot_products(program: Program, prices: Prices) -> list[Remark]:
 
 
 def _largest(
-    program: Program, is_such: Callable[[Program, TracedValue], bool]
+    program: Program, is_such: Callable[[Program, TracedValue], bool], least: float = _SHARE_OF_FLOPS
 ) -> tuple[Product | None, float, float]:
     """The largest of such products, the FLOPs of all of them, and their share of the program's FLOPs.
 
@@ -99,7 +137,7 @@ def _largest(
         if is_such(program, product.value):
             found.append(product)
     flops = sum(one.flops for one in found)
-    if flops <= _SHARE_OF_FLOPS * total:
+    if flops <= least * total:
         return None, flops, 0.0
     return max(found, key=lambda one: one.flops), flops, flops / total
 
@@ -109,6 +147,29 @@ def _is_of_one_hot(program: Program, product: TracedValue) -> bool:
     operands = product.operands()
     pairs = zip(operands, reversed(operands), strict=True)
     return any(_is_one_hot(program, rows) and _is_input(program, table) for rows, table in pairs)
+
+
+def _moves_rows(program: Program, product: TracedValue) -> bool:
+    """Whether a product multiplies by one-hot numbers, or by such numbers that are scaled."""
+    return any(is_scaled_one_hot(program, operand) for operand in product.operands())
+
+
+def is_scaled_one_hot(program: Program, value: TracedValue) -> bool:
+    """Whether a value is a product, element by element, of which a factor is one-hot, also if it was sent."""
+    left = [value]
+    for _ in range(_MOST_FACTORS):
+        if not left:
+            return False
+        origin = resolve(program, left.pop(), MOVES | {"broadcast"})
+        if _is_one_hot(program, origin):
+            return True
+        if origin.instruction.opcode in ("multiply", "and", "concatenate") or op_of(origin.instruction):
+            left += sources(program, origin)
+    return False
+
+
+# Limit of the factors that a backward search visits.
+_MOST_FACTORS = 32
 
 
 def _is_one_hot(program: Program, value: TracedValue) -> bool:

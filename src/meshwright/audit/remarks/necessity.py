@@ -24,6 +24,7 @@ from meshwright.audit.hlo.trace import (
     sources,
     value_key,
 )
+from meshwright.audit.remarks.arithmetic import is_scaled_one_hot
 from meshwright.audit.remarks.fault_rule import MOVED, Fault, FaultRule, ProgramContext, is_integer
 from meshwright.units import format_number_of
 
@@ -86,19 +87,39 @@ def sent_from_less(emitted: Emitted, context: ProgramContext) -> Fault | None:
     sent = emitted.operand().instruction.shapes[-1].num_elements
     if fewer is None or fewer * _FEWER > sent:
         return None
+    if _is_filled(context, emitted.operand()):
+        return (
+            "sent_from_less",
+            f"`{emitted.tensor}` is sent over {context.over(emitted)} ({emitted.op}): {sent:,} numbers per "
+            f"device, of which at most {fewer:,} are written and the others are padding, which each product "
+            "between multiplies too",
+            "make the buffers smaller: the room of each expert follows from the rows of one device (tokens "
+            "of this device x experts per token / experts x 1.25), not from the rows of all devices; or send "
+            "exactly the rows (jax.lax.ragged_all_to_all)",
+        )
     return (
         "sent_from_less",
         f"`{emitted.tensor}` is sent over {context.over(emitted)} ({emitted.op}): {sent:,} numbers per "
         f"device, which are repeated or computed from {fewer:,}",
-        "send those, and repeat or compute after the transfer: for keys and values of grouped-query "
-        "attention, gather the KV heads, then jnp.repeat",
+        _BY_INDEX if is_scaled_one_hot(context.program, emitted.operand()) else _REPEAT_AFTER,
     )
+
+
+_REPEAT_AFTER = (
+    "send those, and repeat or compute after the transfer: for keys and values of grouped-query attention, "
+    "gather the KV heads, then jnp.repeat"
+)
+_BY_INDEX = (
+    "send no one-hot numbers, and multiply by none: move rows by index (buffer.at[expert, place].set(rows, "
+    "mode='drop'), and buffer[expert, place] back); or exchange the rows (a constraint on the product's "
+    "other operand) so that each device combines its own"
+)
 
 
 def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
     """The number of elements that a value is computed from; None if unknown.
 
-    Follows elementwise operations, broadcasts and concatenations backwards.
+    Follows elementwise operations, broadcasts, concatenations and rows written into zeros backwards.
     """
     left, total = [value], 0
     seen = set[tuple[object, ...]]()
@@ -112,11 +133,38 @@ def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
         seen.add(key)
         if instruction.opcode in _ELEMENTWISE_OR_JOINED | {"broadcast", "compare", "and", "or"}:
             left += sources(context.program, origin)
+        elif written := _written_rows(context, origin):
+            left += written
         elif instruction.opcode in ("parameter", "while", "fusion") and origin.path:
             return None  # an element of a tuple
         else:
             total += instruction.shapes[0].num_elements
     return None
+
+
+def _written_rows(context: ProgramContext, value: TracedValue) -> list[TracedValue]:
+    """[the array before, the rows] of rows written into an array by index; none for other values.
+
+    XLA for CPU makes a loop of a scatter, which carries a counter, the array, the indices and the rows.
+    """
+    if value.instruction.opcode == "scatter":
+        return [value.operand(0), value.operand(2)]
+    if value.instruction.opcode != "while" or len(value.path) != 1:
+        return []
+    if not primitive_of(value.instruction.op_name).startswith("scatter"):
+        return []
+    own = value.instruction.shapes[value.path[0]]
+    rows = [
+        at
+        for at, shape in enumerate(value.instruction.shapes)
+        if at != value.path[0] and shape.dims and shape.dtype == own.dtype
+    ]
+    return [value.operand(0, value.path), *(value.operand(0, (at,)) for at in rows)]
+
+
+def _is_filled(context: ProgramContext, value: TracedValue) -> bool:
+    """Whether an array that is sent has rows written by index."""
+    return bool(_written_rows(context, resolve(context.program, value, MOVES)))
 
 
 def updated_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:

@@ -2,29 +2,23 @@
 
 State is the optimizer's moments, and caches of keys and values.
 
-A value differs over a mesh axis if it depends on an input that is sharded over it, or on the device's number,
-and no collective over that axis is between. If a product's operands do not differ over an axis, all devices
-along the axis compute the same.
+If a product's operands do not differ over a mesh axis (`differing`), all devices along the axis compute the
+same.
 """
 
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from meshwright.audit.facts.communication import (
-    groups_of,
-    is_differentiated,
-    narrowest_dtype,
-    unreadable_groups,
-)
+from meshwright.audit.facts.communication import is_differentiated, narrowest_dtype
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
-from meshwright.audit.facts.groups import changes_along, copied_over, copies_of, group_axes
+from meshwright.audit.facts.groups import copied_over, copies_of
 from meshwright.audit.facts.instruction_work import flops_of, is_attention_kernel
 from meshwright.audit.facts.matmuls import Product, innermost_name, products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
-from meshwright.audit.facts.shards import device_values, slice_offsets
+from meshwright.audit.facts.shards import slice_offsets
 from meshwright.audit.hlo.op_names import is_written_by_hand, phase_of, primitive_of
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import (
@@ -41,6 +35,7 @@ from meshwright.audit.hlo.trace import (
 )
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import batch_of, written_in_part
+from meshwright.audit.remarks.differing import SAME_ON_ALL, Differing
 from meshwright.audit.remarks.fault_rule import SENT_BY_A_SUM
 from meshwright.audit.remarks.origins import DRAWS
 from meshwright.audit.remarks.sums import REPLICATED_STATE
@@ -154,7 +149,6 @@ def _of_state(replicated: list[tuple[Instruction, int]], prices: Prices, *, trai
 # Repeated products are reported if their share of the program's FLOPs is larger: a router is meant to be
 # repeated, and so are heads if there are fewer than devices.
 _PRODUCT_SHARE = 0.05
-_SAME_ON_ALL = ("all_gather", "all_reduce")
 
 
 @dataclass(frozen=True)
@@ -257,7 +251,7 @@ def _follows(program: Program, repeated: Alike, gathers: Sequence[Emitted]) -> b
 def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
     """The repeated products, and the FLOPs of all products of one device."""
     axes = tuple(axis for axis, size in mesh.sizes.items() if size > 1)
-    differing = [_Differing(program, mesh, axis) for axis in axes]
+    differing = [Differing(program, mesh, axis) for axis in axes]
     repeated, total = [], 0.0
     for product in products(program):
         if is_attention_kernel(product.value.instruction) or _factorises_gathered(program, product.value):
@@ -302,7 +296,7 @@ def repeated_calls(program: Program, prices: Prices, sent: Iterable[Emitted]) ->
     }
     repeated: dict[int, Emitted] = {}
     for axis in sorted({axis for one in gathers.values() for axis in one.axes}):
-        differing = _Differing(program, prices.mesh, axis)
+        differing = Differing(program, prices.mesh, axis)
         for result in _cut_by_device(program):
             if not differing.differs(result):
                 keys = (id(one.instruction) for one in ancestors(program, result))
@@ -316,13 +310,13 @@ def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> l
 
     XLA's partitioner emits no such collective.
     """
-    differing: dict[str, _Differing] = {}
+    differing: dict[str, Differing] = {}
     equal: list[Emitted] = []
     for one in sent:
         is_large = one.collective.gathered_bytes > NEGLIGIBLE_BYTES
-        if one.op not in _SAME_ON_ALL or not one.is_written or not one.axes or not is_large:
+        if one.op not in SAME_ON_ALL or not one.is_written or not one.axes or not is_large:
             continue
-        over = [differing.setdefault(axis, _Differing(program, prices.mesh, axis)) for axis in one.axes]
+        over = [differing.setdefault(axis, Differing(program, prices.mesh, axis)) for axis in one.axes]
         if not any(each.differs(one.operand()) for each in over):
             equal.append(one)
     return [_of_equal(equal, prices)] if equal else []
@@ -333,7 +327,7 @@ def drawn_whole(program: Program, prices: Prices) -> list[Remark]:
     axes = [axis for axis, size in prices.mesh.sizes.items() if size > 1]
     drawn: dict[str, tuple[Instruction, tuple[str, ...]]] = {}
     for axis in axes:
-        differing = _Differing(program, prices.mesh, axis)
+        differing = Differing(program, prices.mesh, axis)
         for whole in _cut_by_device(program):
             num_bytes = whole.instruction.shapes[0].num_bytes
             # The partitioner itself divides draws outside of a shard_map.
@@ -393,7 +387,7 @@ def summed_after_gather(program: Program, prices: Prices, sent: Iterable[Emitted
     for gather in sent:
         if gather.op != "all_gather" or not gather.is_written or not gather.axes:
             continue
-        differing = [_Differing(program, prices.mesh, axis) for axis in gather.axes]
+        differing = [Differing(program, prices.mesh, axis) for axis in gather.axes]
         for user, _ in gather.products(program):
             result_bytes = user.instruction.shapes[0].num_bytes
             is_small = gather.collective.gathered_bytes > SENT_BY_A_SUM * result_bytes
@@ -481,55 +475,6 @@ def _factorises_gathered(program: Program, value: TracedValue) -> bool:
     return op_of(origin.instruction) == "all_gather"
 
 
-@dataclass
-class _Differing:
-    """Whether values differ over `axis`; true if that is unknown."""
-
-    program: Program
-    mesh: Mesh
-    axis: str
-    _same: set[tuple[object, ...]] = field(default_factory=set)
-
-    def differs(self, value: TracedValue) -> bool:
-        seen, left = {value_key(value)}, deque([value])
-        while left:
-            ancestor = left.popleft()
-            began = self._begins(ancestor)
-            if began:
-                return True
-            if began is None:
-                fresh = [s for s in sources(self.program, ancestor) if value_key(s) not in seen | self._same]
-                seen |= {value_key(source) for source in fresh}
-                left += fresh
-        self._same |= seen
-        return False
-
-    def _begins(self, value: TracedValue) -> bool | None:
-        """Whether a value differs regardless of its operands; None if it depends on them."""
-        instruction = value.instruction
-        if value.is_input:
-            return self.axis not in copied_over(instruction, self.mesh)
-        if instruction.opcode in ("partition-id", "replica-id", "infeed", "recv"):
-            return True
-        if op := op_of(instruction):
-            return self._after(value, op)
-        shape = instruction.shapes[0] if instruction.shapes else None
-        if shape and not shape.dims and shape.dtype in ("s32", "u32", "s64", "u64") and not value.path:
-            values = device_values(self.program, value)
-            return None if values is None else changes_along(self.axis, values, self.mesh)
-        return None
-
-    def _after(self, value: TracedValue, op: str) -> bool | None:
-        """`_begins` for a collective."""
-        if unreadable_groups(value.instruction, self.program.num_devices):
-            return True
-        groups = groups_of(value.instruction, self.program.num_devices)
-        joined = group_axes(groups, self.mesh)
-        if joined.axes is None or self.axis not in joined.axes:
-            return True if joined.axes is None else None
-        return not (op in _SAME_ON_ALL and not joined.note)
-
-
 def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Remark:
     largest = max(repeated, key=lambda product: product.excess_flops)
     instruction = largest.product.value.instruction
@@ -589,8 +534,10 @@ def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: P
         )
     if (whole := _whole_input(largest, program, prices.mesh)) and not _is_most(repeated, program):
         return (
-            f"shard `{whole}`, which is whole, over {over} too, as other weights are: along its columns, "
-            "such as the vocabulary of a head, so that each device has a part of the result"
+            f"shard `{whole}`, which is whole, over {over} too, as other weights are: along the dimension of "
+            f"the result that it makes, such as the vocabulary of a head (P(None, {axes})) or of a "
+            f"tied table (P({axes}, None)), so that each device has a part; {largest.copies} must divide "
+            "that dimension: pad it, such as a vocabulary to the next multiple of 128, and mask what is added"
         )
     return (
         f"shard an operand over {over} too: constrain the activations to keep their batch sharded "

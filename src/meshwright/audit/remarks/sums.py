@@ -32,7 +32,7 @@ def summed_each_turn(emitted: Emitted, context: ProgramContext) -> Fault | None:
     place = emitted.value.place
     if emitted.collective.op != "all_reduce" or emitted.collective.gathers or not place.loops:
         return None
-    uses = list(_after_scaling(context.program, emitted.uses(context.program)))
+    uses = list(after_scaling(context.program, emitted.uses(context.program)))
     if uses and all(_writes_to_the_carry(context.program, *use) for use in uses):
         return _summed_for_storage(emitted, context, uses)
     if _is_summed_for_shards(emitted, context, uses):
@@ -83,7 +83,7 @@ def summed_apart(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Sums over the same devices whose results are only added up: one sum of the total would do."""
     if emitted.collective.op != "all_reduce" or emitted.collective.gathers:
         return None
-    uses = list(_after_scaling(context.program, emitted.uses(context.program)))
+    uses = list(after_scaling(context.program, emitted.uses(context.program)))
     if not uses or not all(_is_added_to_sums(*use, emitted, context) for use in uses):
         return None
     return (
@@ -112,7 +112,7 @@ def _is_added_to_sums(user: TracedValue, at: int, emitted: Emitted, context: Pro
     return True
 
 
-def _after_scaling(
+def after_scaling(
     program: Program, uses: Iterable[tuple[TracedValue, int]]
 ) -> Iterator[tuple[TracedValue, int]]:
     """The uses; in place of a product with a constant, or a quotient by one, the uses of its result.
@@ -123,7 +123,7 @@ def _after_scaling(
         if (user.instruction.opcode, at) in _SCALINGS:
             other = resolve(program, user.operand(1 - at), MOVES | {"broadcast"})
             if other.instruction.opcode == "constant":
-                yield from _after_scaling(program, readers(program, user))
+                yield from after_scaling(program, readers(program, user))
                 continue
         yield user, at
 

@@ -1,0 +1,368 @@
+"""Other shardings of a step's arguments and constraints, each compiled: those with which it takes less time.
+
+A rule that reads the program knows how an array is moved. Whether another sharding would move less is known
+once the step is compiled with it. Each alternative changes one sharding, wherever it occurs: one line's
+with_sharding_constraint, or all arguments and constraints of one shape and sharding. It moves the axes of a
+dimension to another one, splits an array that a constraint makes whole, or leaves the constraint out. The
+step computes the same numbers with any of them.
+
+    seconds = communication + matrix products
+
+An alternative counts if a device needs no more memory with it. Another sharding may suit other steps better,
+which read the same arrays: the user decides.
+"""
+
+import inspect
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.audit.facts.buffers import buffer_peak
+from meshwright.audit.facts.communication import collectives, narrowest_dtype
+from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.matmuls import is_counted_branch, products, smaller_branches
+from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.hlo.read import Program
+from meshwright.audit.remarks import Remark
+from meshwright.errors import MeshwrightError
+from meshwright.hardware.topology import Hardware
+from meshwright.notation.mesh import Mesh
+from meshwright.units import format_seconds
+
+if TYPE_CHECKING:
+    import jax
+
+# The axes of each dimension; None for a dimension that the partitioner may split.
+Spec = tuple[tuple[str, ...] | None, ...]
+
+# An alternative is reported if it saves these shares: of the step's seconds, and of its communication.
+_OF_STEP, _OF_COMMUNICATION = 0.05, 0.1
+# Memory may grow by this factor: the order of a schedule changes it a little.
+_SAME_MEMORY = 1.05
+# Alternatives to compile at most.
+_MOST = 24
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an array has a sharding: an argument's name, or the file and line of a constraint."""
+
+    name: str
+    shape: tuple[int, ...]
+    spec: Spec
+    is_argument: bool
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another sharding of some places; None leaves the constraints out."""
+
+    places: tuple[Place, ...]
+    spec: Spec | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a step's communication and products, and bytes of one device."""
+
+    communication: float
+    products: float
+    num_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        return self.communication + self.products
+
+
+@dataclass
+class Constraints:
+    """The constraints that a trace has made, and the one that it changes."""
+
+    found: dict[Place, None] = field(default_factory=dict)
+    changed: Alternative | None = None
+
+
+@contextmanager
+def constraints(changed: Alternative | None = None) -> Iterator[Constraints]:
+    """Record the constraints of traces within, and change those of an alternative."""
+    import jax
+    from jax.extend.core import primitives
+    from jax.sharding import NamedSharding
+
+    primitive, seen = primitives.sharding_constraint_p, Constraints(changed=changed)
+    places = set(changed.places) if changed else set()
+    plain = primitive.bind
+
+    def bind(array: Any, **given: Any) -> Any:
+        sharding = given["sharding"]
+        if not isinstance(sharding, NamedSharding):
+            return plain(array, **given)
+        place = Place(_line(), tuple(array.shape), spec_of(sharding.spec, array.ndim), is_argument=False)
+        seen.found[place] = None
+        if changed is None or place not in places:
+            return plain(array, **given)
+        if changed.spec is None:
+            return array
+        # The gradient of a constraint has the same sharding, by a call without the line.
+        given["sharding"] = NamedSharding(sharding.mesh, partition(changed.spec))
+        return plain(array, **given)
+
+    jax.clear_caches()  # an earlier trace would be taken for this one
+    primitive.bind = bind
+    try:
+        yield seen
+    finally:
+        del primitive.bind
+        jax.clear_caches()
+
+
+def _line() -> str:
+    """The file and line, outside of JAX, other packages and this project, that constrains an array.
+
+    If that is in a short function, a helper of constraints, the line that calls the helper.
+    """
+    import jax
+
+    own = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
+    frame, first = sys._getframe(), ""
+    while frame is not None:
+        code = frame.f_code
+        if not (code.co_filename.startswith(own) or _INSTALLED.search(code.co_filename)):
+            lines = [line for _, _, line in code.co_lines() if line]
+            place = f"{code.co_filename}:{frame.f_lineno}"
+            if max(lines) - min(lines) >= _HELPER_LINES and code.co_name != "<module>":
+                return place
+            first = first or place
+        frame = frame.f_back
+    return first
+
+
+# Functions of fewer lines are helpers.
+_HELPER_LINES = 3
+# Files of installed packages, and of Python itself.
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen |contextlib\.py$")
+
+
+def spec_of(spec: "jax.sharding.PartitionSpec", num_dims: int) -> Spec:
+    """The axes of each of an array's dimensions."""
+    import jax
+
+    def axes(entry: Any) -> tuple[str, ...] | None:
+        if entry is jax.sharding.PartitionSpec.UNCONSTRAINED:
+            return None
+        return entry if isinstance(entry, tuple) else (entry,) if entry else ()
+
+    entries = tuple(map(axes, spec))
+    return entries + ((),) * (num_dims - len(entries))
+
+
+def partition(spec: Spec) -> "jax.sharding.PartitionSpec":
+    """The PartitionSpec of `spec`."""
+    import jax
+
+    kind = jax.sharding.PartitionSpec
+
+    def entry(axes: tuple[str, ...] | None) -> Any:
+        if axes is None:
+            return kind.UNCONSTRAINED
+        return axes[0] if len(axes) == 1 else axes or None
+
+    return kind(*map(entry, spec))
+
+
+def arguments(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Place]:
+    """The arrays among a step's arguments with named shardings, by the names of its parameters."""
+    import jax
+
+    return [
+        Place(name, tuple(leaf.shape), spec_of(leaf.sharding.spec, len(leaf.shape)), is_argument=True)
+        for name, leaf in _named(jitted, (args, dict(kwargs)))
+        if isinstance(getattr(leaf, "sharding", None), jax.sharding.NamedSharding)
+    ]
+
+
+def _named(jitted: Any, given: Any) -> list[tuple[str, Any]]:
+    """The leaves of (args, kwargs), by name."""
+    import jax
+
+    try:
+        parameters = list(inspect.signature(jitted).parameters)
+    except (TypeError, ValueError):
+        parameters = []
+    leaves, _ = jax.tree_util.tree_flatten_with_path(given)
+    return [(_name(path, parameters), leaf) for path, leaf in leaves]
+
+
+def _name(path: tuple[Any, ...], parameters: Sequence[str]) -> str:
+    import jax
+
+    of_args, first, *others = path
+    number = getattr(first, "idx", len(parameters))
+    is_known = of_args.idx == 0 and number < len(parameters)
+    name = parameters[number] if is_known else str(getattr(first, "key", number))
+    return name + jax.tree_util.keystr(tuple(others))
+
+
+def alternatives(found: Sequence[Place], mesh: Mesh) -> list[Alternative]:
+    """All that change one sharding, of larger arrays before smaller ones."""
+    lines: dict[tuple[str, Spec], list[Place]] = {}
+    alike: dict[tuple[tuple[int, ...], Spec], list[Place]] = {}
+    for one in found:
+        alike.setdefault((one.shape, one.spec), []).append(one)
+        if not one.is_argument:
+            lines.setdefault((one.name, one.spec), []).append(one)
+    groups = [several for several in alike.values() if len(several) > 1 or several[0].is_argument]
+    groups += [[one] for several in lines.values() for one in several]
+    # A constraint may be needed in one shape, and be a mistake for all of a line's shapes.
+    left_out = [Alternative(tuple(several), None) for several in lines.values()]
+    moved = [
+        Alternative(tuple(several), spec)
+        for several in {frozenset(one): one for one in groups}.values()
+        for spec in _others(several[0], mesh, add=not any(one.is_argument for one in several))
+    ]
+    return sorted([*left_out, *moved], key=lambda one: -_elements(one, mesh))
+
+
+def _elements(changed: Alternative, mesh: Mesh) -> float:
+    """Numbers of the places' arrays on one device."""
+    sizes = (prod(one.shape) / prod(mesh.size(axes) for axes in one.spec if axes) for one in changed.places)
+    return max(sizes)
+
+
+def _others(place: Place, mesh: Mesh, *, add: bool) -> Iterator[Spec]:
+    """The specs that a place may have: axes of a dimension moved to another, or added to a whole array."""
+    spec = place.spec
+    pairs = [(at, axes) for at, axes in enumerate(spec) if axes]
+    if add and not pairs:
+        pairs = [(-1, (axis,)) for axis, size in mesh.sizes.items() if size > 1]
+    for at, axes in pairs:
+        for to, there in enumerate(spec):
+            if to == at or there is None or set(axes) & set(there):
+                continue
+            size = mesh.size(axes) * mesh.size(there)
+            if place.shape[to] % size:
+                continue
+            yield tuple(
+                () if dim == at else (*there, *axes) if dim == to else old for dim, old in enumerate(spec)
+            )
+
+
+def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
+    """None if a collective has no price."""
+    prices = Prices(mesh, machine.place(mesh), machine.chip, mesh)
+    smaller = smaller_branches(program)
+    communication = 0.0
+    for one in collectives(program):
+        if not is_counted_branch(one.value.place, smaller):
+            continue
+        sent = on_mesh(one, mesh, widened=program.platform.compiler.widens)
+        # XLA for CPU has no reduce-scatter, which sends half as much as an all-reduce.
+        own = replace(sent, collective=replace(one, op="reduce_scatter")) if one.scattered else sent
+        seconds = prices.seconds(own)
+        if seconds is None:
+            return None
+        communication += seconds
+    by_type: dict[str, float] = {}
+    for product in products(program):
+        operands = product.value.operands()
+        dtype = narrowest_dtype(program, operands[0]) if operands else "f32"
+        by_type[dtype] = by_type.get(dtype, 0.0) + product.flops
+    times = [prices.product_seconds(flops, dtype) for dtype, flops in by_type.items()]
+    peak = buffer_peak(program)
+    inputs = sum(shape.allocated_bytes for one in program.main.parameters for shape in one.shapes)
+    return Cost(communication, sum(one or 0.0 for one in times), inputs + (peak.num_bytes if peak else 0))
+
+
+def cheaper_shardings(
+    compile_with: Callable[[Alternative], tuple[Program, Mesh | None]],
+    found: Sequence[Place],
+    step: Program,
+    mesh: Mesh,
+    machine: Hardware,
+    seconds: float,
+    is_wrong: Callable[[Program], bool],
+) -> list[Remark]:
+    """A warning of the alternative that saves most, if one saves enough.
+
+    compile_with: the step with an alternative. step: without one. seconds: of the search. is_wrong: whether a
+    program has a mistake that another warning would report; its sharding is not proposed then.
+    """
+    before = cost_of(step, mesh, machine)
+    if before is None or before.communication < _OF_STEP * before.seconds:
+        return []
+    started, cheaper = time.monotonic(), list[tuple[Alternative, Cost, Program]]()
+    for tried in alternatives(found, mesh)[:_MOST]:
+        if time.monotonic() - started > seconds:
+            break
+        try:
+            with constraints(tried):
+                program, _ = compile_with(tried)
+        except MeshwrightError:  # a shard_map or a result may need the sharding
+            continue
+        cost = cost_of(program, mesh, machine)
+        if cost is None or cost.num_bytes > _SAME_MEMORY * before.num_bytes:
+            continue
+        saved = before.seconds - cost.seconds
+        if saved > _OF_STEP * before.seconds and saved > _OF_COMMUNICATION * before.communication:
+            cheaper.append((tried, cost, program))
+    cheaper.sort(key=lambda one: one[1].seconds)
+    best = next((one for one in cheaper if not is_wrong(one[2])), None)
+    return [_remark(best[0], best[1], before)] if best else []
+
+
+def _remark(chosen: Alternative, after: Cost, before: Cost) -> Remark:
+    first = chosen.places[0]
+    lines = list(dict.fromkeys(one.name for one in chosen.places if not one.is_argument))
+    names = [one.name for one in chosen.places if one.is_argument]
+    old, new = _text(first.spec), _text(chosen.spec) if chosen.spec else ""
+    subjects = []
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        subjects.append(f"argument `{names[0]}`{more}")
+    if lines:
+        subjects.append(f"the constraint at {', '.join(lines[:3])}")
+    subject = " and ".join(subjects)
+    how = f"split {subject} as {new} in place of {old}" if new else f"leave out {subject}, {old}"
+    times = [
+        f"{format_seconds(one.communication)} of communication and {format_seconds(one.products)} of matmuls"
+        for one in (after, before)
+    ]
+    return Remark(
+        "cheaper_sharding",
+        names[0] if names else Path(lines[0]).name,
+        f"{subject}: with {new or 'no constraint'} in place of {old} the step compiles to {times[0]}, in "
+        f"place of {times[1]}, with no more memory",
+        lines[0] if lines else "",
+        how,
+        None,
+        before.seconds - after.seconds,
+    )
+
+
+def _text(spec: Spec) -> str:
+    return str(partition(spec)).replace("PartitionSpec", "P")
+
+
+def with_arguments(
+    jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: Alternative
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A step's arguments, with the types that have the shardings of an alternative."""
+    import jax
+    from jax.sharding import NamedSharding
+
+    names = {one.name for one in changed.places if one.is_argument}
+    given = args, dict(kwargs)
+
+    def placed(name: str, leaf: Any) -> Any:
+        if name not in names or changed.spec is None:
+            return leaf
+        sharding = NamedSharding(leaf.sharding.mesh, partition(changed.spec))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.unflatten(jax.tree.structure(given), [placed(*one) for one in _named(jitted, given)])

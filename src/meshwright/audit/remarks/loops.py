@@ -1,0 +1,65 @@
+"""Work that a loop repeats in each turn, although its operands are the same in all of them."""
+
+from collections.abc import Iterator
+
+from meshwright.audit.facts.communication import narrowest_dtype
+from meshwright.audit.facts.matmuls import Product, innermost_name, products
+from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.hlo.read import Program
+from meshwright.audit.hlo.trace import CallPath, TracedValue, same_each_turn, trip_count
+from meshwright.audit.remarks import Remark
+from meshwright.units import format_number_of
+
+# Repeated products are reported if they have a larger share of the program's FLOPs.
+_SHARE = 0.05
+
+
+def repeated_in_loops(program: Program, prices: Prices) -> list[Remark]:
+    """A warning of products in loops whose operands do not change from turn to turn.
+
+    XLA moves such work out of a loop only if that takes no more memory.
+    """
+    total, repeated = 0.0, list[tuple[Product, int]]()
+    for product in products(program):
+        total += product.flops
+        turns = _turns_without_change(program, product.value)
+        if turns > 1:
+            repeated.append((product, turns))
+    excess = sum(product.flops * (1 - 1 / turns) for product, turns in repeated)
+    if excess <= _SHARE * total:
+        return []
+    largest, turns = max(repeated, key=lambda pair: pair[0].flops)
+    instruction = largest.value.instruction
+    name = innermost_name(instruction)
+    others = f" and {len(repeated) - 1} more" if len(repeated) > 1 else ""
+    num_bytes = instruction.shapes[0].num_bytes
+    return [
+        Remark(
+            "computed_repeatedly",
+            name,
+            f"the matmul `{name}`{others}: computed in each of {format_number_of(turns, 'turn')} of a loop "
+            f"from operands that do not change, {excess:.3g} FLOPs per device for the same values",
+            instruction.where,
+            f"compute it once before the loop, and let the loop read the result ({num_bytes:,} B for each "
+            "run): keys and values of an encoder's output are a cache, like those of earlier tokens",
+            0,
+            prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0))),
+            instruction=instruction.name,
+        )
+    ]
+
+
+def _turns_without_change(program: Program, product: TracedValue) -> int:
+    """Turns, of all loops around a product that do not change its operands, in which it runs."""
+    operands, turns = product.operands(), 1
+    for loop, depth in _loops(product.place):
+        if all(same_each_turn(program, each, depth) for each in operands):
+            turns *= round(trip_count(program, loop) or 1)
+    return turns
+
+
+def _loops(place: CallPath) -> Iterator[tuple[TracedValue, int]]:
+    """The loops around a place, outermost first, each with the number of its frame."""
+    for depth, frame in enumerate(place.frames):
+        if frame.caller.opcode == "while":
+            yield TracedValue(frame.caller, CallPath(frame.computation, place.frames[:depth])), depth

@@ -1,0 +1,141 @@
+"""Programs that compute, hold or send more than they need, each with the remedy.
+
+Cases are as in foreign_cases.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from tests.audit.foreign_cases import Case, array, constrained, mesh
+
+
+def _experts(*, room_of_all: bool) -> Callable[[], Any]:
+    """Tokens exchanged with experts in buffers with room for the tokens of one device, or of all."""
+
+    def run() -> Any:
+        m = mesh("expert")
+
+        def local(x: Any, router: Any, w: Any) -> Any:
+            expert = jnp.argmax(x @ router, -1)
+            room = x.shape[0] * (8 if room_of_all else 1) * 2 // 16
+            one_hot = jax.nn.one_hot(expert, 16, dtype=jnp.int32)
+            at = (jnp.cumsum(one_hot, 0) * one_hot).sum(-1) - 1
+            buffer = jnp.zeros((16, room, x.shape[1]), x.dtype).at[expert, at].set(x, mode="drop")
+            buffer = lax.all_to_all(buffer, "expert", 0, 1, tiled=True)
+            out = lax.all_to_all(jnp.einsum("ecd,edf->ecf", buffer, w), "expert", 1, 0, tiled=True)
+            return out.at[expert, at].get(mode="fill", fill_value=0)
+
+        split = P("expert")
+        mapped = jax.shard_map(local, mesh=m, in_specs=(split, P(), split), out_specs=split)
+        args = array(m, (8192, 64), "expert"), array(m, (64, 16)), array(m, (16, 64, 64), "expert")
+        return jax.jit(mapped), args
+
+    return run
+
+
+def _decoder(*, cached: bool) -> Callable[[], Any]:
+    """Tokens generated one by one, with keys of an encoder's output that are computed once or each time."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def forward(w: Any, encoded: Any, x: Any) -> Any:
+            keys = jnp.einsum("bsd,ldk->lbsk", encoded, w)
+
+            def token(_: Any, x: Any) -> Any:
+                def layer(x: Any, of_layer: Any) -> Any:
+                    w, known = of_layer
+                    k = known if cached else jnp.einsum("bsd,dk->bsk", encoded, w)
+                    return jnp.einsum("bs,bsk->bk", jax.nn.softmax(jnp.einsum("bk,bsk->bs", x, k)), k), None
+
+                return lax.scan(layer, x, (w, keys))[0]
+
+            return lax.fori_loop(0, 16, token, x)
+
+        args = array(m, (4, 64, 64)), array(m, (16, 256, 64), "data"), array(m, (16, 64), "data")
+        return jax.jit(forward), args
+
+    return run
+
+
+def _adapters(*, merged: bool) -> Callable[[], Any]:
+    """Gradients of low-rank adapters that are added to a frozen weight, or multiplied one after another."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def loss(adapter: Any, w: Any, x: Any) -> Any:
+            a, b = adapter
+            y = x @ (w + 2.0 * (a @ b)) if merged else x @ w + 2.0 * ((x @ a) @ b)
+            return jnp.mean(jnp.tanh(y) ** 2)
+
+        adapter = array(m, (512, 8)), array(m, (8, 512))
+        return jax.jit(jax.grad(loss)), (adapter, array(m, (512, 512)), array(m, (16384, 512), "data"))
+
+    return run
+
+
+def _dispatch(*, one_hot: bool) -> Callable[[], Any]:
+    """Tokens moved to experts by a product with one-hot numbers, or by index."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def group(x: Any, expert: Any, w: Any) -> Any:
+            room = x.shape[0] // 4
+            chosen = jax.nn.one_hot(expert, 8)
+            at = ((jnp.cumsum(chosen, 0) * chosen).sum(-1) - 1).astype(jnp.int32)
+            if one_hot:
+                to = chosen[:, :, None] * jax.nn.one_hot(at, room)[:, None, :]
+                out = jax.nn.relu(jnp.einsum("ecd,edf->ecf", jnp.einsum("nec,nd->ecd", to, x), w))
+                return jnp.einsum("nec,ecf->nf", to, out)
+            rows = jnp.zeros((8, room, x.shape[1])).at[expert, at].set(x, mode="drop")
+            out = jax.nn.relu(jnp.einsum("ecd,edf->ecf", rows, w))
+            return out.at[expert, at].get(mode="fill", fill_value=0)
+
+        def forward(x: Any, expert: Any, w: Any) -> Any:
+            return constrained(m, jax.vmap(group, (0, 0, None))(x, expert, w), "data")
+
+        args = array(m, (8, 1024, 64), "data"), array(m, (8, 1024), "data", dtype=jnp.int32)
+        return jax.jit(forward), (*args, array(m, (8, 64, 64)))
+
+    return run
+
+
+def _scores(*, kept: bool) -> Callable[[], Any]:
+    """Attention whose scores are kept in each layer for the backward pass, over 100 GB."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def layer(x: Any, w: Any) -> Any:
+            p = jax.nn.softmax(jnp.einsum("btd,bsd->bts", x @ w, x))
+            return jnp.tanh(jnp.einsum("bts,bsd->btd", p, x)), None
+
+        body = layer if kept else jax.checkpoint(layer)
+
+        def loss(w: Any, x: Any) -> Any:
+            return jnp.mean(lax.scan(body, x, w)[0] ** 2)
+
+        return jax.jit(jax.grad(loss)), (array(m, (64, 64, 64)), array(m, (16, 16384, 64), "data"))
+
+    return run
+
+
+WORK = {
+    "buffers of experts with room for all tokens": Case(
+        "sent_from_less", _experts(room_of_all=True), _experts(room_of_all=False)
+    ),
+    "keys of an encoder's output for each token": Case(
+        "computed_repeatedly", _decoder(cached=False), _decoder(cached=True)
+    ),
+    "gradients of merged adapters": Case("summed_too_early", _adapters(merged=True), _adapters(merged=False)),
+    "tokens moved by one-hot numbers": Case(
+        "one_hot_multiplied", _dispatch(one_hot=True), _dispatch(one_hot=False)
+    ),
+    "scores kept for the backward pass": Case("beyond_memory", _scores(kept=True), _scores(kept=False)),
+}

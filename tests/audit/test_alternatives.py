@@ -1,0 +1,99 @@
+"""The search for cheaper shardings: each finding is a change that, once made, has the stated cost."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from tests.audit.foreign_cases import array, constrained, mesh
+
+from meshwright.audit.alternatives import Place, alternatives, constraints, partition, spec_of
+from meshwright.audit.foreign import audit_compiled
+from meshwright.notation.mesh import Mesh
+
+
+def _found(step: Any, args: tuple[Any, ...], seconds: float = 60.0) -> list[dict]:
+    document = audit_compiled(step, args, {}, "v5e", ahead_of_time=False, search_seconds=seconds)
+    return [one for one in document["warnings"] if one["kind"] == "cheaper_sharding"]
+
+
+def _mixer(*, of_batch: bool) -> tuple[Any, tuple[Any, ...]]:
+    """Positions mixed by a product along them: split there, they are gathered."""
+    m = mesh("x")
+    spec = ("x",) if of_batch else (None, "x")
+
+    def step(w: Any, x: Any) -> Any:
+        for _ in range(2):
+            x = jnp.tanh(jnp.einsum("bnd,nm->bmd", x, w))
+            x = constrained(m, x, *spec)
+        return x
+
+    return jax.jit(step), (array(m, (256, 256)), array(m, (64, 256, 128), *spec))
+
+
+def test_arguments_and_constraints_of_one_shape_change_together() -> None:
+    (one,) = _found(*_mixer(of_batch=False))
+    assert "argument `x` and the constraint at" in one["what"]
+    assert "P('x', None, None) in place of P(None, 'x', None)" in one["change"]
+    assert one["where"].partition(":")[0] == __file__
+    assert _found(*_mixer(of_batch=True)) == []
+
+
+def _accumulated(*, whole: bool) -> tuple[Any, tuple[Any, ...]]:
+    """Gradients of microbatches that a constraint makes whole, though the weight is split."""
+    m = mesh("x")
+
+    def step(w: Any, xs: Any) -> Any:
+        def turn(total: Any, x: Any) -> Any:
+            whole_w = constrained(m, w)
+            g = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(whole_w)
+            return constrained(m, total + g) if whole else total + g, None
+
+        return w - jax.lax.scan(turn, jnp.zeros_like(w), xs)[0]
+
+    return jax.jit(step), (array(m, (512, 512), "x"), array(m, (4, 512, 512), None, "x"))
+
+
+def test_a_constraint_that_costs_time_is_left_out_or_moved() -> None:
+    found = _found(*_accumulated(whole=True))
+    assert found and "P(None, None)" in found[0]["change"]
+    assert found[0]["seconds"] > 0
+    before, after = (
+        audit_compiled(*_accumulated(whole=whole), {}, "v5e", ahead_of_time=False) for whole in (True, False)
+    )
+    assert after["seconds"] < before["seconds"]
+
+
+def test_a_search_of_no_time_finds_nothing() -> None:
+    assert _found(*_mixer(of_batch=False), seconds=1e-9) == []
+
+
+@pytest.mark.parametrize("spec", [P("a", None), P(("a", "b"), P.UNCONSTRAINED), P()])
+def test_specs_are_written_as_they_were(spec: P) -> None:
+    assert spec_of(partition(spec_of(spec, 2)), 2) == spec_of(spec, 2)
+
+
+def test_alternatives_divide_their_dimensions() -> None:
+    """Four heads do not divide over eight devices, and a dimension without a wish stays without."""
+    place = Place("cache", (16, 4, 128), spec_of(P(None, None, "x"), 3), is_argument=True)
+    specs = {one.spec for one in alternatives([place], Mesh({"x": 8}))}
+    assert specs == {spec_of(P("x"), 3)}
+
+
+def test_constraints_of_a_trace_are_recorded_by_line_and_restored() -> None:
+    m = mesh("x")
+
+    def step(x: Any) -> Any:
+        first = jax.lax.with_sharding_constraint(x, NamedSharding(m, P("x")))
+        second = jax.lax.with_sharding_constraint(first * 2, NamedSharding(m, P(None, "x")))
+        return second + 1
+
+    with constraints() as seen:
+        jax.jit(step).trace(array(m, (8, 8)))
+    assert [one.spec for one in seen.found] == [spec_of(P("x"), 2), spec_of(P(None, "x"), 2)]
+    assert len({one.name for one in seen.found}) == 2
+    count = len(seen.found)
+    jax.jit(step).trace(array(m, (8, 8), "x"))
+    assert len(seen.found) == count
