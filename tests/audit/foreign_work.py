@@ -126,7 +126,104 @@ def _scores(*, kept: bool) -> Callable[[], Any]:
     return run
 
 
+def _crop(*spec: Any) -> Callable[[], Any]:
+    """A part of each image at a computed row, of images that are split by rows or by the batch."""
+
+    def run() -> Any:
+        m = mesh("x")
+
+        def step(x: Any, at: Any) -> Any:
+            part = lax.dynamic_slice_in_dim(x, at, 192, 1)
+            return jnp.tanh(constrained(m, part, *spec)).sum((1, 2))
+
+        return jax.jit(step), (array(m, (8, 256, 64), *spec), array(m, (), dtype=jnp.int32))
+
+    return run
+
+
+def _routed(*, exchanged: bool) -> Callable[[], Any]:
+    """Rows of all devices gathered for one device's expert, or exchanged."""
+
+    def run() -> Any:
+        m = mesh("expert")
+
+        def local(x: Any, router: Any, w: Any) -> Any:
+            if exchanged:
+                expert = jnp.argmax(x @ router, -1)
+                one_hot = jax.nn.one_hot(expert, 8, dtype=jnp.int32)
+                at = (jnp.cumsum(one_hot, 0) * one_hot).sum(-1) - 1
+                buffer = jnp.zeros((8, x.shape[0] // 8, x.shape[1])).at[expert, at].set(x, mode="drop")
+                rows = lax.all_to_all(buffer, "expert", 0, 1, tiled=True)[0]
+                out = lax.all_to_all((jax.nn.relu(rows @ w[0]))[None], "expert", 1, 0, tiled=True)
+                return out.at[expert, at].get(mode="fill", fill_value=0)
+            whole = lax.all_gather(x, "expert", tiled=True)
+            is_other = jnp.argmax(whole @ router, -1) != lax.axis_index("expert")
+            order = jnp.argsort(is_other, stable=True)[: whole.shape[0] // 8]
+            out = jnp.zeros_like(whole).at[order].set(jax.nn.relu(whole[order] @ w[0]))
+            return lax.psum_scatter(out, "expert", tiled=True)
+
+        split = P("expert")
+        mapped = jax.shard_map(local, mesh=m, in_specs=(split, P(), split), out_specs=split, check_vma=False)
+        args = array(m, (8192, 2048), "expert"), array(m, (2048, 8)), array(m, (8, 2048, 2048), "expert")
+        return jax.jit(mapped), args
+
+    return run
+
+
+def _feed_forward(*, by_rows: bool) -> Callable[[], Any]:
+    """A first matmul split along its sum, of whose result each device then takes a slice, or by columns."""
+
+    def run() -> Any:
+        m = mesh("tensor")
+
+        def local(first: Any, second: Any, x: Any) -> Any:
+            if by_rows:
+                at = lax.axis_index("tensor")
+                own = lax.dynamic_slice_in_dim(x, at * 32, 32, 1)
+                h = jax.nn.relu(lax.psum(own @ first, "tensor"))
+                h = lax.dynamic_slice_in_dim(h, at * 128, 128, 1)
+            else:
+                h = jax.nn.relu(x @ first)
+            return lax.psum(h @ second, "tensor")
+
+        of_first = P("tensor") if by_rows else P(None, "tensor")
+        mapped = jax.shard_map(local, mesh=m, in_specs=(of_first, P("tensor"), P()), out_specs=P())
+        args = array(m, (256, 1024), *of_first), array(m, (1024, 256), "tensor"), array(m, (512, 256))
+        return jax.jit(mapped), args
+
+    return run
+
+
+def _returns(*spec: Any) -> Callable[[], Any]:
+    """Discounted sums of rewards, each from the one after, split by time or by environments."""
+
+    def run() -> Any:
+        m = mesh("x")
+
+        def step(rewards: Any, ends: Any) -> Any:
+            def turn(after: Any, now: Any) -> Any:
+                reward, end = now
+                after = reward + 0.99 * after * (1 - end)
+                return after, after
+
+            start = jnp.zeros(rewards.shape[1])
+            return lax.scan(turn, start, (rewards, ends), reverse=True)[1].sum(0)
+
+        both = array(m, (512, 256), *spec)
+        return jax.jit(step), (both, both)
+
+    return run
+
+
 WORK = {
+    "a crop along a split dimension": Case("gathered_for_one_operation", _crop(None, "x"), _crop("x")),
+    "rows of all devices for each expert": Case(
+        "gathered_for_a_part", _routed(exchanged=False), _routed(exchanged=True)
+    ),
+    "a first matmul split along its sum": Case(
+        "summed_whole", _feed_forward(by_rows=True), _feed_forward(by_rows=False)
+    ),
+    "a recurrence over split time": Case("stack_gathered", _returns("x"), _returns(None, "x")),
     "buffers of experts with room for all tokens": Case(
         "sent_from_less", _experts(room_of_all=True), _experts(room_of_all=False)
     ),

@@ -6,7 +6,7 @@ with_sharding_constraint, or all arguments and constraints of one shape and shar
 dimension to another one, splits an array that a constraint makes whole, or leaves the constraint out. The
 step computes the same numbers with any of them.
 
-    seconds = communication + matrix products
+    seconds = communication + max(matrix products, reads of the inputs)
 
 An alternative counts if a device needs no more memory with it. Another sharding may suit other steps better,
 which read the same arrays: the user decides.
@@ -69,15 +69,15 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a step's communication and products, and bytes of one device."""
+    """Seconds of a step's communication and of its other work, and bytes of one device."""
 
     communication: float
-    products: float
+    work: float
     num_bytes: int
 
     @property
     def seconds(self) -> float:
-        return self.communication + self.products
+        return self.communication + self.work
 
 
 @dataclass
@@ -92,9 +92,11 @@ class Constraints:
 def constraints(changed: Alternative | None = None) -> Iterator[Constraints]:
     """Record the constraints of traces within, and change those of an alternative."""
     import jax
+    from jax.extend import source_info_util
     from jax.extend.core import primitives
     from jax.sharding import NamedSharding
 
+    source_info_util.register_exclusion(__file__)  # a constraint has the line of its caller
     primitive, seen = primitives.sharding_constraint_p, Constraints(changed=changed)
     places = set(changed.places) if changed else set()
     plain = primitive.bind
@@ -276,7 +278,9 @@ def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
     times = [prices.product_seconds(flops, dtype) for dtype, flops in by_type.items()]
     peak = buffer_peak(program)
     inputs = sum(shape.allocated_bytes for one in program.main.parameters for shape in one.shapes)
-    return Cost(communication, sum(one or 0.0 for one in times), inputs + (peak.num_bytes if peak else 0))
+    # Generation reads all weights and the cache for few products.
+    work = max(sum(one or 0.0 for one in times), prices.read_seconds(inputs) or 0.0)
+    return Cost(communication, work, inputs + (peak.num_bytes if peak else 0))
 
 
 def cheaper_shardings(
@@ -330,7 +334,7 @@ def _remark(chosen: Alternative, after: Cost, before: Cost) -> Remark:
     subject = " and ".join(subjects)
     how = f"split {subject} as {new} in place of {old}" if new else f"leave out {subject}, {old}"
     times = [
-        f"{format_seconds(one.communication)} of communication and {format_seconds(one.products)} of matmuls"
+        f"{format_seconds(one.communication)} of communication and {format_seconds(one.work)} of work"
         for one in (after, before)
     ]
     return Remark(

@@ -38,6 +38,7 @@ from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import accidents, at_the_root, gathered_operands
 from meshwright.audit.remarks.activations import UNCONSTRAINED
 from meshwright.audit.remarks.arithmetic import double_products, one_hot_products, tiny_sums
+from meshwright.audit.remarks.by_index import FOR_A_PART
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.donation import undonated_note
 from meshwright.audit.remarks.dropped import dropped_products
@@ -161,7 +162,10 @@ def audit_program(
     if machine and machine.chip.platform == program.platform:
         line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
     faults = accidents(schedule, reading.sent, prices)
-    faults += summed_after_gather(program, prices, reading.sent)
+    of_experts = {one.instruction for one in faults if one.kind == FOR_A_PART}
+    faults += summed_after_gather(
+        program, prices, (one for one in reading.sent if one.collective.name not in of_experts)
+    )
     gathers, named = gathered_operands(faults, reading.sent), {one.instruction for one in faults}
     warnings = at_the_root(
         [

@@ -285,7 +285,8 @@ def readers(program: Program, value: TracedValue) -> Iterator[tuple[TracedValue,
     """(reading instruction, operand number) for each use of a value's numbers.
 
     Follows copies, converts and transposes, into fusions and out of them. A value that leaves its loop body,
-    its branch or the program is read by that computation's root (operand -1).
+    its branch or the program is read by that computation's root (operand -1). A loop that reads it has the
+    path of the element that it carries.
     """
     place, name = value.place, value.instruction.name
     if name == place.computation.root:
@@ -313,6 +314,8 @@ def _reader(
         yield from readers(program, TracedValue(called.computation.parameters[index], called, value.path))
     elif opcode in MOVES - SLICES:
         yield from readers(program, TracedValue(user.instruction, user.place, value.path))
+    elif opcode == "while":
+        yield TracedValue(user.instruction, user.place, value.path), index
     else:
         yield user, index
 

@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from math import prod
 
-from meshwright.audit.facts.emitted import ELEMENTWISE, REDUCTIONS, Emitted, is_computed
+from meshwright.audit.facts.emitted import ELEMENTWISE, REDUCTIONS, Emitted, is_computed, is_product
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.shards import device_values
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, TracedValue, ancestors, resolve, sources
-from meshwright.audit.remarks.fault_rule import MOST_VALUES, Fault, ProgramContext, is_integer
+from meshwright.audit.remarks.fault_rule import FEWER_BYTES, MOST_VALUES, Fault, ProgramContext, is_integer
 from meshwright.audit.remarks.whole_dimension import WHOLE_DIMENSION
 
 
@@ -250,6 +251,39 @@ def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | No
             left += sources(program, origin)
         seen += 1
     return None
+
+
+def rows_of_all(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """Rows that the user gathers from all devices, of which each device takes a part by index: experts."""
+    if emitted.op != "all_gather" or not emitted.is_written:
+        return None
+    read, routed = 0, 0
+    for user, at in emitted.uses(context.program):
+        size = user.instruction.shapes[0].num_elements if user.instruction.shapes else 0
+        is_look_up = user.instruction.opcode == "gather" and at == 0
+        if is_look_up and prod(user.instruction.numbers("slice_sizes")) > _SINGLES:
+            read += size
+        elif is_product(user) and size * FEWER_BYTES <= emitted.elements:
+            routed += size  # a router reads all rows, for a few numbers of each
+        else:
+            return None
+    if not read or read * _PART > emitted.elements:
+        return None
+    return (
+        FOR_A_PART,
+        f"{context.gathered(emitted)}, and each device takes {read / emitted.elements:.0%} of its rows by "
+        "index",
+        "choose on the device that has the rows (a router's product needs only its own), and send each row "
+        "only where it is needed: jax.lax.all_to_all of one buffer for each device, or ragged_all_to_all, "
+        "and the results back the same way",
+    )
+
+
+FOR_A_PART = "gathered_for_a_part"
+# Rows have more numbers than this: others are single results, such as the places of a top k.
+_SINGLES = 8
+# A gather of rows is reported if a device takes at most one of this many.
+_PART = 2
 
 
 def added_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:

@@ -2,7 +2,7 @@
 
 from meshwright.audit.facts.buffers import Held, Peak
 from meshwright.audit.facts.communication import is_differentiated, uncast_dtype
-from meshwright.audit.hlo.read import Instruction, Program, arrays
+from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, SLICES, CallPath, TracedValue, places, readers, resolve
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import NUMBER_TYPES, dtype_bytes, of_hlo
@@ -85,13 +85,9 @@ def _is_stacked(program: Program, value: TracedValue | None) -> bool:
     """Whether a loop writes a part of a buffer in each turn."""
     if value is None:
         return False
-    loops = (user for user, _ in readers(program, value) if user.instruction.opcode == "while")
-    made = resolve(program, value).instruction
     return any(
-        resolve(program, loop.operand(0, path)).instruction is made
-        and _is_written(program, loop.instruction, path)
-        for loop in loops
-        for path, _ in arrays(loop.instruction.shape)
+        user.instruction.opcode == "while" and _is_written(program, user.instruction, user.path)
+        for user, _ in readers(program, value)
     )
 
 

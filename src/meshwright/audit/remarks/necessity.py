@@ -25,6 +25,7 @@ from meshwright.audit.hlo.trace import (
     value_key,
 )
 from meshwright.audit.remarks.arithmetic import is_scaled_one_hot
+from meshwright.audit.remarks.by_index import FOR_A_PART
 from meshwright.audit.remarks.fault_rule import MOVED, Fault, FaultRule, ProgramContext, is_integer
 from meshwright.units import format_number_of
 
@@ -58,7 +59,7 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
         )
     own = own_slices(context.program, emitted.collective.groups, shape, uses)
     return (
-        "gathered_for_a_part",
+        FOR_A_PART,
         f"{context.gathered(emitted)}, and {share}",
         _EXCHANGE if uses and len(own) == len(uses) else _SEND_A_PART,
     )

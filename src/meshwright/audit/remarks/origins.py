@@ -11,7 +11,7 @@ from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.matmuls import products
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program, arrays
-from meshwright.audit.hlo.trace import COPIES, MOVES, CallPath, TracedValue, resolve, same_each_turn
+from meshwright.audit.hlo.trace import COPIES, MOVES, CallPath, TracedValue, readers, resolve, same_each_turn
 from meshwright.audit.remarks.fault_rule import (
     MOVED,
     TURN_BY_TURN,
@@ -95,14 +95,28 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
     ):
         return None
     when = "in each turn of" if in_loop else "before"
+    loops = [
+        user.instruction for user, _ in emitted.uses(context.program) if user.instruction.opcode == "while"
+    ]
+    is_recurrence = any(_is_needed_next(context.program, loop) for loop in loops)
     return (
         BATCH_GATHERED,
         f"the batch (`{emitted.tensor}`, {emitted.collective.gathered_bytes:,} B) is gathered over "
         f"{context.over(emitted)} {when} a loop over its rows (lax.map, or lax.scan): every device runs all "
         "turns",
-        "loop over each device's own rows, in jax.shard_map with the batch's axis in in_specs (and a psum of "
-        "sums over rows); or use jax.vmap over the rows in place of the loop",
+        _OTHER_DIMENSION if is_recurrence else _OWN_ROWS,
     )
+
+
+_OWN_ROWS = (
+    "loop over each device's own rows, in jax.shard_map with the batch's axis in in_specs (and a psum of "
+    "sums over rows); or use jax.vmap over the rows in place of the loop"
+)
+_OTHER_DIMENSION = (
+    "split another dimension than the one that the loop runs over, such as sequences, environments or "
+    "channels in place of time: a turn that needs the result of the turn before cannot run on another device "
+    "at the same time"
+)
 
 
 def _is_of_batch(stored: Instruction, emitted: Emitted, context: ProgramContext) -> bool:
@@ -146,6 +160,19 @@ def _passes_on(program: Program, loop: Instruction) -> bool:
         value = resolve(program, TracedValue(body.result, CallPath(body), path), MOVES)
         if shape.dims and value.instruction.opcode not in ("parameter", "dynamic-update-slice"):
             return True
+    return False
+
+
+def _is_needed_next(program: Program, loop: Instruction) -> bool:
+    """Whether a turn computes more with an array of the turn before than to add to it."""
+    body = program.computations[loop.attributes["body"].lstrip("%")]
+    for path, shape in arrays(body.result.shape):
+        value = resolve(program, TracedValue(body.result, CallPath(body), path), MOVES)
+        if not shape.dims or value.instruction.opcode in ("parameter", "dynamic-update-slice"):
+            continue
+        for user, _ in readers(program, TracedValue(body.parameters[0], CallPath(body), path)):
+            if user.instruction.opcode not in ("add", "tuple"):
+                return True
     return False
 
 

@@ -21,6 +21,7 @@ from meshwright.audit.remarks.by_index import (
     added_by_index,
     batch_by_index,
     batch_in_an_index,
+    rows_of_all,
     table_gathered,
     table_summed,
 )
@@ -40,6 +41,7 @@ from meshwright.audit.remarks.weights import (
 from meshwright.audit.remarks.whole_dimension import (
     along_the_whole,
     only_reduced,
+    read_at_an_offset,
     scanned_in_halves,
     written_whole,
 )
@@ -65,6 +67,7 @@ def exposed(emitted: Emitted, context: ProgramContext) -> Fault | None:
 # In order of precedence.
 FAULT_RULES: tuple[FaultRule, ...] = (
     batch_in_an_index,
+    rows_of_all,
     table_gathered,
     table_summed,
     batch_by_index,
@@ -76,6 +79,7 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     there_and_back,
     along_the_whole,
     written_whole,
+    read_at_an_offset,
     only_reduced,
     stack_of_layers,
     batch_moved,

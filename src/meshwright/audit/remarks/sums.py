@@ -220,6 +220,17 @@ def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     ends = list(emitted.uses(context.program, elementwise=True))
     sliced = own_slices(context.program, c.groups, shape, uses)
     only = bool(ends) and len(own_slices(context.program, c.groups, shape, ends)) == len(ends)
+    is_forward = c.phase == "forward" or not context.differentiated
+    product = resolve(context.program, emitted.operand(), MOVES)
+    if only and not sliced and is_forward and emitted.is_written and is_product(product):
+        return (
+            "summed_whole",
+            f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, and each device keeps a slice "
+            "of what it computes from it element by element",
+            "split the matmul's weight along the dimension of the result in place of the one that it sums "
+            "over (columns, then rows for the next matmul): then nothing is summed before that; or scatter "
+            "the sum (psum_scatter) and compute with the slices",
+        )
     if not sliced or (only and not (emitted.is_written or context.schedule.is_async)):
         return None
     others = [use for use in uses if use[0] not in sliced]

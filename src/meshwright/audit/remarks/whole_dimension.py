@@ -4,6 +4,7 @@ from itertools import pairwise
 
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.opcodes import op_of
+from meshwright.audit.facts.shards import own_slices
 from meshwright.audit.hlo.op_names import primitive_of, split_op_name
 from meshwright.audit.hlo.trace import TracedValue
 from meshwright.audit.remarks.fault_rule import CONSTRAINTS, MOVED, REDUCES, Fault, ProgramContext
@@ -143,6 +144,26 @@ def written_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 "or write in jax.shard_map, in which each device writes its own rows",
             )
     return None
+
+
+def read_at_an_offset(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An array gathered whole to read a part of it at an offset that the program computes, such as a crop."""
+    if emitted.op != "all_gather" or emitted.is_written or emitted.value.place.loops:
+        return None
+    uses = list(emitted.uses(context.program))
+    groups, shape = emitted.collective.groups, emitted.value.instruction.shapes[-1]
+    if not uses or own_slices(context.program, groups, shape, uses):
+        return None
+    if not all(user.instruction.opcode == "dynamic-slice" and at == 0 for user, at in uses):
+        return None
+    part = sum(user.instruction.shapes[0].num_bytes for user, _ in uses)
+    return (
+        WHOLE_DIMENSION,
+        f"{context.gathered(emitted)} only to read {part:,} B of it at a computed offset (dynamic_slice)",
+        "cut the part out where the dimension is whole: before the step (in the input pipeline), or with the "
+        "array split along another dimension (the batch, or channels); or exchange only the rows that move "
+        "between devices in jax.shard_map",
+    )
 
 
 def only_reduced(emitted: Emitted, context: ProgramContext) -> Fault | None:
