@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.cli.validate import validation_document
 from meshwright.cost.serving_step import pass_cost
 from meshwright.errors import PlanError
 from meshwright.models.count import count_params
@@ -494,6 +495,16 @@ def test_two_anchors_correct_the_rows_that_are_like_them():
     # The anchor's MFU of 0.4 instead of its own 0.3.
     assert found[2].baseline == pytest.approx(7.0 * 0.3 / 0.4)
     assert [p.row.id for p in step_rows(found)] == ["A3", "A4"]
+
+
+def test_rows_of_memory_say_which_figure_is_predicted():
+    """The row's unit names it; otherwise it is the program's."""
+    row = replace(LLAMA, metric=MEMORY, value=4e10, software="megatron")
+    rows = [row, replace(row, unit="GiB reserved"), replace(row, unit="nvidia-smi"), LLAMA]
+    found = predict(rows)
+    assert [one.memory_figure for one in found] == ["allocated", "reserved", "device", None]
+    document = validation_document(found, anchor=False)
+    assert document["memory"]["figures"] == {"allocated": 1, "reserved": 1, "device": 1}
 
 
 def test_memory_is_not_scaled_by_an_anchor():

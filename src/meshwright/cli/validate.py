@@ -1,5 +1,6 @@
 """mw validate: errors of the planner against published measurements."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +37,12 @@ from meshwright.validate.score import (
 )
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+# The predicted figures of memory, as the row's unit or its program has them.
+_OF_MEMORY = {
+    "allocated": "of allocated arrays",
+    "reserved": "as reserved by the allocator",
+    "device": "as the driver reports",
+}
 _MISSES = 1
 _SMALL_REGRET = 0.05
 # The bars of each score: (median, 90th percentile).
@@ -198,7 +205,12 @@ def validation_document(predictions: list[Prediction], anchor: bool) -> dict:
             axis.name: _by(steps, lambda p, name=axis.name: str(getattr(p.row, name, None) or 1))
             for axis in (TENSOR, PIPE, CONTEXT, EXPERT)
         },
-        "memory": asdict(score_predictions(memory_predictions(predictions))),
+        "memory": {
+            **asdict(score_predictions(memory_predictions(predictions))),
+            "figures": Counter(
+                p.memory_figure for p in memory_predictions(predictions) if p.memory_figure is not None
+            ),
+        },
         "verdicts": asdict(memory_verdicts(predictions)),
         "regret": quantile(sorted(r.regret for r in ranked), 0.8),
         "ranking": _ranking(ranked),
@@ -297,8 +309,10 @@ def _covered_lines(share: float | None) -> list[str]:
 def _memory_lines(memory: dict, verdicts: dict) -> list[str]:
     lines = []
     if memory["num_rows"]:
+        figures = ", ".join(f"{number} {_OF_MEMORY[name]}" for name, number in memory["figures"].items())
+        which = f" ({figures})" if figures else ""
         lines.append(
-            f"memory, {memory['num_rows']} rows: median {_percent(memory['median_abs_error'])}, "
+            f"memory, {memory['num_rows']} rows{which}: median {_percent(memory['median_abs_error'])}, "
             f"p90 {_percent(memory['p90_abs_error'])}"
         )
     ran, ran_out = verdicts["num_ran"], verdicts["num_ran_out"]

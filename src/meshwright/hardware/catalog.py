@@ -127,7 +127,7 @@ def usual(spec: str) -> str:
     return _by_words(spec) or spec
 
 
-# Words beside a chip's name that do not tell it from others.
+# Words next to a chip's name that do not tell it from others.
 _BESIDE_CHIPS = re.compile(
     r"sxm\d?|pcie|hbm\de?|gddr\d\w?|nvidia|geforce|google|cloud|amd|intel|tpu|gpus?|chips?|cards?|devices?|"
     r"nodes?|hosts?|servers?|machines?|of|with|each|and|x"

@@ -40,7 +40,8 @@ class Prediction:
     """A row and its prediction, in the row's unit.
 
     baseline: the prediction by one MFU. fits: whether the planner predicts that the layout fits the memory.
-    range: of the figure, for 8 of 10 new sources, by other sources than the row's.
+    range: of the figure, for 8 of 10 new sources, by other sources than the row's. memory_figure: the
+    predicted figure of a row of memory: allocated, reserved or device (`TrainingProgram.memory_figure`).
     """
 
     row: AnyRow
@@ -52,6 +53,7 @@ class Prediction:
     is_anchor: bool = False
     fits: bool | None = None
     range: tuple[float, float] | None = None
+    memory_figure: str | None = None
 
     @property
     def error(self) -> float | None:
@@ -74,6 +76,7 @@ class Prediction:
             "layout": self.layout,
             "fits": self.fits,
             "range": None if self.range is None else list(self.range),
+            "memory_figure": self.memory_figure,
             "anchor": self.is_anchor,
         }
 
@@ -139,16 +142,25 @@ def _predict(row: AnyRow | UnreadRow) -> Prediction:
         ValueError,
     ) as error:  # a table never stops at a row
         return Prediction(row, skipped=row.reason(f"cannot be priced: {type(error).__name__}: {error}"))
-    predicted = chosen.reported_bytes if row.metric == MEMORY else row.in_unit(chosen.step_seconds)
+    is_memory = row.metric == MEMORY
+    predicted = chosen.reported_bytes if is_memory else row.in_unit(chosen.step_seconds)
     fits = chosen.bytes_per_chip <= case.hardware.chip.program_bytes
     known = spread_on(
         chosen.mix.hardware,
         has_experts=case.config.moe is not None,
-        figure="memory" if row.metric == MEMORY else "time",
+        figure="memory" if is_memory else "time",
         without=row.source,
     )
     low_high = None if known is None else known.interval(predicted)
-    return Prediction(row, predicted, layout=str(chosen.mix), mfu=_mfu(row, case), fits=fits, range=low_high)
+    return Prediction(
+        row,
+        predicted,
+        layout=str(chosen.mix),
+        mfu=_mfu(row, case),
+        fits=fits,
+        range=low_high,
+        memory_figure=chosen.mix.hardware.software.memory_figure if is_memory else None,
+    )
 
 
 def anchored_by_source(predictions: Sequence[Prediction], trust: float = TRUST) -> list[Prediction]:
