@@ -66,6 +66,15 @@ def test_a_constraint_that_costs_time_is_left_out_or_moved() -> None:
     assert after["seconds"] < before["seconds"]
 
 
+def test_arguments_alone_are_found_in_the_step_args() -> None:
+    """Rows split along the dimension that a matmul sums over: its results are summed."""
+    m = mesh("x")
+    args = array(m, (4096, 512), None, "x"), array(m, (512, 512))
+    (one,) = _found(jax.jit(lambda x, w: jnp.tanh(x @ w).sum(1)), args)
+    assert one["where"] == "step_args" and one["tensor"] == "x"
+    assert one["change"] == "split argument `x` as P('x', None) in place of P(None, 'x')"
+
+
 def test_a_search_of_no_time_finds_nothing() -> None:
     assert _found(*_mixer(of_batch=False), seconds=1e-9) == []
 

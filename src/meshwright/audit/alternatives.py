@@ -45,6 +45,7 @@ Spec = tuple[tuple[str, ...] | None, ...]
 _OF_STEP, _OF_COMMUNICATION = 0.05, 0.1
 # Memory may grow by this factor: the order of a schedule changes it a little.
 _SAME_MEMORY = 1.05
+CHEAPER = "cheaper_sharding"
 # Alternatives to compile at most.
 _MOST = 24
 
@@ -338,11 +339,11 @@ def _remark(chosen: Alternative, after: Cost, before: Cost) -> Remark:
         for one in (after, before)
     ]
     return Remark(
-        "cheaper_sharding",
+        CHEAPER,
         names[0] if names else Path(lines[0]).name,
         f"{subject}: with {new or 'no constraint'} in place of {old} the step compiles to {times[0]}, in "
         f"place of {times[1]}, with no more memory",
-        lines[0] if lines else "",
+        lines[0] if lines else "step_args",
         how,
         None,
         before.seconds - after.seconds,
