@@ -2,8 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import TypeVar
 
 _Part = TypeVar("_Part")
@@ -21,5 +19,9 @@ def results_of(
     if not in_processes or (os.cpu_count() or 1) == 1:
         yield from map(work, parts)
         return
+    # Small tables need not wait for these imports.
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         yield from pool.map(work, parts)
