@@ -61,7 +61,7 @@ from meshwright.models.count import (
 )
 from meshwright.models.count import caches as caches_of
 from meshwright.models.parameters import dimensions
-from meshwright.models.transformer import Entries
+from meshwright.models.transformer import Scoring
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard
@@ -236,10 +236,7 @@ class _CachedOps(SymbolicOps):
         k: Value,
         v: Value,
         at: AtLayer,
-        *,
-        chosen: Value | None = None,
-        entries: Entries[Value] | None = None,
-        **how: object,
+        scoring: Scoring[Value],
     ) -> tuple[Value, AtLayer]:
         """Attention of a pass: prefill as in training; a generate step reads each sequence's cache.
 
@@ -257,8 +254,9 @@ class _CachedOps(SymbolicOps):
             made = self.config.mla is None and not at.kind.shares_kv
             if made and (uses_ring(layout) or attention_layout(layout) is not layout):
                 self._all_to_keep({"k": k, "v": v})
-            return super().attention(name, q, k, v, at, chosen=chosen, entries=entries)
-        window = self._read(at.kind)
+            without_gradient = scoring._replace(sinks=None)
+            return super().attention(name, q, k, v, at, without_gradient)
+        window, chosen = self._read(at.kind), scoring.chosen
         cached = self.cached(1, read_positions(self.sizes["S"], window))
         kept = tuple(value for name, value in cached.items() if not name.startswith("index"))
         out = self._like_queries(q, v)
@@ -291,13 +289,11 @@ class _CachedOps(SymbolicOps):
         rope: Value,
         w: Mapping[str, Value],
         at: AtLayer,
-        *,
-        scale: float | None = None,
-        chosen: Value | None = None,
+        scoring: Scoring[Value],
     ) -> tuple[Value, AtLayer]:
         if self.is_whole and self.layout.table.position_axes:
             self._all_to_keep({"latent": latent, "rope": rope})
-        return super().latent_attention(name, q, latent, rope, w, at, scale=scale, chosen=chosen)
+        return super().latent_attention(name, q, latent, rope, w, at, scoring)
 
     def index(
         self, name: str, q: Value, k: Value, weights: Value | None, at: AtLayer, entries: Places | None = None

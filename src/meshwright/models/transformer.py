@@ -124,6 +124,21 @@ class Entries(NamedTuple, Generic[V]):
     places: Places
 
 
+class Scoring(NamedTuple, Generic[V]):
+    """How queries score the keys of a layer, and which keys they read.
+
+    softcap: c in c tanh(x / c). scale: of q . k, H ** -0.5 if None. sinks[N]: a logit more for each head.
+    chosen: the keys, among those of the layer's window, that `index` chose; with `entries`, of these.
+    entries: compressed keys of earlier positions that are read too, in the window or not.
+    """
+
+    softcap: float | None = None
+    scale: float | None = None
+    sinks: V | None = None
+    chosen: V | None = None
+    entries: Entries[V] | None = None
+
+
 class Ops(CommonOps[V], Protocol[V]):
     """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
 
@@ -132,8 +147,7 @@ class Ops(CommonOps[V], Protocol[V]):
     turned_norm: over H, without weights, in layers with rotary positions.
     temperature: of queries, in layers without rotary positions.
     attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees its own position and the earlier
-      ones in its layer's window; with `chosen`, only the keys among them that `index` chose. With `entries`
-      also the entries of earlier positions, in its window or not; `chosen` is then of entries.
+      ones in its layer's window, and of these what `scoring` says.
     dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
       has the first letters of y.
     activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
@@ -165,12 +179,7 @@ class Ops(CommonOps[V], Protocol[V]):
         k: V,
         v: V,
         at: AtLayer,
-        *,
-        softcap: float | None = None,
-        scale: float | None = None,
-        sinks: V | None = None,
-        chosen: V | None = None,
-        entries: "Entries[V] | None" = None,
+        scoring: Scoring[V],
     ) -> tuple[V, AtLayer]: ...
     def activation(
         self, name: str, gate: V, up: V | None, kind: str, slopes: tuple[V, V] | None = None
@@ -227,9 +236,7 @@ class LatentOps(Ops[V], Protocol[V]):
         rope: V,
         w: Mapping[str, V],
         at: AtLayer,
-        *,
-        scale: float | None = None,
-        chosen: V | None = None,
+        scoring: Scoring[V],
     ) -> tuple[V, AtLayer]: ...
 
 
@@ -470,8 +477,8 @@ def _attention(
         kv = [ops.for_layers(name, x) for name, x in zip("kv", kv, strict=False)]
     k, v = kv or cast("Sequence[V]", shared)
     v = k if config.values_are_cached_keys else v
-    scores = {"softcap": config.attention_softcap, "scale": config.score_scale, "sinks": w.get("sinks")}
-    a, at = ops.attention("attention", q, k, v, at, chosen=chosen, entries=entries, **scores)
+    scoring = Scoring(config.attention_softcap, config.score_scale, w.get("sinks"), chosen, entries)
+    a, at = ops.attention("attention", q, k, v, at, scoring)
     if config.values_are_cached_keys and config.positions == "rope":
         a = ops.rope("rope_a", a, at, back=True)
     a = _gated(config, ops, w, h, a, "H")
@@ -546,7 +553,8 @@ def _latent_attention(
         (chosen,) = cast("Sequence[V]", shared)
     else:
         chosen, at = _chosen_keys(config, ops, w, h, down, at)
-    a, at = ops.latent_attention("attention", q, latent, rope, w, at, scale=config.score_scale, chosen=chosen)
+    scoring = Scoring(scale=config.score_scale, chosen=chosen)
+    a, at = ops.latent_attention("attention", q, latent, rope, w, at, scoring)
     indexer = config.own_indexer
     handed_on = (chosen,) if chosen is not None and indexer and indexer.handed_on else None
     return _gated(config, ops, w, h, a, "O"), at, handed_on

@@ -29,7 +29,7 @@ from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.mixers import BLOCK_GATES
 from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
-from meshwright.models.transformer import Entries
+from meshwright.models.transformer import Entries, Scoring
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.by_formula import ScoreForm, alibi_slopes
@@ -265,12 +265,7 @@ class InferenceOps(_ProductsOfStored):
         k: Array,
         v: Array,
         at: AtLayer,
-        *,
-        softcap: float | None = None,
-        scale: float | None = None,
-        sinks: Array | None = None,
-        chosen: Array | None = None,
-        entries: Entries[Array] | None = None,
+        scoring: Scoring[Array],
     ) -> tuple[Array, AtLayer]:
         """Attention over pages: writes keys and values of the step's tokens, then reads each sequence's own.
 
@@ -278,22 +273,19 @@ class InferenceOps(_ProductsOfStored):
         """
         _, cache, kind = at
         if cache is None:
-            how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
-            return super().attention(name, q, k, v, at, entries=entries, **how)
-        if entries is not None:
-            scores = ScoreForm(softcap, q.shape[-1] ** -0.5 if scale is None else scale)
-            return self._over_entries(name, (q, k), entries, at, scores, sinks, chosen)
+            return super().attention(name, q, k, v, at, scoring)
+        if scoring.entries is not None:
+            return self._over_entries(name, (q, k), scoring.entries, at, scoring)
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         pages, number, _ = cache
         if self.layout.table.position_axes:
-            how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
             with jax.named_scope(name):
                 whole = {letter: self._gather_positions(letter, x) for letter, x in (("k", k), ("v", v))}
                 if not kind.shares_kv:
                     pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
             if not uses_ring(self.layout) and attention_layout(self.layout) is self.layout:
                 k, v = whole["k"], whole["v"]
-            out, _ = super().attention(name, q, k, v, at.uncached, **how)
+            out, _ = super().attention(name, q, k, v, at.uncached, scoring)
             return out, _with_pages(at, pages)
         if not kind.shares_kv:
             with jax.named_scope(name):
@@ -301,14 +293,13 @@ class InferenceOps(_ProductsOfStored):
                 pages = pages.written(number, new)
         if pages.is_fresh:
             q, k, v = (pages.by_row(x[:, 0]) for x in (q, k, v))
-            how = {"softcap": softcap, "scale": scale, "sinks": sinks, "chosen": chosen}
-            out, _ = super().attention(name, q, k, v, _from_the_start(q, kind), **how)
+            out, _ = super().attention(name, q, k, v, _from_the_start(q, kind), scoring)
             return _by_token(out), _with_pages(at, pages)
         with jax.named_scope(name):
             indexer = self.config.at(kind.variant).indexer
             block = indexer.block if indexer else None
-            how = ScoreForm(softcap, q.shape[-1] ** -0.5 if scale is None else scale, slopes, block)
-            out = pages.attend(number, q[:, 0], kind.windows[0], how, sinks, chosen)
+            how = _score_form(scoring, q.shape[-1], slopes, block)
+            out = pages.attend(number, q[:, 0], kind.windows[0], how, scoring.sinks, scoring.chosen)
             return out.astype(self.dtype)[:, None], _with_pages(at, pages)
 
     def _over_entries(
@@ -317,9 +308,7 @@ class InferenceOps(_ProductsOfStored):
         projected: tuple[Array, Array],
         entries: Entries[Array],
         at: AtLayer,
-        how: ScoreForm,
-        sinks: Array | None,
-        chosen: Array | None,
+        scoring: Scoring[Array],
     ) -> tuple[Array, AtLayer]:
         """Attention of the step's tokens over a window and entries, which are written first.
 
@@ -334,11 +323,12 @@ class InferenceOps(_ProductsOfStored):
         if pages.is_fresh:
             q, k, values = (pages.by_row(x[:, 0]) for x in (q, k, values))
             whole = Entries(*self._of_prompts(values, every))
-            scores = {"softcap": how.softcap, "scale": how.scale, "sinks": sinks, "chosen": chosen}
-            out, _ = super().attention(name, q, k, k, _from_the_start(q, kind), entries=whole, **scores)
+            of_prompts = scoring._replace(entries=whole)
+            out, _ = super().attention(name, q, k, k, _from_the_start(q, kind), of_prompts)
             return _by_token(out), at
         with jax.named_scope(name):
-            out = pages.attend_with_entries(number, q[:, 0], window, how, sinks, chosen)
+            how = _score_form(scoring, q.shape[-1])
+            out = pages.attend_with_entries(number, q[:, 0], window, how, scoring.sinks, scoring.chosen)
             return out.astype(self.dtype)[:, None], at
 
     def _positions_of_entry(self, kind: KindInLoop) -> int:
@@ -375,40 +365,39 @@ class InferenceOps(_ProductsOfStored):
         rope: Array,
         w: Mapping[str, Array],
         at: AtLayer,
-        *,
-        scale: float | None = None,
-        chosen: Array | None = None,
+        scoring: Scoring[Array],
     ) -> tuple[Array, AtLayer]:
         """Absorbed: queries times wk_up attend to latents, and wv_up maps the sums of latents to values."""
-        how = {"scale": scale, "chosen": chosen}
         if at.cache is None:
-            return super().latent_attention(name, q, latent, rope, w, at, **how)
+            return super().latent_attention(name, q, latent, rope, w, at, scoring)
         _, (pages, number, _), kind = at
         if self.layout.table.position_axes:
             with jax.named_scope(name):
                 kept = {"latent": latent, "rope": rope}
                 whole = {letter: self._gather_positions(letter, x) for letter, x in kept.items()}
                 pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
-            out, _ = super().latent_attention(name, q, latent, rope, w, at.uncached, **how)
+            out, _ = super().latent_attention(name, q, latent, rope, w, at.uncached, scoring)
             return out, _with_pages(at, pages)
         num_rotary = rope.shape[-1]
         with jax.named_scope(name):
             pages = pages.written(number, {"latent": latent[:, 0], "rope": rope[:, 0]})
         if pages.is_fresh:
             q, latent, rope = (pages.by_row(x[:, 0]) for x in (q, latent, rope))
-            out, _ = super().latent_attention(name, q, latent, rope, w, _from_the_start(q, kind), **how)
+            out, _ = super().latent_attention(name, q, latent, rope, w, _from_the_start(q, kind), scoring)
             return _by_token(out), _with_pages(at, pages)
         with jax.named_scope(name):
             up, out_of = (
                 self._absorbed("wk_up", w, "BTR,RNJ->BTNJ"),
                 self._absorbed("wv_up", w, "BTR,RNO->BTNO"),
             )
-            scores = ScoreForm(None, q.shape[-1] ** -0.5 if scale is None else scale)
+            scores = _score_form(scoring, q.shape[-1])
             plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
             with jax.named_scope("wk_up"):
                 query = self._with_heads("BNJ,NJR->BNR", plain, up)
             query = jnp.concatenate([query, turned], axis=-1)
-            sums = pages.attend(number, query, kind.windows[0], scores, None, chosen).astype(self.dtype)
+            sums = pages.attend(number, query, kind.windows[0], scores, None, scoring.chosen).astype(
+                self.dtype
+            )
             with jax.named_scope("wv_up"):
                 values = self._with_heads("BNR,NOR->BNO", sums, out_of)
             return values[:, None], _with_pages(at, pages)
@@ -593,6 +582,17 @@ def _letters_there(plan: Contraction) -> str:
     """The letters of a weight's stored array, with summed letters last."""
     einsum = plan.einsum
     return "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
+
+
+def _score_form(
+    scoring: Scoring[Array],
+    head_dim: int,
+    slopes: tuple[float, ...] | None = None,
+    block: int | None = None,
+) -> ScoreForm:
+    """The form of scores for readers of pages, which need the scale as a number."""
+    scale = head_dim**-0.5 if scoring.scale is None else scoring.scale
+    return ScoreForm(scoring.softcap, scale, slopes, block)
 
 
 def _from_the_start(q: Array, kind: KindInLoop) -> AtLayer:

@@ -28,7 +28,7 @@ from meshwright.layout.moves.attention import (
 from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import Indexer, LayerKind, Window
 from meshwright.models.count import read_positions, seen_keys
-from meshwright.models.transformer import Entries, LatentOps, spelt_out
+from meshwright.models.transformer import LatentOps, Scoring, spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard
 from meshwright.notation.operation import placed_operation
@@ -77,12 +77,7 @@ class AttentionOps(ProductOps):
         k: Value,
         v: Value,
         at: AtLayer,
-        *,
-        softcap: float | None = None,
-        scale: float | None = None,
-        sinks: Value | None = None,
-        chosen: Value | None = None,
-        entries: Entries[Value] | None = None,
+        scoring: Scoring[Value],
     ) -> tuple[Value, AtLayer]:
         """softmax(q . k) . v: 2 B T S N (H + O) FLOPs forward; the backward pass repeats the scores.
 
@@ -92,7 +87,8 @@ class AttentionOps(ProductOps):
         forward (written, masked, exponentiated and written, read) and 11 times backward.
         """
         if attention_layout(self.layout) is not self.layout:
-            return self._by_heads(name, (q, k, v), at, sinks), at
+            return self._by_heads(name, (q, k, v), at, scoring), at
+        _, _, sinks, chosen, entries = scoring
         if sinks is not None:
             scores = ShardedArray("sinks", q.array.dims[:-1], q.array.axes[:-1])
             yielded = placed_operation((scores, sinks.array), scores, wanted=True).reshards[1].yielded
@@ -182,7 +178,7 @@ class AttentionOps(ProductOps):
         return self._keys_multiplied(keys, None)
 
     def _by_heads(
-        self, name: str, projected: tuple[Value, Value, Value], at: AtLayer, sinks: Value | None
+        self, name: str, projected: tuple[Value, Value, Value], at: AtLayer, scoring: Scoring[Value]
     ) -> Value:
         """Attention by a share of the heads: exchanged for positions, and exchanged back."""
         layout = self.layout
@@ -191,7 +187,7 @@ class AttentionOps(ProductOps):
             for letter, x in zip("qkv", projected, strict=True)
         )
         self.layout = attention_layout(layout)
-        out, _ = self.attention(name, q, k, v, at, sinks=sinks)
+        out, _ = self.attention(name, q, k, v, at, scoring)
         self.layout = layout
         return self._exchange_heads("a", out, from_heads(layout, "a", "".join(out.array.dims)))
 
@@ -219,12 +215,10 @@ class AttentionOps(ProductOps):
         rope: Value,
         w: Mapping[str, Value],
         at: AtLayer,
-        *,
-        scale: float | None = None,
-        chosen: Value | None = None,
+        scoring: Scoring[Value],
     ) -> tuple[Value, AtLayer]:
         k, v = spelt_out(cast("LatentOps[Value]", self), w, latent, rope)
-        return self.attention(name, q, k, v, at, scale=scale, chosen=chosen)
+        return self.attention(name, q, k, v, at, scoring)
 
     def _attend(
         self,

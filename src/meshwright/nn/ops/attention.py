@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from meshwright.layout.moves.attention import (
 )
 from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import Entries, LatentOps, spelt_out
+from meshwright.models.transformer import Entries, LatentOps, Scoring, spelt_out
 from meshwright.nn.attention.blockwise import blockwise
 from meshwright.nn.attention.by_formula import (
     ScoreForm,
@@ -76,16 +76,11 @@ class AttentionOps(ProductOps):
         k: Array,
         v: Array,
         at: AtLayer,
-        *,
-        softcap: float | None = None,
-        scale: float | None = None,
-        sinks: Array | None = None,
-        chosen: Array | None = None,
-        entries: Entries[Array] | None = None,
+        scoring: Scoring[Array],
     ) -> tuple[Array, AtLayer]:
         if attention_layout(self.layout) is not self.layout:
-            options = {"softcap": softcap, "scale": scale, "sinks": sinks}
-            return self._by_heads(name, (q, k, v), at, options), at
+            return self._by_heads(name, (q, k, v), at, scoring), at
+        softcap, scale, sinks, chosen, entries = scoring
         places, _, kind = at
         alibi = self.config.positions == "alibi"
         slopes = alibi_slopes(self.config.num_heads) if alibi else None
@@ -167,7 +162,7 @@ class AttentionOps(ProductOps):
             return checkpoint_name(chosen, KEPT), at
 
     def _by_heads(
-        self, name: str, projected: tuple[Array, Array, Array], at: AtLayer, options: Mapping[str, Any]
+        self, name: str, projected: tuple[Array, Array, Array], at: AtLayer, scoring: Scoring[Array]
     ) -> Array:
         """Attention of whole sequences by a share of the heads: exchanged for positions, and back."""
 
@@ -180,7 +175,7 @@ class AttentionOps(ProductOps):
         ops.layout = attention_layout(layout)
         q = moved("q", to_heads(layout, "q", "BTNH"), q)
         k, v = (moved(one, to_heads(layout, one, "BTKH"), x) for one, x in (("k", k), ("v", v)))
-        out, _ = ops.attention(name, q, k, v, at, **options)
+        out, _ = ops.attention(name, q, k, v, at, scoring)
         return moved("a", from_heads(layout, "a", "BTNH"), out)
 
     def _first(self, positions: Array, kind: KindInLoop) -> Array | None:
@@ -198,13 +193,11 @@ class AttentionOps(ProductOps):
         rope: Array,
         w: Mapping[str, Array],
         at: AtLayer,
-        *,
-        scale: float | None = None,
-        chosen: Array | None = None,
+        scoring: Scoring[Array],
     ) -> tuple[Array, AtLayer]:
         """Keys and values spelt out; in generation they are absorbed (nn/cached_ops.py)."""
         k, v = spelt_out(cast("LatentOps[Array]", self), w, latent, rope)
-        return self.attention(name, q, k, v, at, scale=scale, chosen=chosen)
+        return self.attention(name, q, k, v, at, scoring)
 
     def join_rope(self, name: str, k: Array, rope: Array) -> Array:
         with jax.named_scope(name):
