@@ -1,5 +1,6 @@
 """The number type in which published files hold a model's matrices, and plans that take it by default."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ def _compressed(kind: str, bits: int) -> dict[str, Any]:
         ({"quant_method": "gptq", "bits": 3}, None),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4"),
+        ({"quant_algo": "FP8", "ignore": ["lm_head"]}, "fp8"),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "FP8"}}}, "fp8"),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": [8]}, "b": 8}}, None),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": 8}, None),
         (_compressed("float", 8), "fp8"),
         (_compressed("int", 4), "int4"),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, None),
@@ -48,6 +53,22 @@ def _compressed(kind: str, bits: int) -> dict[str, Any]:
 )  # fmt: skip
 def test_a_file_states_the_type_of_its_matrices(declared: Any, dtype: str | None) -> None:
     assert stored_dtype({"quantization_config": declared}) == dtype
+
+
+def test_a_folder_states_the_type_in_a_file_of_modelopt(tmp_path: Path) -> None:
+    """Of two types the narrower is stored, and modules of the other count as not quantised."""
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "vocab_size": 256, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layers = {f"model.layers.{n}.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16} for n in range(2)}
+    layers |= {"model.layers.1.mlp.down_proj": {"quant_algo": "FP8"}}
+    table = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": table}))
+    model = load_model(str(tmp_path))
+    assert model.stored_dtype == "fp4"
+    assert {each.path: each.num_layers for each in model.unquantised} == {
+        "embed": 1, "unembed": 1, "layers/w_out": 1,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ TYPE = NumberType(
     jax="float4_e2m1fn",
     hlo=("f4e2m1fn",),
     aliases=("nvfp4",),
-    declared=("compressed-tensors float 4", "modelopt NVFP4"),
+    declared=("compressed-tensors float 4", "modelopt NVFP4", "modelopt W4A16_NVFP4"),
     scales=Scales(block=16, dtype="fp8", square=True, has_global=True),
     planned_as=frozenset({"weights"}),
     trained_as=frozenset({"operands"}),

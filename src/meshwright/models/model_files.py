@@ -11,6 +11,7 @@ from meshwright.files import parse_json, parse_toml, read_text
 from meshwright.models.config import ALL_TABLES, ModelConfig
 from meshwright.models.families.family import Family
 from meshwright.models.hf import family_of, from_hf, to_hf
+from meshwright.models.stored import declared_quantisation
 
 # The model type of a config.json in our own form.
 _OWN_TYPE = "meshwright"
@@ -27,7 +28,15 @@ def read_model(path: Path) -> ModelConfig:
         return model_from_dict({"name": file.stem} | data, str(file))
     if _is_own_form(data):
         return model_from_dict(data["model"], str(file))
-    return from_hf(data, model_name(file))
+    return from_hf(with_quantisation(data, file.parent), model_name(file))
+
+
+def with_quantisation(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """A folder's config.json; if it has no table of quantisation, with the one that ModelOpt writes apart."""
+    file = folder / "hf_quant_config.json"
+    if declared_quantisation(config) is not None or not file.is_file():
+        return config
+    return {**config, "quantization_config": read_object(file).get("quantization")}
 
 
 def read_family(folder: Path) -> Family | None:

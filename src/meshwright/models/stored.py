@@ -18,15 +18,36 @@ _USUAL_BITS = 4
 def declared_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The table of a config.json that says how its weights are quantised; None without one.
 
-    Raises ModelError if it is no table.
+    ModelOpt may name a type for each module. The table then has the narrowest, and the modules of other types
+    are listed as not quantised. Raises ModelError if it is no table.
     """
     for key in ("quantization_config", "compression_config"):
         declared = config.get(key)
         if declared is not None and not isinstance(declared, Mapping):
             raise ModelError(f"{key} = {declared!r} must be an object, with quant_method")
         if declared:
-            return declared
+            return _of_modelopt(declared) if "quant_algo" in declared else declared
     return None
+
+
+def _of_modelopt(declared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ModelOpt's table with its method, which it leaves out, and with one type."""
+    whole, layers = {**declared, "quant_method": "modelopt"}, declared.get("quantized_layers")
+    if not isinstance(layers, Mapping):
+        return whole
+    types = {name: str(each.get("quant_algo")) for name, each in layers.items() if isinstance(each, Mapping)}
+    bits = {
+        each: NUMBER_TYPES[_TYPES[f"modelopt {each}"]].bits
+        for each in types.values()
+        if f"modelopt {each}" in _TYPES
+    }
+    if not bits:
+        return whole
+    narrowest = min(bits, key=bits.__getitem__)
+    others = [name for name, each in types.items() if each != narrowest]
+    listed = declared.get("exclude_modules") or declared.get("ignore") or []
+    kept = listed if isinstance(listed, list) else []
+    return whole | {"quant_algo": narrowest, "exclude_modules": [*kept, *others], "ignore": None}
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:

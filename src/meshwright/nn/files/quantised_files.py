@@ -23,6 +23,7 @@ import numpy as np
 from meshwright.dtypes import NUMBER_TYPES, NumberType
 from meshwright.errors import CheckpointError
 from meshwright.files import parse_json, read_text
+from meshwright.models.model_files import with_quantisation
 from meshwright.models.stored import declared_quantisation
 
 _BY_METHOD = {record.quant_method: record for record in NUMBER_TYPES.values() if record.quant_method}
@@ -130,7 +131,8 @@ def _quantization_config(folder: Path) -> Mapping[str, Any] | None:
     path = folder / "config.json"
     if not path.is_file():
         return None
-    return declared_quantisation(parse_json(read_text(path, CheckpointError)))
+    config = parse_json(read_text(path, CheckpointError))
+    return declared_quantisation(with_quantisation(config, folder))
 
 
 class _Reader:
