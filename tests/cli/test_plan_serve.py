@@ -295,3 +295,10 @@ def test_the_published_file_of_a_narrow_type_is_named(capsys: pytest.CaptureFixt
     assert main([*words, *step, "--model", "llama-3.1-405b-fp8"]) == 0
     published = capsys.readouterr()
     assert not published.err and "weights 60.9 GB" in published.out
+
+
+@pytest.mark.parametrize("machine", ["2x4090", "RTX 4090 x2"])
+def test_machines_are_read_as_shops_write_them(machine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["plan", "serve", "--model", "llama-3.2-1b", "--prompt-tokens", "512", "--output-tokens", "64"]
+    assert main([*line, "--hardware", machine, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"]["hardware"] == "rtx4090:2"

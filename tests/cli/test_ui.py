@@ -119,7 +119,7 @@ def test_a_moved_axis_or_machine_has_a_price():
     moves = [
         ({"layout": "fsdp=64,tensor=4,remat=full"}, "tensor", "fsdp=16,tensor=4,remat=full"),
         ({"hardware": "v5e:4x4"}, "hardware", "fsdp=16,remat=full"),
-        ({"layout": "fsdp=64,pipe=2,remat=full"}, "pipe", "fsdp=32,pipe=2,remat=full"),
+        ({"layout": "fsdp=64,pipe=2,remat=full"}, "pipe", "fsdp=32,pipe=2,remat=full,microbatches=8"),
         ({"layout": "fsdp=64,remat=full,sequence_parallel=true"}, "remat", "fsdp=64,remat=full"),
     ]
     for words, moved, layout in moves:

@@ -10,7 +10,7 @@ from meshwright.dtypes import KNOWN
 
 Role = Literal[
     "price", "budget", "hourly", "rate", "users", "prompt", "answer", "context", "batch", "tokens", "epochs",
-    "latency", "days", "dtype", "memory",
+    "latency", "tpot", "days", "dtype", "memory",
 ]  # fmt: skip
 _NUMBER = r"\d[\d,_]*(?:\.\d+)?(?:e\d+)?"
 # A number, perhaps with a factor: 15T, 500 thousand.
@@ -23,6 +23,7 @@ _HOURLY = (
     r"\s?(?:/|\b(?:per|an|a)\b)\s?(?:(?P<chip>gpu|chip|card|tpu|device)[-\s/]?)?(?:an?\s)?(?:hours?|hr|h)\b"
 )
 _PERIOD = r"(?P<period>seconds?|secs?|s|minutes?|min|hours?|hr|h|days?|d|weeks?|months?)\b"
+_SECONDS = "(?:ms|milliseconds?|secs?|seconds?|s)"
 _REQUESTS = r"(?:requests?|reqs?|queries|prompts|calls|chats|messages)"
 _LENGTH = rf"(?P<n>{_NUMBER}[km]?)"
 _ANSWERS, _PROMPTS = "(?:outputs?|answers?|responses?|completions?|replies)", "(?:inputs?|prompts?)"
@@ -48,7 +49,8 @@ _FORMS: tuple[tuple[Role, str], ...] = (
     ("context", rf"{_LENGTH}[-\s]?(?:tokens?[-\s])?{_CONTEXTS}\b"),
     ("tokens", rf"{_COUNT}[-\s]?(?:tokens?|toks?)\b"),
     ("epochs", rf"(?P<n>{_NUMBER})\s?(?:epochs?|passes)\b"),
-    ("latency", rf"(?P<n>{_NUMBER}\s?(?:ms|milliseconds?|secs?|seconds?|s))\b"),
+    ("tpot", rf"\b(?:tpot|itl|per\stoken)\s(?:of\s|under\s)?(?P<n>{_NUMBER}\s?{_SECONDS})\b"),
+    ("latency", rf"(?P<n>{_NUMBER}\s?{_SECONDS})\b"),
     ("days", rf"(?P<n>{_NUMBER})\s?(?P<unit>minutes?|min|hours?|hrs?|h|days?|weeks?|months?)\b"),
     ("dtype", rf"\b(?P<n>{'|'.join(map(re.escape, KNOWN))}|[48][-\s]?bits?)\b"),
     ("memory", r"(?P<n>\d+)\s?gi?b\b(?:\sof\s(?:v?ram|memory))?"),
@@ -105,7 +107,7 @@ def _amount(role: Role, match: re.Match[str]) -> Amount:
         value += " tokens"
     elif role == "dtype":
         value = dtype_here(value) or value
-    elif role == "latency":
+    elif role in ("latency", "tpot"):
         value = re.sub(r"\s|illiseconds?|ec(ond)?s?$", "", value)
     return Amount(role, value, match[0].strip())
 

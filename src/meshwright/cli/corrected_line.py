@@ -30,7 +30,7 @@ from meshwright.cli.line_notes import left_out
 from meshwright.cli.line_options import joined_words, placed, replaced
 from meshwright.cli.line_pieces import LAUNCHED, Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
-from meshwright.cli.line_values import is_no_value, is_unknown_name, with_a_right_value
+from meshwright.cli.line_values import RANGE, is_no_value, is_unknown_name, with_a_right_value
 from meshwright.cli.other_files import step_of
 from meshwright.cli.other_notation import (
     array_of_bytes,
@@ -154,6 +154,8 @@ def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     taken = [model for size in sizes if (model := of_this_size(size)) and model in line.split()]
     taken += [model for word in words if (model := preset_of_size(word)) and model in line.split()]
     notes = {model: size_note(model) for model in taken if model not in words}
+    ranges = [word for word in words if RANGE.fullmatch(word) and word not in line.split()]
+    notes |= {word: f"{word} is its mean" for word in ranges if commands[-1].path == ("plan", "serve")}
     return notes | left_out(_rewritten(args), line, commands)
 
 
@@ -517,7 +519,7 @@ def _finished(
     sized = _finds_size(pieces, command)
     # Conversions need the chips and the model.
     pieces = _with_right_values(pieces, command, "--model")
-    if command.path == ("plan", "train") and not sized:
+    if command.path in (("plan", "train"), ("plan", "serve")) and not sized:
         pieces = with_numbers(pieces, command)
     if not sized:
         pieces = _with_right_values(pieces, command, "--hardware")

@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command as to_command
 
 from meshwright.cli.other_subjects import HOSTS, meaning, subject, words_of
-from meshwright.cli.other_values import in_words, plain_words, strategy, with_value
+from meshwright.cli.other_values import KINDS_OF_CHIPS, in_words, plain_words, strategy, with_value
 from meshwright.cli.other_words import (
     ALIKE,
     TYPO,
@@ -275,7 +275,7 @@ def _argument(given: str, context: Any) -> str:
 
 def _by_value(value: str, options: Sequence[str], given: str) -> str:
     """The option that takes a value, for an option whose name explains nothing; empty if none does."""
-    if not value:
+    if not value or (value.lower() in KINDS_OF_CHIPS and "--target" not in options):
         return ""
     from meshwright.dtypes import KNOWN, named  # here, since most command lines are right
 

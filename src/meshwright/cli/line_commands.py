@@ -87,6 +87,7 @@ def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
     """Lines of another command that words after the typed command ask for."""
     if words[0] == "model" and _FIT_OPTIONS & set(words):
         yield ["fit", *words[1:]]
+    yield from _of_first_word(words)
     if is_launcher(words[0]):  # `megatron --tp 8`
         yield ["plan", "train", "--for", *words]
     if list(words[:2]) == ["hardware", "compare"] and (compared := _of_machines(words[1:])):
@@ -113,6 +114,15 @@ def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
         at = words.index("--batch")
         if batches := _batches(words[at + 1]):  # mw plan serve prices one batch
             yield ["plot", "decode", *words[2:at], "--batches", batches, *words[at + 2 :]]
+
+
+def _of_first_word(words: Sequence[str]) -> Iterator[list[str]]:
+    """The lines for `budget 100000 --model M`, a run that the money pays, and for `benchmark --url U`."""
+    if words[0] == "budget" and len(words) > 1 and re.fullmatch(r"\$?\d[\d.,]*[kKmM]?", words[1]):
+        tokens = [] if "--tokens" in words else ["--tokens", "1T"]
+        yield ["plan", "train", *words[2:], *tokens, "--budget", words[1]]
+    if words[0] in ("benchmark", "loadtest") and {"--url", "--base-url", "--endpoint"} & set(words):
+        yield ["bench", "serve", *words[1:]]
 
 
 def _batches(text: str) -> str:

@@ -85,6 +85,10 @@ def _machine_of(first: str, second: str) -> str:
         if star and example == SLICE:
             return f"{slices}*{other}"
     (name, _, sizes), (other, _, others) = first.partition(":"), second.partition(":")
+    for machine, chip_name, example in ((first, name, other), (second, other, name)):
+        # A torus has its own hosts.
+        if example == "h100" and ":" in machine and _is_of_torus(chip_name):
+            return machine
     by_host = next((each for each in (sizes, others) if "x" in each), "")
     plain = next((each for each in (others, sizes) if each and "x" not in each), "")
     chip = other if name == "h100" else name
@@ -96,6 +100,17 @@ def _machine_of(first: str, second: str) -> str:
 # Examples for lines that lack them: lengths of requests at a rate, which are simulated, and a checkpoint.
 _OF_A_RATE = {"--prompt-tokens": "1k", "--output-tokens": "256"}
 _RUN = "runs/demo"
+
+
+def _is_of_torus(name: str) -> bool:
+    from meshwright.hardware.catalog import chip_of
+    from meshwright.hardware.chip import Torus
+
+    with suppress(MeshwrightError, OSError):
+        return isinstance(chip_of(name).network, Torus)
+    return False
+
+
 _MONTH_SECONDS = 30 * 86_400
 _LEAST_CHIPS = 8  # of an example of a machine to train on
 _ANSWER = 512  # most tokens of the answer, if a line gives only the length of the context
@@ -541,12 +556,15 @@ def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     from meshwright.hardware.catalog import usual
 
     at = next((at for at, piece in enumerate(pieces) if piece.option == "--hardware"), None)
-    if at is None:
+    given = {piece.option: piece.value for piece in pieces}
+    if at is None or (command.path == ("plan", "serve") and not {"--phase", "--layout"} <= given.keys()):
         return list(pieces)
     specs = [usual(spec.strip()) for spec in pieces[at].value.split(",")]
     with suppress(MeshwrightError, OSError, ValueError):
         bare = [spec for spec in specs if ":" not in spec and not spec.endswith(".toml")]
         number = max((_num_chips(spec, pieces, command) for spec in bare), default=0)
+        if command.path == ("plan", "serve"):  # one step of one layout
+            number = _num_devices(given["--layout"])
         sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in specs)
         return [*pieces[:at], replace(pieces[at], value=sized), *pieces[at + 1 :]] if bare else list(pieces)
     return list(pieces)

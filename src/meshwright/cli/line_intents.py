@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from meshwright.cli.other_words import QLORA
+from meshwright.cli.other_words import QLORA, command_of_words
 from meshwright.cli.value_kinds import is_corpus, is_in_usual_folder, is_machine, is_model
 
 _WEIGHTS = "folder", "model"  # kinds of things with weights
@@ -59,6 +59,7 @@ _QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plan train --model {}", ("how fast", "how long")),
     ("fit {}", ("will fit", "does fit", "do need", "enough for", "how much", "can", "what")),
 )
+_SHOWN_BY = {"model": "model", "machine": "hardware"}  # commands that show a thing of that kind
 _FIRST_OF_QUESTIONS = {question.split()[0] for _, questions in _QUESTIONS for question in questions}
 # Words that only join names and numbers in a sentence.
 FILLERS = {"the", "on", "for", "with", "using", "of", "to", "and", "vs", "versus", "against", "please"}
@@ -115,6 +116,16 @@ def _filled(line: str, word: str) -> list[str]:
     return [part.replace("{}", word) for part in shlex.split(line)]
 
 
+def _of_names(words: Sequence[str]) -> Iterator[list[str]]:
+    """The lines for words that begin with a name, and for an unknown word with one: `layers llama-3-70b`."""
+    first, last = kind_of(words[0]), kind_of(words[-1])
+    is_unknown = len(words) == 2 and not command_of_words(words[0], ())
+    if first in ("model", "machine"):
+        yield ["fit" if first == "model" else "hardware", *words]
+    elif is_unknown and last in _SHOWN_BY:
+        yield [_SHOWN_BY[last], words[-1]]
+
+
 def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
     """The lines that a verb with a thing, or a question, may mean; the likeliest first.
 
@@ -140,8 +151,7 @@ def meant_lines(words: Sequence[str]) -> Iterator[list[str]]:
         at = words.index("--model")
         yield [*_filled(lines["model"], words[at + 1]), *words[1:at], *words[at + 2 :]]
         return
-    if (first := kind_of(words[0])) in ("model", "machine"):
-        yield ["fit" if first == "model" else "hardware", *words]
+    yield from _of_names(words)
     spoken = {word.lower().rstrip("?") for word in words}
     asked = next(
         (line for line, questions in _QUESTIONS if any(spoken >= set(each.split()) for each in questions)), ""

@@ -53,10 +53,12 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     if _has_no_place(piece, path, options):
         return []
     if words := option_here(given, options, value) or with_value(meaning(given, options), value):
-        return _in_other_words(piece, words, command)
+        return _bounded(given, _in_other_words(piece, words, command))
     if close := get_close_matches(given.lower(), options, n=1, cutoff=TYPO):
         return [Piece(close[0], value)] if command.takes_value(close[0]) or not value else None
-    if ours := next((name for name in OF_PLANS if value and name in options and KINDS[name](value)), ""):
+    is_kind = value.lower() in KINDS_OF_CHIPS  # --offload cpu names no machine
+    named = (name for name in OF_PLANS if value and not is_kind and name in options and KINDS[name](value))
+    if ours := next(named, ""):
         return [Piece(ours, value)]
     if subject(given, path) or subject(given, ""):
         # One request a minute for each user, as the answer says.
@@ -66,6 +68,22 @@ def replaced(piece: Piece, command: Command) -> list[Piece] | None:
     if command.arguments and is_input and value and Path(value).exists():
         return [Piece("", value)]
     return _by_likeness(given, value, command)
+
+
+def _bounded(given: str, pieces: list[Piece] | None) -> list[Piece] | None:
+    """The pieces, with a degree as a bound if the option's name has max or min: `--max-tp 8`."""
+    words = set(re.split(r"[-_.]", given))
+    sign = "<=" if "max" in words else ">=" if "min" in words else ""
+    return (
+        [
+            replace(each, value=each.value.replace("=", sign))
+            if sign and each.option == "--given" and re.fullmatch(r"[a-z]+=\d+", each.value)
+            else each
+            for each in pieces or []
+        ]
+        if pieces is not None
+        else None
+    )
 
 
 def _has_no_place(piece: Piece, path: str, options: Collection[str]) -> bool:
@@ -144,7 +162,9 @@ def _by_likeness(given: str, value: str, command: Command) -> list[Piece] | None
     """An unknown option as one that takes its value or has a similar name; None if there is none."""
     options = list(command.options)
     near = get_close_matches(given.lower(), options, n=1, cutoff=ALIKE)
-    ours = next((name for name, fits in KINDS.items() if value and name in options and fits(value)), "")
+    is_kind = value.lower() in KINDS_OF_CHIPS and "--target" not in options
+    kinds = KINDS if value and not is_kind else {}
+    ours = next((name for name, fits in kinds.items() if name in options and fits(value)), "")
     ours = ours or next(
         (each for each in near if _begins_alike(given, each) and command.takes_value(each)), ""
     )

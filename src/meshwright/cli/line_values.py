@@ -18,6 +18,9 @@ from meshwright.hardware.prices import price_of_an_hour
 
 # Arguments with the values of an option, by the command and the argument.
 _ARGUMENTS = {("model", "model"), ("fit", "model"), ("support", "model"), ("hardware", "name")}
+# A range of lengths, which becomes its mean: 1k..4k, 200-400.
+_LENGTHS = {"--prompt-tokens", "--output-tokens"}
+RANGE = re.compile(r"(\d+[kK]?)\s*(?:\.\.\.?|-|\bto\b|:)\s*(\d+[kK]?)")
 _SIGNS = r"[=<>!]+"  # of a comparison
 # A number with the sign of a bound before it, perhaps after a percentile: p95<1s.
 _BOUND = re.compile(r"(?:p\d\d\s*)?(?:[<>=~\u2264\u2265\u2248:]+|under|below|about)\s*(\d[\w.,/]*)", re.I)
@@ -155,6 +158,8 @@ def _other_form(option: str, value: str, message: str) -> str:
         return sizes_here(value, "XYZ" if option == "--mesh" else "IJK")
     if option in ("--engine", "--for", "--software"):
         return value.lower() if value != value.lower() else ""
+    if option in _LENGTHS and (ends := RANGE.fullmatch(value.strip())):
+        return _mean(ends[1], ends[2])
     if bare := _BOUND.fullmatch(value.strip()):
         return bare[1]
     if option in ("--layout", "--given") and len(words := _BETWEEN.split(value)) > 1:
@@ -175,6 +180,19 @@ def _other_form(option: str, value: str, message: str) -> str:
         return value.strip().replace(",", ".")
     is_type = option.endswith("dtype") or option == "--to"
     return ours if is_type and (ours := dtype_here(value)) in _choices(message) else ""
+
+
+def _mean(first: str, last: str) -> str:
+    """The mean of two lengths; "" if one is none.
+
+    >>> _mean("1k", "4k"), _mean("200", "400")
+    ('2560', '300')
+    """
+    from meshwright.units import parse_length
+
+    with suppress(MeshwrightError):
+        return str((parse_length(first) + parse_length(last)) // 2)
+    return ""
 
 
 def layout_here(text: str) -> str:
@@ -267,6 +285,8 @@ def _has_digits_of(value: str, other: str, option: str) -> bool:
     comparisons instead; names may have any numbers.
     """
     given = re.findall(r"\d+", value)
+    if option in _LENGTHS and RANGE.fullmatch(value.strip()):
+        return True
     if other.endswith("%") and re.search(r"[A-Za-z]$", value):
         return False  # a size, and not a share
     offered, sizes = re.findall(r"\d+", other), re.search(r"\d+([x,*]\d+)+", value)

@@ -14,6 +14,7 @@ import typer
 
 from meshwright import __version__
 from meshwright.cli.command_options import command
+from meshwright.cli.console import WITHOUT_LINES
 from meshwright.cli.extras import require
 from meshwright.options import option
 
@@ -38,8 +39,6 @@ _DIGITS = 4  # significant digits of its figures
 _KEYS_OF_LAYOUTS = {"best", "candidates", "frontier", "faster", "rejected"}
 # The heading of an explanation's last section. `rejected` has the same reasons.
 _WHY_NOT = "\n\nWhy not another"
-# The program of a command whose messages offer no line to type: a client calls functions.
-_WITHOUT_LINES = "from meshwright.cli.main import run; run(offers_line=False)"
 
 SKILL = """\
 meshwright plans how to shard a Transformer over TPUs or GPUs and checks compiled programs, without the chips.
@@ -229,7 +228,7 @@ def command_document(arguments: Sequence[str]) -> dict[str, Any]:
     """The document of a command, with its notes; or {"error": its line}."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _WITHOUT_LINES, *arguments, "--json"],
+            [sys.executable, "-c", WITHOUT_LINES, *arguments, "--json"],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SECONDS,

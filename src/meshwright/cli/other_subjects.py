@@ -274,6 +274,9 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     },
     "mw fit": {
         "it tries every split of the chips; leave it out": "tp pp dp tensor parallel layout",
+        "all states stay on the chips; mw plan train --given offload_optimizer=true keeps some on the host": (
+            "offload offloading ram host cpu"
+        ),
         "it shows every way with its largest batch and context; leave it out": (
             "ngl threads layers tokens batch bs context lora quant finetune train training serve inference "
             "ctx len"

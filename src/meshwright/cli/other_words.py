@@ -436,7 +436,7 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "demo": ("quickstart", "init", "tutorial", "example", "examples", "start", "hello", "try"),
     "plan train": (
         "estimate", "search", "optimize", "optimise", "layout", "layouts", "parallelism", "cost",
-        "tco", "budget", "roi", "feasibility",
+        "tco", "budget", "roi", "feasibility", "quote", "invoice", "spend", "simulate-training",
         "mfu", "solve", "plan-training", "planner", "predict",
     ),
     "plan train --smallest": ("how-many", "how-many-gpus", "how-many-chips", "gpus-needed", "smallest"),
@@ -536,7 +536,7 @@ _NO_COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "it needs no account; leave it out": ("login", "logout", "whoami", "auth"),
     "mw audit plan.toml lists its collectives, and mw train plan.toml --profile DIR records a profile": (
-        "profile", "profiler", "nsys", "ncu", "xprof", "perfetto",
+        "profile", "profiler", "nsys", "ncu", "xprof", "perfetto", "xplane",
     ),
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ _ASKS_FOR = {
     ("model",): "params parameters flops count info show describe size intensity arithmetic",
 }
 _ROLES_OF: dict[tuple[str, ...], tuple[Role, ...]] = {
-    ("plan", "serve"): ("rate", "users", "prompt", "answer", "latency"),
+    ("plan", "serve"): ("rate", "users", "prompt", "answer", "latency", "tpot"),
     ("plan", "train"): ("tokens", "days", "batch", "budget", "price"),
 }
 # The options for amounts, by command. A value replaces {}.
@@ -35,7 +35,8 @@ _OPTIONS: dict[tuple[str, ...], dict[Role, str]] = {
         "hourly": "--max-price-per-hour {}",
     },
     ("plan", "serve"): {
-        "rate": "--rate {}", "users": "--rate {}/min", "latency": "--ttft {}", "price": "--price {}",
+        "rate": "--rate {}", "users": "--rate {}/min", "latency": "--ttft {}", "tpot": "--tpot {}",
+        "price": "--price {}",
         "hourly": "--max-price-per-hour {}", "prompt": "--prompt-tokens {}", "answer": "--output-tokens {}",
         "dtype": "--weights-dtype {}",
     },
@@ -244,6 +245,8 @@ def _command(words: Sequence[str], sentence: Sentence, commands: Collection[str]
         scores[("model",)] = 0  # weights of a type are of mw fit
         scores[("fit",)] += 1
     best = max(scores, key=lambda path: scores[path])
+    if not scores[best] and sentence.model and len(sentence.machines) == 1:
+        return ("fit",)
     return best if scores[best] else ("plan", "train") if len(sentence.machines) > 1 else ()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from meshwright.cli.command_options import command
-from meshwright.cli.console import JSON, emit, note
+from meshwright.cli.console import JSON, WITHOUT_LINES, emit, note
 from meshwright.errors import PlanError
 from meshwright.options import option
 from meshwright.signals import end_event
@@ -196,7 +196,7 @@ class _Searches:
 
     def _start(self, asked: tuple[str, ...]) -> None:
         self._end()
-        command = [sys.executable, "-m", "meshwright", *asked]
+        command = [sys.executable, "-c", WITHOUT_LINES, *asked]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
         self._running = (asked, process)

@@ -151,6 +151,7 @@ def sizes(spec: str) -> list[Hardware]:
     TPU: slices of a pod, as near to a cube as possible: doublings until rings close, then whole cubes, then
     joined pods. GPU: doublings within a domain, then whole domains.
     """
+    spec = catalog.usual(spec)
     name, _, topology = spec.partition(":")
     most = catalog.load(spec) if topology else None
     chip = most.chip if most else catalog.chip_of(name)

@@ -82,7 +82,7 @@ class ServePlan:
 def serving_machines(specs: Iterable[str]) -> list[Hardware]:
     """The machines that `specs` name; of a chip without a topology all that double, up to MOST_CHIPS."""
     machines_by_spec: dict[str, Hardware] = {}
-    for spec in specs:
+    for spec in map(catalog.usual, specs):
         if ":" in spec or spec.endswith(".toml"):
             machines = [catalog.load(spec)]
         elif isinstance(catalog.chip(spec).network, SharedMemory):

@@ -201,11 +201,18 @@ def answer(planner: Planner, state: Mapping[str, str], moved: str = "") -> dict[
     return {
         "html": html,
         "said": note + "; ".join(side.summary for side in sides),
-        "layout": state["layout"],
+        "layout": _with_microbatches(state["layout"], first.priced),
         "remats": shown[0].remats if shown else None,
         "suggestions": [] if first.priced else suggestions(first.error, state),
         "seconds": time.perf_counter() - started,
     }
+
+
+def _with_microbatches(text: str, priced: ShownLayout | None) -> str:
+    """The text of a layout with the number of microbatches that a pipeline was priced with."""
+    if priced is None or priced.candidate.layout.pipe == 1 or "microbatches=" in text:
+        return text
+    return f"{text},microbatches={priced.candidate.layout.schedule.microbatches}"
 
 
 def suggestions(message: str, state: Mapping[str, str]) -> list[dict[str, str]]:

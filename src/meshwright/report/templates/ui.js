@@ -105,6 +105,7 @@ async function rank(key) {
   byId("search-said").textContent = found.said;
   const shown = byId(tab === "train" ? "ranking" : tab);
   if (found.html || found.done && !found.suggestions) shown.innerHTML = found.html;
+  shown.classList.toggle("old", !found.html);  // of an earlier search
   makeReachable(shown);
   if (found.done && found.suggestions && tab !== "train") suggest(found);
   if (!found.done) setTimeout(rank, POLL_MS, key);
