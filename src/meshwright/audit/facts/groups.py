@@ -92,6 +92,12 @@ def group_axes(groups: DeviceGroups, mesh: Mesh) -> GroupAxes:
     >>> group_axes(DeviceGroups(((0, 1), (2, 3))), Mesh({"X": 4}))
     GroupAxes(axes=('X',), note='groups of 2 within X = 4', shuffled=False)
     """
+    return _group_axes(groups, tuple(mesh.sizes.items()))
+
+
+@lru_cache(maxsize=256)  # all layers' collectives have the same few groups, of thousands of devices
+def _group_axes(groups: DeviceGroups, sizes: tuple[tuple[str, int], ...]) -> GroupAxes:
+    mesh = Mesh(dict(sizes))
     outside = [i for group in groups.members for i in group if i >= mesh.num_devices]
     if outside:
         return GroupAxes(None, f"device {outside[0]} is outside the mesh of {mesh.num_devices} devices")
