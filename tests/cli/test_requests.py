@@ -52,6 +52,8 @@ REQUESTS = [
     ("how much would it cost to train llama 3 8b on 1 trillion tokens", "--tokens 1T --hardware h100:64"),
     ("plan train --model llama-3-70b --hardware h100:64 --seq-length 32768 --gbs 64",
      "--seq-len 32768 --batch-tokens 2097152 --set max_seq_len=32768"),
+    ("plan train --model llama-3-8b --hardware h100:8 --batch-tokens 8k --seq-len 8k",
+     "--batch-tokens 8192 --seq-len 8k"),
     ("train my.txt --gpu 0 --max-steps 20 --ctx 128",
      "--model tiny --set max_seq_len=128 --hardware cpu:8 --batch-tokens 2048 -o plan.toml && mw train"),
     # questions

@@ -360,7 +360,7 @@ def _of_training_plan(pieces: Sequence[Piece]) -> list[Piece]:
         pieces = [_as_batch(piece) for piece in pieces]
     if {"--days", "--tokens"} <= given and "--smallest" not in given:
         pieces = [*pieces, Piece("--smallest")]
-    return _with_context(pieces)
+    return _of_one_sequence(_with_context(pieces))
 
 
 def _of_serving_plan(pieces: Sequence[Piece]) -> list[Piece]:
@@ -567,6 +567,19 @@ def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
             number = _num_devices(given["--layout"])
         sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in specs)
         return [*pieces[:at], replace(pieces[at], value=sized), *pieces[at + 1 :]] if bare else list(pieces)
+    return list(pieces)
+
+
+def _of_one_sequence(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces with a batch of at least one sequence: 8k tokens are 8,000, and a length of 8k is 8,192."""
+    from meshwright.units import parse_count, parse_length
+
+    given = {piece.option: piece.value for piece in pieces}
+    with suppress(MeshwrightError, KeyError):
+        length = parse_length(given["--seq-len"])
+        if parse_count(given["--batch-tokens"]) < length:
+            batch = Piece("--batch-tokens", f"{length}")
+            return [batch if piece.option == batch.option else piece for piece in pieces]
     return list(pieces)
 
 
