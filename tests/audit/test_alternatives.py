@@ -106,3 +106,22 @@ def test_constraints_of_a_trace_are_recorded_by_line_and_restored() -> None:
     count = len(seen.found)
     jax.jit(step).trace(array(m, (8, 8), "x"))
     assert len(seen.found) == count
+
+
+def test_the_constraint_of_a_gradient_is_that_of_its_line() -> None:
+    """JAX adds one with the same sharding, on the line that asks for the gradient."""
+    m = mesh("x")
+
+    def loss(x: Any) -> Any:
+        doubled = jax.lax.with_sharding_constraint(x * 2, NamedSharding(m, P("x")))
+        total = doubled.sum()
+        return total
+
+    def step(x: Any) -> Any:
+        start = jax.grad(loss)
+        gradient = start(x)
+        return gradient
+
+    with constraints() as seen:
+        jax.jit(step).trace(array(m, (8,)))
+    assert len(seen.found) == 1

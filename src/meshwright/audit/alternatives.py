@@ -103,16 +103,16 @@ def constraints(changed: Alternative | None = None) -> Iterator[Constraints]:
     plain = primitive.bind
 
     def bind(array: Any, **given: Any) -> Any:
-        sharding = given["sharding"]
-        if not isinstance(sharding, NamedSharding):
+        sharding, line = given["sharding"], _line()
+        if not (line and isinstance(sharding, NamedSharding)):
             return plain(array, **given)
-        place = Place(_line(), tuple(array.shape), spec_of(sharding.spec, array.ndim), is_argument=False)
+        place = Place(line, tuple(array.shape), spec_of(sharding.spec, array.ndim), is_argument=False)
         seen.found[place] = None
         if changed is None or place not in places:
             return plain(array, **given)
         if changed.spec is None:
             return array
-        # The gradient of a constraint has the same sharding, by a call without the line.
+        # Its gradient, a call without a line, has the same sharding.
         given["sharding"] = NamedSharding(sharding.mesh, partition(changed.spec))
         return plain(array, **given)
 
@@ -128,7 +128,8 @@ def constraints(changed: Alternative | None = None) -> Iterator[Constraints]:
 def _line() -> str:
     """The file and line, outside of JAX, other packages and this project, that constrains an array.
 
-    If that is in a short function, a helper of constraints, the line that calls the helper.
+    If that is in a short function, a helper of constraints, the line that calls the helper. "" for the
+    constraint of a gradient, which JAX adds.
     """
     import jax
 
@@ -136,6 +137,8 @@ def _line() -> str:
     frame, first = sys._getframe(), ""
     while frame is not None:
         code = frame.f_code
+        if code.co_name.startswith(_OF_GRADIENTS) and not first:
+            return ""
         if not (code.co_filename.startswith(own) or _INSTALLED.search(code.co_filename)):
             lines = [line for _, _, line in code.co_lines() if line]
             place = f"{code.co_filename}:{frame.f_lineno}"
@@ -148,6 +151,8 @@ def _line() -> str:
 
 # Functions of fewer lines are helpers.
 _HELPER_LINES = 3
+# Start of the names of JAX's functions that transpose a program (interpreters/ad.py; jax 0.10.2).
+_OF_GRADIENTS = "backward_pass"
 # Files of installed packages, and of Python itself.
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|^<frozen |contextlib\.py$")
 
