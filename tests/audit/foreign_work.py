@@ -13,6 +13,11 @@ from jax.sharding import PartitionSpec as P
 from tests.audit.foreign_cases import Case, array, constrained, mesh
 
 
+def _numbers_within(chosen: Any) -> Any:
+    """The number of each token among those of its expert; chosen: one-hot experts, a row for each token."""
+    return (jnp.cumsum(chosen, 0) * chosen).sum(-1) - 1
+
+
 def _experts(*, room_of_all: bool) -> Callable[[], Any]:
     """Tokens exchanged with experts in buffers with room for the tokens of one device, or of all."""
 
@@ -22,8 +27,7 @@ def _experts(*, room_of_all: bool) -> Callable[[], Any]:
         def local(x: Any, router: Any, w: Any) -> Any:
             expert = jnp.argmax(x @ router, -1)
             room = x.shape[0] * (8 if room_of_all else 1) * 2 // 16
-            one_hot = jax.nn.one_hot(expert, 16, dtype=jnp.int32)
-            at = (jnp.cumsum(one_hot, 0) * one_hot).sum(-1) - 1
+            at = _numbers_within(jax.nn.one_hot(expert, 16, dtype=jnp.int32))
             buffer = jnp.zeros((16, room, x.shape[1]), x.dtype).at[expert, at].set(x, mode="drop")
             buffer = lax.all_to_all(buffer, "expert", 0, 1, tiled=True)
             out = lax.all_to_all(jnp.einsum("ecd,edf->ecf", buffer, w), "expert", 1, 0, tiled=True)
@@ -88,7 +92,7 @@ def _dispatch(*, one_hot: bool) -> Callable[[], Any]:
         def group(x: Any, expert: Any, w: Any) -> Any:
             room = x.shape[0] // 4
             chosen = jax.nn.one_hot(expert, 8)
-            at = ((jnp.cumsum(chosen, 0) * chosen).sum(-1) - 1).astype(jnp.int32)
+            at = _numbers_within(chosen).astype(jnp.int32)
             if one_hot:
                 to = chosen[:, :, None] * jax.nn.one_hot(at, room)[:, None, :]
                 out = jax.nn.relu(jnp.einsum("ecd,edf->ecf", jnp.einsum("nec,nd->ecd", to, x), w))
@@ -142,7 +146,7 @@ def _crop(*spec: Any) -> Callable[[], Any]:
 
 
 def _routed(*, exchanged: bool) -> Callable[[], Any]:
-    """Rows of all devices gathered for one device's expert, or exchanged."""
+    """Rows of all devices gathered on each device for its expert, or sent to the devices of their experts."""
 
     def run() -> Any:
         m = mesh("expert")
@@ -150,8 +154,7 @@ def _routed(*, exchanged: bool) -> Callable[[], Any]:
         def local(x: Any, router: Any, w: Any) -> Any:
             if exchanged:
                 expert = jnp.argmax(x @ router, -1)
-                one_hot = jax.nn.one_hot(expert, 8, dtype=jnp.int32)
-                at = (jnp.cumsum(one_hot, 0) * one_hot).sum(-1) - 1
+                at = _numbers_within(jax.nn.one_hot(expert, 8, dtype=jnp.int32))
                 buffer = jnp.zeros((8, x.shape[0] // 8, x.shape[1])).at[expert, at].set(x, mode="drop")
                 rows = lax.all_to_all(buffer, "expert", 0, 1, tiled=True)[0]
                 out = lax.all_to_all((jax.nn.relu(rows @ w[0]))[None], "expert", 1, 0, tiled=True)
@@ -171,7 +174,7 @@ def _routed(*, exchanged: bool) -> Callable[[], Any]:
 
 
 def _feed_forward(*, by_rows: bool) -> Callable[[], Any]:
-    """A first matmul split along its sum, of whose result each device then takes a slice, or by columns."""
+    """Two matmuls. The first is split by rows, and each device cuts its summed result; or by columns."""
 
     def run() -> Any:
         m = mesh("tensor")
@@ -195,7 +198,7 @@ def _feed_forward(*, by_rows: bool) -> Callable[[], Any]:
 
 
 def _returns(*spec: Any) -> Callable[[], Any]:
-    """Discounted sums of rewards, each from the one after, split by time or by environments."""
+    """Discounted sums of rewards, each computed from the next one, split by time or by environments."""
 
     def run() -> Any:
         m = mesh("x")

@@ -33,7 +33,7 @@ from meshwright.audit.compare.line_up import TensorRow, line_up, weighed
 from meshwright.audit.compare.rewrites import Side
 from meshwright.audit.compile.planned_program import PlannedStep
 from meshwright.audit.compile.target import Target
-from meshwright.audit.facts.buffers import buffer_peak, input_bytes
+from meshwright.audit.facts.buffers import buffer_peak, integer_input_bytes
 from meshwright.audit.facts.communication import collectives, is_differentiated
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule, StepTimeline, overlaps, program_timeline
 from meshwright.audit.facts.emitted import Emitted, on_mesh
@@ -97,7 +97,7 @@ def against_plan(
     if memory:
         has_own = target.is_of(hardware.chip) and not hardware.chip.platform.host_memory
         capacity = hardware.chip.program_bytes if has_own else None
-        apart = input_bytes(program), _logits_bytes(plan)
+        apart = integer_input_bytes(program), _logits_bytes(plan)
         differences += compare_memory(planned, memory, *apart, capacity, compiler.total_tolerance)
     if compiler.as_traced:
         differences += saved_findings(planned, program)

@@ -1,15 +1,15 @@
-"""Other shardings of a step's arguments and constraints, each compiled: those with which it takes less time.
+"""Search for shardings of a step's arguments and constraints with which the step takes less time.
 
 A rule that reads the program knows how an array is moved. Whether another sharding would move less is known
-once the step is compiled with it. Each alternative changes one sharding, wherever it occurs: one line's
-with_sharding_constraint, or all arguments and constraints of one shape and sharding. It moves the axes of a
-dimension to another one, splits an array that a constraint makes whole, or leaves the constraint out. The
-step computes the same numbers with any of them.
+once the step is compiled with it, so the search compiles each alternative. An alternative changes one
+sharding, wherever it occurs: that of one line's with_sharding_constraint, or that of all arguments and
+constraints of one shape. It moves the axes of a dimension to another dimension, splits an array that a
+constraint makes whole, or leaves the constraint out. The step computes the same numbers with any of them.
 
     seconds = communication + max(matrix products, reads of the inputs)
 
-An alternative counts if a device needs no more memory with it. Another sharding may suit other steps better,
-which read the same arrays: the user decides.
+An alternative counts only if a device needs no more memory with it. Other steps may read the same arrays and
+suffer from the change, so the audit reports it and the user decides.
 """
 
 import inspect
@@ -18,12 +18,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.audit.facts.buffers import buffer_peak
+from meshwright.audit.facts.buffers import buffer_peak, input_bytes
 from meshwright.audit.facts.communication import collectives, narrowest_dtype
 from meshwright.audit.facts.emitted import on_mesh
 from meshwright.audit.facts.matmuls import is_counted_branch, products, smaller_branches
@@ -38,21 +38,24 @@ from meshwright.units import format_seconds
 if TYPE_CHECKING:
     import jax
 
-# The axes of each dimension; None for a dimension that the partitioner may split.
+# The axes that split each dimension; None for a dimension whose split the partitioner chooses.
 Spec = tuple[tuple[str, ...] | None, ...]
 
 # An alternative is reported if it saves these shares: of the step's seconds, and of its communication.
-_OF_STEP, _OF_COMMUNICATION = 0.05, 0.1
+_SHARE_OF_STEP, _SHARE_OF_COMMUNICATION = 0.05, 0.1
 # Memory may grow by this factor: the order of a schedule changes it a little.
 _SAME_MEMORY = 1.05
 CHEAPER = "cheaper_sharding"
 # Alternatives to compile at most.
-_MOST = 24
+_MOST_COMPILED = 24
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array has a sharding: an argument's name, or the file and line of a constraint."""
+    """Where an array has a sharding.
+
+    name: of the argument, or the file and line of the constraint.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -81,40 +84,31 @@ class Cost:
         return self.communication + self.work
 
 
-@dataclass
-class Constraints:
-    """The constraints that a trace has made, and the one that it changes."""
-
-    found: dict[Place, None] = field(default_factory=dict)
-    changed: Alternative | None = None
-
-
 @contextmanager
-def constraints(changed: Alternative | None = None) -> Iterator[Constraints]:
-    """Record the constraints of traces within, and change those of an alternative."""
+def constraints(changed: Alternative | None = None) -> Iterator[dict[Place, None]]:
+    """Record the constraints of the traces within, in order, and change those of an alternative."""
     import jax
     from jax.extend import source_info_util
     from jax.extend.core import primitives
     from jax.sharding import NamedSharding
 
     source_info_util.register_exclusion(__file__)  # a constraint has the line of its caller
-    primitive, seen = primitives.sharding_constraint_p, Constraints(changed=changed)
-    places = set(changed.places) if changed else set()
-    plain = primitive.bind
+    primitive, seen = primitives.sharding_constraint_p, dict[Place, None]()
+    unchanged = primitive.bind
 
     def bind(array: Any, **given: Any) -> Any:
         sharding, line = given["sharding"], _line()
         if not (line and isinstance(sharding, NamedSharding)):
-            return plain(array, **given)
+            return unchanged(array, **given)
         place = Place(line, tuple(array.shape), spec_of(sharding.spec, array.ndim), is_argument=False)
-        seen.found[place] = None
-        if changed is None or place not in places:
-            return plain(array, **given)
+        seen[place] = None
+        if changed is None or place not in changed.places:
+            return unchanged(array, **given)
         if changed.spec is None:
             return array
-        # Its gradient, a call without a line, has the same sharding.
+        # JAX takes the sharding of the gradient's constraint from this one, so it changes too.
         given["sharding"] = NamedSharding(sharding.mesh, partition(changed.spec))
-        return plain(array, **given)
+        return unchanged(array, **given)
 
     jax.clear_caches()  # an earlier trace would be taken for this one
     primitive.bind = bind
@@ -126,20 +120,20 @@ def constraints(changed: Alternative | None = None) -> Iterator[Constraints]:
 
 
 def _line() -> str:
-    """The file and line, outside of JAX, other packages and this project, that constrains an array.
+    """The file and line that constrains an array, outside of JAX, other packages and this project.
 
-    If that is in a short function, a helper of constraints, the line that calls the helper. "" for the
-    constraint of a gradient, which JAX adds.
+    A constraint in a short function, such as a user's own helper, has the line that calls the function. ""
+    for the constraint of a gradient, which JAX adds.
     """
     import jax
 
-    own = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
+    skipped = (str(Path(jax.__file__).parent), str(Path(__file__).parents[1]))
     frame, first = sys._getframe(), ""
     while frame is not None:
         code = frame.f_code
         if code.co_name.startswith(_OF_GRADIENTS) and not first:
             return ""
-        if not (code.co_filename.startswith(own) or _INSTALLED.search(code.co_filename)):
+        if not (code.co_filename.startswith(skipped) or _INSTALLED.search(code.co_filename)):
             lines = [line for _, _, line in code.co_lines() if line]
             place = f"{code.co_filename}:{frame.f_lineno}"
             if max(lines) - min(lines) >= _HELPER_LINES and code.co_name != "<module>":
@@ -218,7 +212,7 @@ def _name(path: tuple[Any, ...], parameters: Sequence[str]) -> str:
 
 
 def alternatives(found: Sequence[Place], mesh: Mesh) -> list[Alternative]:
-    """All that change one sharding, of larger arrays before smaller ones."""
+    """The alternatives to each sharding of the places, those of larger arrays first."""
     lines: dict[tuple[str, Spec], list[Place]] = {}
     alike: dict[tuple[tuple[int, ...], Spec], list[Place]] = {}
     for one in found:
@@ -232,37 +226,40 @@ def alternatives(found: Sequence[Place], mesh: Mesh) -> list[Alternative]:
     moved = [
         Alternative(tuple(several), spec)
         for several in {frozenset(one): one for one in groups}.values()
-        for spec in _others(several[0], mesh, add=not any(one.is_argument for one in several))
+        for spec in _other_specs(several[0], mesh, add=not any(one.is_argument for one in several))
     ]
-    return sorted([*left_out, *moved], key=lambda one: -_elements(one, mesh))
+    return sorted([*left_out, *moved], key=lambda one: -_elements_per_device(one, mesh))
 
 
-def _elements(changed: Alternative, mesh: Mesh) -> float:
-    """Numbers of the places' arrays on one device."""
+def _elements_per_device(changed: Alternative, mesh: Mesh) -> float:
+    """Elements of the largest of the places' arrays on one device."""
     sizes = (prod(one.shape) / prod(mesh.size(axes) for axes in one.spec if axes) for one in changed.places)
     return max(sizes)
 
 
-def _others(place: Place, mesh: Mesh, *, add: bool) -> Iterator[Spec]:
-    """The specs that a place may have: axes of a dimension moved to another, or added to a whole array."""
+def _other_specs(place: Place, mesh: Mesh, *, add: bool) -> Iterator[Spec]:
+    """Specs with the axes of one dimension moved to another one that they divide.
+
+    add: give a whole array the specs that split one of its dimensions by one axis.
+    """
     spec = place.spec
     pairs = [(at, axes) for at, axes in enumerate(spec) if axes]
     if add and not pairs:
         pairs = [(-1, (axis,)) for axis, size in mesh.sizes.items() if size > 1]
     for at, axes in pairs:
-        for to, there in enumerate(spec):
-            if to == at or there is None or set(axes) & set(there):
+        for to, present in enumerate(spec):
+            if to == at or present is None or set(axes) & set(present):
                 continue
-            size = mesh.size(axes) * mesh.size(there)
+            size = mesh.size(axes) * mesh.size(present)
             if place.shape[to] % size:
                 continue
             yield tuple(
-                () if dim == at else (*there, *axes) if dim == to else old for dim, old in enumerate(spec)
+                () if dim == at else (*present, *axes) if dim == to else old for dim, old in enumerate(spec)
             )
 
 
 def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
-    """None if a collective has no price."""
+    """Seconds and memory of a compiled step on `machine`; None if a collective has no price."""
     prices = Prices(mesh, machine.place(mesh), machine.chip, mesh)
     smaller = smaller_branches(program)
     communication = 0.0
@@ -271,8 +268,8 @@ def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
             continue
         sent = on_mesh(one, mesh, widened=program.platform.compiler.widens)
         # XLA for CPU has no reduce-scatter, which sends half as much as an all-reduce.
-        own = replace(sent, collective=replace(one, op="reduce_scatter")) if one.scattered else sent
-        seconds = prices.seconds(own)
+        priced = replace(sent, collective=replace(one, op="reduce_scatter")) if one.scattered else sent
+        seconds = prices.seconds(priced)
         if seconds is None:
             return None
         communication += seconds
@@ -283,8 +280,8 @@ def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
         by_type[dtype] = by_type.get(dtype, 0.0) + product.flops
     times = [prices.product_seconds(flops, dtype) for dtype, flops in by_type.items()]
     peak = buffer_peak(program)
-    inputs = sum(shape.allocated_bytes for one in program.main.parameters for shape in one.shapes)
-    # Generation reads all weights and the cache for few products.
+    inputs = input_bytes(program)
+    # A step of generation takes the time to read all weights and the cache: it multiplies little.
     work = max(sum(one or 0.0 for one in times), prices.read_seconds(inputs) or 0.0)
     return Cost(communication, work, inputs + (peak.num_bytes if peak else 0))
 
@@ -298,16 +295,17 @@ def cheaper_shardings(
     seconds: float,
     is_wrong: Callable[[Program], bool],
 ) -> list[Remark]:
-    """A warning of the alternative that saves most, if one saves enough.
+    """A warning of the alternative with the fastest step, if it saves enough.
 
-    compile_with: the step with an alternative. step: without one. seconds: of the search. is_wrong: whether a
-    program has a mistake that another warning would report; its sharding is not proposed then.
+    compile_with: compiles the step with an alternative. found: places of the step's shardings. step: the
+    program without an alternative. seconds: after these, no further alternative is compiled. is_wrong:
+    whether a program has a mistake that another warning would report; such an alternative is not proposed.
     """
     before = cost_of(step, mesh, machine)
-    if before is None or before.communication < _OF_STEP * before.seconds:
+    if before is None or before.communication < _SHARE_OF_STEP * before.seconds:
         return []
     started, cheaper = time.monotonic(), list[tuple[Alternative, Cost, Program]]()
-    for tried in alternatives(found, mesh)[:_MOST]:
+    for tried in alternatives(found, mesh)[:_MOST_COMPILED]:
         if time.monotonic() - started > seconds:
             break
         try:
@@ -319,7 +317,7 @@ def cheaper_shardings(
         if cost is None or cost.num_bytes > _SAME_MEMORY * before.num_bytes:
             continue
         saved = before.seconds - cost.seconds
-        if saved > _OF_STEP * before.seconds and saved > _OF_COMMUNICATION * before.communication:
+        if saved > _SHARE_OF_STEP * before.seconds and saved > _SHARE_OF_COMMUNICATION * before.communication:
             cheaper.append((tried, cost, program))
     cheaper.sort(key=lambda one: one[1].seconds)
     best = next((one for one in cheaper if not is_wrong(one[2])), None)
@@ -362,7 +360,7 @@ def _text(spec: Spec) -> str:
 def with_arguments(
     jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: Alternative
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A step's arguments, with the types that have the shardings of an alternative."""
+    """A step's arguments; those that an alternative changes become types with its sharding."""
     import jax
     from jax.sharding import NamedSharding
 

@@ -162,11 +162,9 @@ def audit_program(
     if machine and machine.chip.platform == program.platform:
         line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
     faults = accidents(schedule, reading.sent, prices)
-    of_experts = {one.instruction for one in faults if one.kind == FOR_A_PART}
-    faults += summed_after_gather(
-        program, prices, (one for one in reading.sent if one.collective.name not in of_experts)
-    )
-    gathers, named = gathered_operands(faults, reading.sent), {one.instruction for one in faults}
+    for_a_part = [one for one in faults if one.kind == FOR_A_PART]
+    faults += summed_after_gather(program, prices, _without_remarks(reading.sent, for_a_part))
+    gathers = gathered_operands(faults, reading.sent)
     warnings = at_the_root(
         [
             *faults,
@@ -178,9 +176,7 @@ def audit_program(
             *repeated_calls(program, prices, reading.sent),
             *dropped_products(program, prices),
             *repeated_in_loops(program, prices),
-            *summed_too_early(
-                program, prices, (one for one in reading.sent if one.collective.name not in named)
-            ),
+            *summed_too_early(program, prices, _without_remarks(reading.sent, faults)),
             *drawn_whole(program, prices),
             *equal_values(program, prices, reading.sent),
             *promoted_products(program, prices, reading.sent),
@@ -223,6 +219,12 @@ def audit_program(
         "notes": notes,
         "versions": None,
     })  # fmt: skip
+
+
+def _without_remarks(sent: Iterable[Emitted], remarks: Iterable[Remark]) -> list[Emitted]:
+    """The collectives that no remark is about."""
+    instructions = {one.instruction for one in remarks}
+    return [one for one in sent if one.collective.name not in instructions]
 
 
 def _of_platforms(program: Program, machine: Hardware) -> list[str]:
@@ -333,7 +335,7 @@ def audit_compiled(
 ) -> dict:
     """`audit` by the chosen compiler: an abstract mesh may also be compiled for this process's devices.
 
-    search_seconds: for compiling the step with other shardings (`cheaper_shardings`).
+    search_seconds: time to compile the step with other shardings (`cheaper_shardings`); 0 for no search.
     """
     if ahead_of_time and hardware is None:
         raise AuditError("compiling ahead of time needs hardware=, such as v5p:4x4x4")
@@ -351,39 +353,28 @@ def audit_compiled(
         log = warning_lines(captured())
     document = audit_program(program, hardware, mesh, log)
     document["versions"] = dict(Target(program.platform.name).versions)
-    if seen and hardware and mesh:
-        places = list(seen.found)
-        # Without constraints, the shardings of arguments say little.
-        if not _has_unconstrained(document):
+    if seen is not None and hardware and mesh:
+        places = list(seen)
+        # While activations lack constraints, other shardings of the arguments change little.
+        if not _lacks_constraints(document):
             places += arguments(jitted, args, kwargs)
+
+        def is_wrong(program: Program) -> bool:
+            return _lacks_constraints(audit_program(program, hardware, mesh))
+
         machine = machine_of(hardware, program.num_devices)
         with captured_stderr():
-            _add(
-                document,
-                cheaper_shardings(
-                    compiled,
-                    places,
-                    program,
-                    mesh,
-                    machine,
-                    search_seconds,
-                    _is_unconstrained(hardware, mesh),
-                ),
-            )
+            cheaper = cheaper_shardings(compiled, places, program, mesh, machine, search_seconds, is_wrong)
+        _add_warnings(document, cheaper)
     return document
 
 
-def _has_unconstrained(document: Mapping[str, Any]) -> bool:
+def _lacks_constraints(document: Mapping[str, Any]) -> bool:
+    """Whether an audit asks for constraints on activations."""
     return any(one["kind"] == UNCONSTRAINED for one in document["warnings"])
 
 
-def _is_unconstrained(hardware: str, mesh: Mesh) -> Callable[[Program], bool]:
-    """Whether the audit of a program would ask for a constraint on activations."""
-    return lambda program: _has_unconstrained(audit_program(program, hardware, mesh))
-
-
-def _add(document: dict, found: list[Remark]) -> None:
-    """Add warnings to an audit."""
+def _add_warnings(document: dict, found: list[Remark]) -> None:
     warnings = [*document["warnings"], *(one.of_program() for one in found)]
     document["warnings"] = sorted(warnings, key=lambda one: -(one["seconds"] or 0.0))
     if found:
@@ -435,7 +426,8 @@ def has_abstract_mesh(arguments: object) -> bool:
     return any(isinstance(mesh, jax.sharding.AbstractMesh) and not mesh.empty for mesh in meshes)
 
 
-# XLA for CPU makes slower machine code in half the time, of the same optimised program.
+# For a program that is only read: XLA for CPU makes the same optimised program, and slower machine code of it
+# in half the time.
 _QUICK = {"xla_backend_optimization_level": 0}
 
 
@@ -446,6 +438,7 @@ def compiled_program(
 
     The mesh is the first one of an argument, otherwise jax.set_mesh's. If an argument's is
     abstract, the program is compiled for this process's devices. Raises AuditError if there are too few.
+    is_quick: compile in less time, to a program that would run slower.
     """
     import jax
 

@@ -60,6 +60,8 @@ def product_findings(differences: Iterable[ProductDifference], prices: Prices, d
 
 
 def _change_of(difference: ProductDifference) -> str:
+    """The remedy of FLOPs that differ; "" if none is known."""
+    # Products that the compiler repeats explain most of the extra FLOPs.
     if 0 < difference.extra_flops / 2 < difference.repeated:
         return _REPEATED
     return _RECOMPUTED if difference.direction == "backward" and difference.extra_flops > 0 else ""

@@ -27,8 +27,8 @@ _SAME = 0.001
 class ProductDifference:
     """Planned and compiled FLOPs of one tensor in one pass.
 
-    planned, compiled: FLOPs per device and step. where: JAX's name of the product. repeated: of the compiled
-    FLOPs, those of products that the compiler computes again to save memory.
+    planned, compiled: FLOPs per device and step. where: JAX's name of the product. repeated: the part
+    of `compiled` in products that the compiler computes again to save memory.
     """
 
     tensor: str

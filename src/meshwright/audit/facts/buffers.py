@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from meshwright.audit.facts.naming import origin_name
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.read import Instruction, Program, arrays
-from meshwright.audit.hlo.trace import RUNS, CallPath, TracedValue, called_by, resolve
+from meshwright.audit.hlo.trace import RUNS, CallPath, TracedValue, called_by, loop_body, resolve
 
 Path = tuple[int, ...]
 _FUSED = ("fusion", "async-start")
@@ -103,6 +103,11 @@ def chip_memory(memory: Mapping[str, int] | None, program: Program) -> Mapping[s
 
 
 def input_bytes(program: Program) -> int:
+    """Bytes of the program's inputs on one device, tile padding included."""
+    return sum(shape.allocated_bytes for one in program.main.parameters for shape in one.shapes)
+
+
+def integer_input_bytes(program: Program) -> int:
     """Bytes of the program's integer inputs: tokens, positions, counters, random keys."""
     inputs = (each for each in program.main.parameters if each.attributes.get(RUNS) != "0")
     shapes = (shape for each in inputs for shape in each.shapes)
@@ -125,7 +130,7 @@ def layer_saved_bytes(program: Program) -> int:
     for computation in program.computations.values():
         for loop in computation.instructions.values():
             if loop.opcode == "while" and loop.op_name.endswith(_FORWARD_LOOP):
-                body = program.computations[loop.attributes["body"].lstrip("%")]
+                body = loop_body(program, loop)
                 made = (TracedValue(body.result, CallPath(body), path) for path, _ in arrays(loop.shape))
                 written = ((value, resolve(program, value, _KEPT).instruction) for value in made)
                 shapes = dict(arrays(loop.shape))

@@ -26,7 +26,15 @@ from meshwright.audit.facts.opcodes import op_of, received
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.read import Computation, Instruction, Program
-from meshwright.audit.hlo.trace import CallPath, TracedValue, called_by, places, share_of_branch, trip_count
+from meshwright.audit.hlo.trace import (
+    CallPath,
+    TracedValue,
+    called_by,
+    loop_body,
+    places,
+    share_of_branch,
+    trip_count,
+)
 from meshwright.hardware.chip import Chip
 
 
@@ -244,7 +252,7 @@ class _Walk:
         return replace(clocks, **mean)
 
     def _loop(self, loop: TracedValue, clocks: _Clocks, weight: float) -> _Clocks:
-        body = self.program.computations[loop.instruction.attributes["body"].lstrip("%")]
+        body = loop_body(self.program, loop.instruction)
         place = loop.place.enter(loop.instruction, body)
         trips = trip_count(self.program, loop)
         trips = 1 if trips is None else trips

@@ -12,7 +12,16 @@ from meshwright.audit.facts.instruction_work import multiplies
 from meshwright.audit.facts.opcodes import crossing_op, op_of, sent
 from meshwright.audit.hlo.op_names import GRADIENTS, keys_of, primitive_of, renamed, scope_of
 from meshwright.audit.hlo.read import Computation, Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, CallPath, TracedValue, called_by, history, readers, resolve
+from meshwright.audit.hlo.trace import (
+    MOVES,
+    CallPath,
+    TracedValue,
+    called_by,
+    history,
+    loop_body,
+    readers,
+    resolve,
+)
 
 # Opcodes that change only the place and type of numbers.
 MOVED = MOVES | {"pad"}
@@ -75,7 +84,7 @@ def _names_of_turn(program: Program, value: TracedValue, steps: int) -> Iterator
     """Names of a value's computation in a loop's turn: terms of sums, slices of stacks."""
     opcode = value.instruction.opcode
     if opcode == "while" and value.path:
-        body = program.computations[value.instruction.attributes["body"].lstrip("%")]
+        body = loop_body(program, value.instruction)
         made = [TracedValue(body.result, value.place.enter(value.instruction, body), value.path)]
     elif opcode == "parameter" and value.path and _is_of_loop(value):
         made = [TracedValue(value.place.computation.result, value.place, value.path)]

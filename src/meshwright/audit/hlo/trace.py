@@ -112,6 +112,17 @@ def called_by(program: Program, instruction: Instruction) -> list[Computation]:
     ]
 
 
+def loop_body(program: Program, loop: Instruction) -> Computation:
+    """The computation that each turn of a while instruction runs."""
+    return program.computations[loop.attributes["body"].lstrip("%")]
+
+
+def callers(place: CallPath) -> Iterator[TracedValue]:
+    """The instructions that call a place's computations, outermost first, each at its own place."""
+    for depth, frame in enumerate(place.frames):
+        yield TracedValue(frame.caller, CallPath(frame.computation, place.frames[:depth]))
+
+
 def run_count(program: Program, place: CallPath) -> Fraction | None:
     """Runs of a place in a step, or their mean if they depend on data; None if unknown.
 
@@ -119,16 +130,15 @@ def run_count(program: Program, place: CallPath) -> Fraction | None:
     branch whose condition is unknown counts as always taken.
     """
     count, called = Fraction(1), [*(frame.computation for frame in place.frames[1:]), place.computation]
-    for depth, (frame, computation) in enumerate(zip(place.frames, called, strict=False)):
-        caller = TracedValue(frame.caller, CallPath(frame.computation, place.frames[:depth]))
-        if frame.caller.opcode == "while":
+    for caller, computation in zip(callers(place), called, strict=False):
+        if caller.instruction.opcode == "while":
             trips = trip_count(program, caller)
             if trips is None:
                 return None
             count *= trips
-        elif frame.caller.opcode == "conditional":
+        elif caller.instruction.opcode == "conditional":
             count *= share_of_branch(program, caller, computation)
-        count *= int(frame.caller.attributes.get(RUNS, 1))
+        count *= int(caller.instruction.attributes.get(RUNS, 1))
     return count
 
 
@@ -276,7 +286,7 @@ def is_carried_unchanged(program: Program, loop: Instruction, path: tuple[int, .
 
 def _carried(program: Program, loop: Instruction, path: tuple[int, ...]) -> tuple[int, ...] | None:
     """The element that becomes element `path` of the next turn; None if the body computes it."""
-    body = program.computations[loop.attributes["body"].lstrip("%")]
+    body = loop_body(program, loop)
     carried = resolve(program, TracedValue(body.result, CallPath(body), path))
     return carried.path if carried.instruction.opcode == "parameter" else None
 
@@ -393,8 +403,8 @@ def _passed(program: Program, value: TracedValue) -> list[TracedValue]:
 def _result_of(program: Program, value: TracedValue) -> TracedValue:
     """The result inside the computation that a call, fusion or loop runs."""
     called = called_by(program, value.instruction)
-    body = value.instruction.attributes.get("body", "").lstrip("%")
-    computation = program.computations[body] if body else called[0]
+    is_loop = value.instruction.opcode == "while"
+    computation = loop_body(program, value.instruction) if is_loop else called[0]
     place = value.place.enter(value.instruction, computation)
     return TracedValue(computation.result, place, value.path)
 

@@ -65,10 +65,10 @@ def _is_only_kept(program: Program, one: Emitted) -> bool:
 
 
 def one_hot_products(program: Program, prices: Prices) -> list[Remark]:
-    """Warnings of matmuls by rows that have a single 1, which moving rows by index replaces.
+    """Warnings of matmuls by rows that have a single 1, which reading or moving rows by index replaces.
 
-    A table of the program's inputs is looked up so. Computed rows, such as tokens of experts, are moved so;
-    that is reported only if it is most of the program's FLOPs, since a mixture of few experts may do it.
+    The other operand is a table among the program's inputs, or computed rows, such as tokens of experts. The
+    latter are reported only if they are most of the program's FLOPs: with few experts the matmul may be best.
     """
     of_table = _one_hot(
         program,
@@ -105,6 +105,10 @@ def _one_hot(
     what: str,
     change: str,
 ) -> list[Remark]:
+    """A warning of the products that `is_such` accepts, if their share of all FLOPs is above `least`.
+
+    what: has the fields `flops` and `share`.
+    """
     largest, flops, share = _largest(program, is_such, least)
     if largest is None:
         return []
@@ -155,7 +159,10 @@ def _moves_rows(program: Program, product: TracedValue) -> bool:
 
 
 def is_scaled_one_hot(program: Program, value: TracedValue) -> bool:
-    """Whether a value is a product, element by element, of which a factor is one-hot, also if it was sent."""
+    """Whether a value is one-hot, or an elementwise product with a one-hot factor.
+
+    Also if a collective sent the value or one of its factors.
+    """
     left = [value]
     for _ in range(_MOST_FACTORS):
         if not left:

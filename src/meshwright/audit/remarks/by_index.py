@@ -254,18 +254,20 @@ def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | No
 
 
 def rows_of_all(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Rows that the user gathers from all devices, of which each device takes a part by index: experts."""
+    """Rows that the user gathers from all devices, of which each device takes a part by index.
+
+    A mixture of experts does so if each device computes one expert's rows.
+    """
     if emitted.op != "all_gather" or not emitted.is_written:
         return None
-    read, routed = 0, 0
+    read = 0
     for user, at in emitted.uses(context.program):
         size = user.instruction.shapes[0].num_elements if user.instruction.shapes else 0
         is_look_up = user.instruction.opcode == "gather" and at == 0
         if is_look_up and prod(user.instruction.numbers("slice_sizes")) > _SINGLES:
             read += size
-        elif is_product(user) and size * FEWER_BYTES <= emitted.elements:
-            routed += size  # a router reads all rows, for a few numbers of each
-        else:
+        # A router multiplies all rows, to a few numbers for each.
+        elif not (is_product(user) and size * FEWER_BYTES <= emitted.elements):
             return None
     if not read or read * _PART > emitted.elements:
         return None
@@ -280,9 +282,9 @@ def rows_of_all(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 FOR_A_PART = "gathered_for_a_part"
-# Rows have more numbers than this: others are single results, such as the places of a top k.
+# Rows have more numbers than this. Others are single results, such as the places of a top k.
 _SINGLES = 8
-# A gather of rows is reported if a device takes at most one of this many.
+# A gather is reported if a device takes at most one in this many of its rows.
 _PART = 2
 
 

@@ -5,6 +5,7 @@ no collective over that axis is between.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from meshwright.audit.facts.communication import groups_of, unreadable_groups
@@ -17,6 +18,19 @@ from meshwright.notation.mesh import Mesh
 
 # Collectives after which all devices of a group have the same values.
 SAME_ON_ALL = ("all_gather", "all_reduce")
+
+
+@dataclass
+class DifferingOverAny:
+    """Whether values differ over any of several axes of `mesh`; true if that is unknown."""
+
+    program: Program
+    mesh: Mesh
+    _over: dict[str, "Differing"] = field(default_factory=dict)
+
+    def differs(self, value: TracedValue, axes: Iterable[str]) -> bool:
+        over = (self._over.setdefault(axis, Differing(self.program, self.mesh, axis)) for axis in axes)
+        return any(each.differs(value) for each in over)
 
 
 @dataclass

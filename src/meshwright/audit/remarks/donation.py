@@ -12,6 +12,7 @@ from meshwright.audit.hlo.trace import (
     CallPath,
     TracedValue,
     entered_as,
+    loop_body,
     resolve,
     sources,
 )
@@ -73,7 +74,7 @@ def _written(program: Program, left: TracedValue) -> Instruction | None:
         elif written and value.is_input:
             return instruction
         elif not written and instruction.opcode == "while" and value.path:
-            computation = program.computations[instruction.attributes["body"].lstrip("%")]
+            computation = loop_body(program, instruction)
             body = value.place.enter(instruction, computation)
             stack = _stacked(program, TracedValue(computation.result, body, value.path))
             if stack is None:

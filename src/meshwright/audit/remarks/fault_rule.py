@@ -10,7 +10,7 @@ from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, called_by, resolve, sources
+from meshwright.audit.hlo.trace import MOVES, TracedValue, called_by, loop_body, resolve, sources
 
 Fault = tuple[str, str, str]  # kind, what, change
 
@@ -99,7 +99,7 @@ def is_cut_in_a_loop(emitted: Emitted, program: Program, along: int = 0) -> bool
         user.instruction.name: user for user, _ in emitted.uses(program) if user.instruction.opcode == "while"
     }
     for loop in loops.values():
-        body = program.computations[loop.instruction.attributes["body"].lstrip("%")]
+        body = loop_body(program, loop.instruction)
         inside = [body, *(one for each in body.instructions.values() for one in called_by(program, each))]
         for computation in inside:
             for each in computation.instructions.values():

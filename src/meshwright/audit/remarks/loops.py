@@ -1,12 +1,10 @@
 """Work that a loop repeats in each turn, although its operands are the same in all of them."""
 
-from collections.abc import Iterator
-
 from meshwright.audit.facts.communication import narrowest_dtype
 from meshwright.audit.facts.matmuls import Product, innermost_name, products
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import Program
-from meshwright.audit.hlo.trace import CallPath, TracedValue, same_each_turn, trip_count
+from meshwright.audit.hlo.trace import TracedValue, callers, same_each_turn, trip_count
 from meshwright.audit.remarks import Remark
 from meshwright.units import format_number_of
 
@@ -50,16 +48,10 @@ def repeated_in_loops(program: Program, prices: Prices) -> list[Remark]:
 
 
 def _turns_without_change(program: Program, product: TracedValue) -> int:
-    """Turns, of all loops around a product that do not change its operands, in which it runs."""
+    """How often the loops around a product compute it from the same operands; 1 if they never repeat it."""
     operands, turns = product.operands(), 1
-    for loop, depth in _loops(product.place):
-        if all(same_each_turn(program, each, depth) for each in operands):
+    for depth, loop in enumerate(callers(product.place)):
+        is_loop = loop.instruction.opcode == "while"
+        if is_loop and all(same_each_turn(program, each, depth) for each in operands):
             turns *= round(trip_count(program, loop) or 1)
     return turns
-
-
-def _loops(place: CallPath) -> Iterator[tuple[TracedValue, int]]:
-    """The loops around a place, outermost first, each with the number of its frame."""
-    for depth, frame in enumerate(place.frames):
-        if frame.caller.opcode == "while":
-            yield TracedValue(frame.caller, CallPath(frame.computation, place.frames[:depth])), depth

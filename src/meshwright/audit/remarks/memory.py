@@ -1,9 +1,18 @@
 """Steps that need more memory than a chip has, and the buffers that fill it."""
 
-from meshwright.audit.facts.buffers import Held, Peak
+from meshwright.audit.facts.buffers import Held, Peak, input_bytes
 from meshwright.audit.facts.communication import is_differentiated, uncast_dtype
 from meshwright.audit.hlo.read import Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, SLICES, CallPath, TracedValue, places, readers, resolve
+from meshwright.audit.hlo.trace import (
+    MOVES,
+    SLICES,
+    CallPath,
+    TracedValue,
+    loop_body,
+    places,
+    readers,
+    resolve,
+)
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import NUMBER_TYPES, dtype_bytes, of_hlo
 from meshwright.hardware.chip import Chip
@@ -11,13 +20,15 @@ from meshwright.units import format_bytes
 
 # Buffers with a larger share of the temporaries decide the remedy.
 _LARGE = 0.1
+# Buffers that a warning names.
+_SHOWN = 3
 
 
 def beyond_memory(program: Program, peak: Peak | None, chip: Chip | None) -> list[Remark]:
     """A warning if the inputs and the temporaries at their peak are more than a chip's usable memory.
 
-    A compiler that widens 16-bit numbers makes larger buffers than the chip's own; these count in the
-    narrower type.
+    A compiler that widens 16-bit numbers, as XLA for CPU does, makes larger buffers than the chip's own
+    compiler would; these count in the narrower type.
     """
     if peak is None or chip is None or not peak.held:
         return []
@@ -26,15 +37,16 @@ def beyond_memory(program: Program, peak: Peak | None, chip: Chip | None) -> lis
         for place in places(program)
         for instruction in place.computation.instructions.values()
     }
-    sizes = [(held, _own_bytes(program, held, values.get(held.instruction))) for held in peak.held]
+    sizes = [(held, _bytes_unwidened(program, held, values.get(held.instruction))) for held in peak.held]
     temporaries = sum(size for _, size in sizes)
-    inputs = sum(shape.allocated_bytes for one in program.main.parameters for shape in one.shapes)
+    inputs = input_bytes(program)
     needed = inputs + temporaries
     if needed <= chip.program_bytes:
         return []
     large = [held for held, size in sizes if size > _LARGE * temporaries]
     stacked = [held for held in large if _is_stacked(program, values.get(held.instruction))]
-    shown = (stacked or large or [held for held, _ in sizes])[:3]
+    shown = (stacked or large or [held for held, _ in sizes])[:_SHOWN]
+    first = values.get(shown[0].instruction)
     names = ", ".join(f"`{one.tensor or one.instruction}` {one.shape}" for one in shown)
     keeps = "kept for the backward pass by a loop" if stacked else "at the peak"
     return [
@@ -44,7 +56,7 @@ def beyond_memory(program: Program, peak: Peak | None, chip: Chip | None) -> lis
             f"a device needs {format_bytes(needed)}, {format_bytes(temporaries)} of them for temporaries, "
             f"and {chip.name} has {format_bytes(chip.program_bytes)} for a program; the largest {keeps}: "
             f"{names}",
-            _name(values.get(shown[0].instruction)),
+            first.instruction.where if first else "",
             _KEPT if stacked else _IN_PARTS if is_differentiated(program) else _IN_PARTS_ONCE,
             needed - chip.program_bytes,
             instruction=shown[0].instruction,
@@ -67,12 +79,8 @@ _IN_PARTS_ONCE = (
 )
 
 
-def _name(value: TracedValue | None) -> str:
-    return value.instruction.where if value else ""
-
-
-def _own_bytes(program: Program, held: Held, value: TracedValue | None) -> int:
-    """Bytes of a buffer without a compiler's own widening."""
+def _bytes_unwidened(program: Program, held: Held, value: TracedValue | None) -> int:
+    """Bytes of a buffer in the type that the step gives it, if the compiler widened it."""
     if value is None or not program.platform.compiler.widens or not held.shape.startswith("f32"):
         return held.num_bytes
     narrow = of_hlo(uncast_dtype(program, value, value.instruction.op_name))
@@ -86,12 +94,13 @@ def _is_stacked(program: Program, value: TracedValue | None) -> bool:
     if value is None:
         return False
     return any(
-        user.instruction.opcode == "while" and _is_written(program, user.instruction, user.path)
+        user.instruction.opcode == "while" and _writes_a_slice(program, user.instruction, user.path)
         for user, _ in readers(program, value)
     )
 
 
-def _is_written(program: Program, loop: Instruction, path: tuple[int, ...]) -> bool:
-    body = program.computations[loop.attributes["body"].lstrip("%")]
+def _writes_a_slice(program: Program, loop: Instruction, path: tuple[int, ...]) -> bool:
+    """Whether each turn of a loop writes a slice of element `path` of its tuple."""
+    body = loop_body(program, loop)
     written = resolve(program, TracedValue(body.result, CallPath(body), path), MOVES - SLICES)
     return written.instruction.opcode == "dynamic-update-slice"

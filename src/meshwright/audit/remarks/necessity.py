@@ -88,15 +88,15 @@ def sent_from_less(emitted: Emitted, context: ProgramContext) -> Fault | None:
     sent = emitted.operand().instruction.shapes[-1].num_elements
     if fewer is None or fewer * _FEWER > sent:
         return None
-    if _is_filled(context, emitted.operand()):
+    if _has_written_rows(context, emitted.operand()):
         return (
             "sent_from_less",
             f"`{emitted.tensor}` is sent over {context.over(emitted)} ({emitted.op}): {sent:,} numbers per "
-            f"device, of which at most {fewer:,} are written and the others are padding, which each product "
-            "between multiplies too",
-            "make the buffers smaller: the room of each expert follows from the rows of one device (tokens "
-            "of this device x experts per token / experts x 1.25), not from the rows of all devices; or send "
-            "exactly the rows (jax.lax.ragged_all_to_all)",
+            f"device, of which at most {fewer:,} are written; the others are padding, which the matmuls "
+            "multiply too",
+            "make the buffers smaller: the capacity of each expert follows from the rows of one device "
+            "(tokens of this device x experts per token / experts x a capacity factor), not from the rows of "
+            "all devices; or send exactly the rows (jax.lax.ragged_all_to_all)",
         )
     return (
         "sent_from_less",
@@ -144,9 +144,9 @@ def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
 
 
 def _written_rows(context: ProgramContext, value: TracedValue) -> list[TracedValue]:
-    """[the array before, the rows] of rows written into an array by index; none for other values.
+    """[the array before, the rows], if a value is an array with rows written by index; otherwise empty.
 
-    XLA for CPU makes a loop of a scatter, which carries a counter, the array, the indices and the rows.
+    XLA for CPU turns a scatter into a loop, which carries a counter, the array, the indices and the rows.
     """
     if value.instruction.opcode == "scatter":
         return [value.operand(0), value.operand(2)]
@@ -154,16 +154,17 @@ def _written_rows(context: ProgramContext, value: TracedValue) -> list[TracedVal
         return []
     if not primitive_of(value.instruction.op_name).startswith("scatter"):
         return []
-    own = value.instruction.shapes[value.path[0]]
+    (written,) = value.path
+    array = value.instruction.shapes[written]
     rows = [
         at
         for at, shape in enumerate(value.instruction.shapes)
-        if at != value.path[0] and shape.dims and shape.dtype == own.dtype
+        if at != written and shape.dims and shape.dtype == array.dtype
     ]
     return [value.operand(0, value.path), *(value.operand(0, (at,)) for at in rows)]
 
 
-def _is_filled(context: ProgramContext, value: TracedValue) -> bool:
+def _has_written_rows(context: ProgramContext, value: TracedValue) -> bool:
     """Whether an array that is sent has rows written by index."""
     return bool(_written_rows(context, resolve(context.program, value, MOVES)))
 

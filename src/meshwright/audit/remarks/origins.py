@@ -4,14 +4,23 @@ They come before the other rules, which know only how an array is moved.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.facts.matmuls import products
 from meshwright.audit.hlo.op_names import primitive_of
-from meshwright.audit.hlo.read import Instruction, Program, arrays
-from meshwright.audit.hlo.trace import COPIES, MOVES, CallPath, TracedValue, readers, resolve, same_each_turn
+from meshwright.audit.hlo.read import Computation, Instruction, Program, arrays
+from meshwright.audit.hlo.trace import (
+    COPIES,
+    MOVES,
+    CallPath,
+    TracedValue,
+    loop_body,
+    readers,
+    resolve,
+    same_each_turn,
+)
 from meshwright.audit.remarks.fault_rule import (
     MOVED,
     TURN_BY_TURN,
@@ -155,25 +164,28 @@ def _shares_its_weight(emitted: Emitted, context: ProgramContext) -> bool:
 
 def _passes_on(program: Program, loop: Instruction) -> bool:
     """Whether a loop computes an array for its next turn, apart from arrays into which it stores rows."""
-    body = program.computations[loop.attributes["body"].lstrip("%")]
-    for path, shape in arrays(body.result.shape):
-        value = resolve(program, TracedValue(body.result, CallPath(body), path), MOVES)
-        if shape.dims and value.instruction.opcode not in ("parameter", "dynamic-update-slice"):
-            return True
-    return False
+    return any(True for _ in _computed_arrays(program, loop_body(program, loop)))
 
 
 def _is_needed_next(program: Program, loop: Instruction) -> bool:
-    """Whether a turn computes more with an array of the turn before than to add to it."""
-    body = program.computations[loop.attributes["body"].lstrip("%")]
+    """Whether a turn reads an array that the turn before computed, and not only to add to it."""
+    body = loop_body(program, loop)
+    carried = (
+        TracedValue(body.parameters[0], CallPath(body), path) for path in _computed_arrays(program, body)
+    )
+    return any(
+        user.instruction.opcode not in ("add", "tuple")
+        for value in carried
+        for user, _ in readers(program, value)
+    )
+
+
+def _computed_arrays(program: Program, body: Computation) -> Iterator[tuple[int, ...]]:
+    """Paths of the arrays that a loop computes for its next turn, apart from those it stores rows into."""
     for path, shape in arrays(body.result.shape):
         value = resolve(program, TracedValue(body.result, CallPath(body), path), MOVES)
-        if not shape.dims or value.instruction.opcode in ("parameter", "dynamic-update-slice"):
-            continue
-        for user, _ in readers(program, TracedValue(body.parameters[0], CallPath(body), path)):
-            if user.instruction.opcode not in ("add", "tuple"):
-                return True
-    return False
+        if shape.dims and value.instruction.opcode not in ("parameter", "dynamic-update-slice"):
+            yield path
 
 
 def tiled(emitted: Emitted, context: ProgramContext) -> Fault | None:

@@ -35,7 +35,7 @@ from meshwright.audit.hlo.trace import (
 )
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import batch_of, written_in_part
-from meshwright.audit.remarks.differing import SAME_ON_ALL, Differing
+from meshwright.audit.remarks.differing import SAME_ON_ALL, Differing, DifferingOverAny
 from meshwright.audit.remarks.fault_rule import SENT_BY_A_SUM
 from meshwright.audit.remarks.origins import DRAWS
 from meshwright.audit.remarks.sums import REPLICATED_STATE
@@ -310,14 +310,13 @@ def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> l
 
     XLA's partitioner emits no such collective.
     """
-    differing: dict[str, Differing] = {}
+    differing = DifferingOverAny(program, prices.mesh)
     equal: list[Emitted] = []
     for one in sent:
         is_large = one.collective.gathered_bytes > NEGLIGIBLE_BYTES
         if one.op not in SAME_ON_ALL or not one.is_written or not one.axes or not is_large:
             continue
-        over = [differing.setdefault(axis, Differing(program, prices.mesh, axis)) for axis in one.axes]
-        if not any(each.differs(one.operand()) for each in over):
+        if not differing.differs(one.operand(), one.axes):
             equal.append(one)
     return [_of_equal(equal, prices)] if equal else []
 
@@ -383,15 +382,14 @@ def summed_after_gather(program: Program, prices: Prices, sent: Iterable[Emitted
 
     Such a product sums over the gathered dimension, as a weighted sum of all experts' rows does.
     """
-    remarks = list[Remark]()
+    remarks, differing = list[Remark](), DifferingOverAny(program, prices.mesh)
     for gather in sent:
         if gather.op != "all_gather" or not gather.is_written or not gather.axes:
             continue
-        differing = [Differing(program, prices.mesh, axis) for axis in gather.axes]
         for user, _ in gather.products(program):
             result_bytes = user.instruction.shapes[0].num_bytes
             is_small = gather.collective.gathered_bytes > SENT_BY_A_SUM * result_bytes
-            if is_small and not any(each.differs(user) for each in differing):
+            if is_small and not differing.differs(user, gather.axes):
                 remarks.append(_of_sum(gather, result_bytes, prices))
     return remarks
 
@@ -534,10 +532,10 @@ def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: P
         )
     if (whole := _whole_input(largest, program, prices.mesh)) and not _is_most(repeated, program):
         return (
-            f"shard `{whole}`, which is whole, over {over} too, as other weights are: along the dimension of "
-            f"the result that it makes, such as the vocabulary of a head (P(None, {axes})) or of a "
-            f"tied table (P({axes}, None)), so that each device has a part; {largest.copies} must divide "
-            "that dimension: pad it, such as a vocabulary to the next multiple of 128, and mask what is added"
+            f"shard `{whole}`, which is whole, over {over} too, as other weights are: along the dimension "
+            f"that stays in the result, such as the vocabulary of a head (P(None, {axes})) or of a tied "
+            f"table (P({axes}, None)), so that each device has a part; {largest.copies} must divide that "
+            "dimension: if it does not, pad it, as is usual for a vocabulary, and mask the padding"
         )
     return (
         f"shard an operand over {over} too: constrain the activations to keep their batch sharded "

@@ -227,9 +227,9 @@ def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
             "summed_whole",
             f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, and each device keeps a slice "
             "of what it computes from it element by element",
-            "split the matmul's weight along the dimension of the result in place of the one that it sums "
-            "over (columns, then rows for the next matmul): then nothing is summed before that; or scatter "
-            "the sum (psum_scatter) and compute with the slices",
+            "split the matmul's weight by columns, in place of the rows that the matmul sums over, and the "
+            "next matmul's weight by rows: then only the next result is summed; or scatter this sum "
+            "(psum_scatter) and compute with the slices",
         )
     if not sliced or (only and not (emitted.is_written or context.schedule.is_async)):
         return None

@@ -9,7 +9,7 @@ from meshwright.audit.facts.emitted import Emitted, is_product
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.remarks import Remark
-from meshwright.audit.remarks.differing import Differing
+from meshwright.audit.remarks.differing import DifferingOverAny
 from meshwright.audit.remarks.sums import after_scaling
 
 # A sum is reported if the products of its result have this many times fewer numbers. The backward pass of
@@ -19,7 +19,7 @@ _FEWER = 16
 
 def summed_too_early(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
     """Warnings of all-reduced arrays that only products read, which have smaller results."""
-    differing: dict[str, Differing] = {}
+    differing = DifferingOverAny(program, prices.mesh)
     found: dict[str, list[tuple[Emitted, float]]] = {}
     for one in sent:
         if one.collective.op != "all_reduce" or one.collective.gathers or not one.axes:
@@ -28,12 +28,11 @@ def summed_too_early(program: Program, prices: Prices, sent: Iterable[Emitted]) 
         results = sum(shape.num_elements for user, _ in uses for shape in user.instruction.shapes[:1])
         if not uses or results * _FEWER > one.elements:
             continue
-        over = [differing.setdefault(axis, Differing(program, prices.mesh, axis)) for axis in one.axes]
         is_linear = all(
             is_product(user)
             and at in (0, 1)
             and len(user.instruction.operands) > 1
-            and not any(each.differs(user.operand(1 - at)) for each in over)
+            and not differing.differs(user.operand(1 - at), one.axes)
             for user, at in uses
         )
         if is_linear:

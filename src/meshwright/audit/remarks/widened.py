@@ -127,5 +127,6 @@ def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]
 
 def _on_the_way(program: Program, user: TracedValue, at: int) -> Iterable[TracedValue]:
     """The forms of a collective's numbers up to their reader."""
+    # A loop's path names the element that it carries; others' paths select a part of their result.
     path = user.path if user.instruction.opcode == "while" else ()
     return history(program, user.operand(at, path) if at >= 0 else user, MOVES)
