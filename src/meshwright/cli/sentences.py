@@ -234,7 +234,7 @@ def _command(words: Sequence[str], sentence: Sentence, commands: Collection[str]
     if _asks_how_many(words):
         scores[("plan", "train")] += 1
     if spoken & set(_ASKS_FOR[("plan", "serve")].split()) or spoken >= _SPEED or spoken >= _PRICE_OF_TOKENS:
-        scores[("plan", "serve")] += 3  # outweighs `cost`, which alone asks for training
+        scores[("plan", "serve")] += 3  # outweighs `cost`, a word of training in other sentences
     if spoken & _COUNTED_BY_MODEL:
         scores[("model",)] += 4  # outweighs a batch and tokens, which alone ask for training
     if len(sentence.machines) > 1 and not spoken & _ASKS_WHETHER_IT_FITS:
