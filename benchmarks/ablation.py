@@ -1,6 +1,7 @@
 """Errors with and without each rule of the generic records, over the sources that did not suggest it.
 
-A rule that two sources suggested is also scored on each of them, since the other alone suggests it.
+A rule that two sources suggested is also scored on the rows of each (`by_the_other`): for these rows the
+other source alone would have suggested it.
 
     python benchmarks/ablation.py > benchmarks/results/ablation.json
 
@@ -26,8 +27,8 @@ TABLE = ROOT / "benchmarks/published/training.csv"
 class Rule:
     """A rule and its reverse.
 
-    files: the records. pattern, text: of their lines, as re.sub takes them; the result has the
-    rule as it was, or lacks it. suggested: words of the sources that suggested it.
+    files: the records, each changed by re.sub(pattern, text), line by line; the result has the rule as it
+    was, or lacks it. suggested: a part of the name of each source that suggested it.
     """
 
     name: str
@@ -106,9 +107,10 @@ def main() -> None:
             shutil.copytree(ROOT / "src", source)
             for name in rule.files:
                 file = source / "meshwright" / name
-                text = re.sub(rule.pattern, rule.text, file.read_text(encoding="utf-8"), flags=re.MULTILINE)
-                assert text != file.read_text(encoding="utf-8"), rule.name
-                file.write_text(text, encoding="utf-8")
+                before = file.read_text(encoding="utf-8")
+                after = re.sub(rule.pattern, rule.text, before, flags=re.MULTILINE)
+                assert after != before, rule.name
+                file.write_text(after, encoding="utf-8")
             rules.append({"rule": rule.name, **compared(rule, kept, document(source))})
         print(rules[-1], file=sys.stderr)
     machine = {"python": platform.python_version(), "cpu": platform.machine()}
@@ -124,34 +126,37 @@ def document(source: Path) -> dict:
 
 
 def compared(rule: Rule, kept: dict, changed: dict) -> dict:
-    """Errors of other sources' rows that the rule changes, with it and without."""
+    """Errors with the rule and without it.
+
+    They are of other sources' rows that the rule changes, and, if several sources suggested it, of each one's
+    rows.
+    """
     pairs = [
         (one, other)
         for one, other in zip(kept["rows"], changed["rows"], strict=True)
-        if one["predicted"] is not None and not any(words in one["source"] for words in rule.suggested)
+        if one["predicted"] is not None
     ]
-    moved = [pair for pair in pairs if pair[0]["predicted"] != pair[1]["predicted"]]
-    both = list(zip(kept["rows"], changed["rows"], strict=True))
+    others = [pair for pair in pairs if not any(words in pair[0]["source"] for words in rule.suggested)]
+    moved = [pair for pair in others if pair[0]["predicted"] != pair[1]["predicted"]]
     suggesting = {
-        words: [pair for pair in both if pair[0]["predicted"] is not None and words in pair[0]["source"]]
+        words: [pair for pair in pairs if words in pair[0]["source"]]
         for words in (rule.suggested if len(rule.suggested) > 1 else ())
     }
     return {
         "suggested_by": list(rule.suggested),
-        "rows": len(pairs),
+        "rows": len(others),
         "rows_changed": len(moved),
         "sources_changed": sorted({one["source"] for one, _ in moved}),
-        "with": errors([one for one, _ in moved]),
-        "without": errors([other for _, other in moved]),
+        **with_and_without(moved),
         "by_the_other": {
-            words: {
-                "rows": len(rows),
-                "with": errors([one for one, _ in rows]),
-                "without": errors([other for _, other in rows]),
-            }
-            for words, rows in suggesting.items()
+            words: {"rows": len(rows), **with_and_without(rows)} for words, rows in suggesting.items()
         },
     }
+
+
+def with_and_without(pairs: list[tuple[dict, dict]]) -> dict:
+    """The errors of rows that were predicted with a rule and without it."""
+    return {"with": errors([one for one, _ in pairs]), "without": errors([other for _, other in pairs])}
 
 
 def errors(rows: list[dict]) -> dict | None:

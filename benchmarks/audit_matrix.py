@@ -58,13 +58,17 @@ class Case:
         return Plan(model, self.hardware, workload, Layout.parse(self.layout))
 
 
+# Positions of a sequence in the cases of MIXERS.
+_POSITIONS = 4096
+
+
 @dataclass(frozen=True)
 class Mixer:
     """Layers of a model with a mixer, so that each kind is among them, and its layout of generation.
 
     tpu, gpu: layers in training, None for all. A whole model takes XLA for TPUs minutes; in a few layers, the
-    head is most of the memory. generating: layers of a step of generation, which are no loop. positions: of a
-    sequence in training by XLA for TPUs, which takes 20 minutes for 1,024 of DeepSeek-V4.
+    head is most of the memory. generating: layers of a step of generation, which are no loop. tpu_positions:
+    of a sequence in training on TPUs; fewer if compiling takes too long (DeepSeek-V4: 20 minutes for 1,024).
     """
 
     tpu: int | None
@@ -72,11 +76,11 @@ class Mixer:
     generating: int
     layout: str = "tensor=8"
     sequences: int = 16  # of a batch in training
-    positions: int = 4096
+    tpu_positions: int = _POSITIONS
 
     def trained(self, hardware: str) -> tuple[int, int | None]:
         """Positions of a sequence and layers in training."""
-        return (4096, self.gpu) if hardware.startswith("h100") else (self.positions, self.tpu)
+        return (_POSITIONS, self.gpu) if hardware.startswith("h100") else (self.tpu_positions, self.tpu)
 
 
 MIXERS = {
@@ -89,7 +93,7 @@ MIXERS = {
     "falcon-h1-7b": Mixer(2, None, 4, "data=8"),
     "recurrentgemma-2b": Mixer(3, None, 3, "data=8"),
     "deepseek-v3.2": Mixer(4, 4, 4),
-    "deepseek-v4-flash": Mixer(4, 3, 4, "data=2,kv_replicas=4", 8, 1024),
+    "deepseek-v4-flash": Mixer(4, 3, 4, "data=2,kv_replicas=4", sequences=8, tpu_positions=1024),
     "minimax-m3": Mixer(4, 4, 4, "data=2,tensor=4"),
 }
 
@@ -219,7 +223,7 @@ CASES = [
         for model, mixer in MIXERS.items()
         for layout, num_sequences, phase, (seq_len, num_layers) in (
             ("fsdp=8,remat=full", mixer.sequences, "train", mixer.trained(hardware)),
-            (mixer.layout, 64, "generate", (4096, mixer.generating)),
+            (mixer.layout, 64, "generate", (_POSITIONS, mixer.generating)),
         )
     ),
 ]

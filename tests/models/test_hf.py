@@ -342,6 +342,8 @@ def test_a_key_that_says_what_is_so_anyway_is_read() -> None:
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout"),
         ("Qwen/QwQ-32B", "qwen2.5-32b"),
         ("inclusionAI/Ring-1T", "ling-1t"),
+        ("nvidia/Nemotron-H-8B-Base-8K", "nemotron-h-8b"),
+        ("Qwen/Qwen3.6-27B", "qwen3.5-27b"),
     ],
 )
 def test_names_on_the_hub_are_presets(repository: str, preset: str) -> None:

@@ -110,10 +110,11 @@ class HeldBytes(NamedTuple):
     a_microbatch: saved by its layers for one microbatch. left: kept by their split backward pass for the
     gradients of weights. once: saved by the embedding and the head, which run one at a time, and the last
     layer's output. on_chip: the part of all saved bytes on the chip if the rest is offloaded. layer: alive in
-    the backward pass of a layer. head: beyond its saved values. waits: of the head while the layers run,
-    beyond its saved values; negative if these are freed by then. head_gradient: of the head's weight before
-    its reduction. table: of the gathered embedding. ahead: of the layer outside the loop, saved and gathered.
-    sums: of gradients that stay whole, of all layers (`Segment.whole_sums`).
+    the backward pass of a layer. in_loop: the same, in a loop with `ahead` beside it; at least `layer`.
+    head: beyond its saved values. waits: of the head while the layers run, beyond its saved values; negative
+    if these are freed by then. head_gradient: of the head's weight before its reduction. table: of the
+    gathered embedding. ahead: of the next layer of a loop that gathers weights ahead: its saved values and
+    gathered weights. sums: of gradients that stay whole, of all layers (`Segment.whole_sums`).
 
     Figures are arrays if the graph was recorded for many layouts.
     """
@@ -155,8 +156,8 @@ class HeldBytes(NamedTuple):
         new = gradients * (single | apart)
         tables = 2 * self.table + self.head_gradient + self.sums - kept
         head = self.head + self.ahead + new * single * (self.ahead > 0)
-        layer = larger(self.layer, self.in_loop) + self.waits + new
-        return larger(larger(layer, head), tables + new) - new * single
+        layers = larger(self.layer, self.in_loop) + self.waits + new
+        return larger(larger(layers, head), tables + new) - new * single
 
 
 @kept_with
@@ -170,7 +171,7 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
     once += last.memory_bytes if last else 0
     head_gradient = largest(_weight_gradient(node) for segment in ends for node in segment.nodes)
     waits = head_gradient - once
-    of_layers = [
+    alive_and_ahead = [
         (_in_layer(graph, segment, remat) + _sums_after(graph, segment), _ahead(graph, segment, remat))
         for segment, _ in layers
     ]
@@ -189,13 +190,13 @@ def held_bytes(graph: Graph, counts: SegmentRuns, remat: str) -> HeldBytes:
         left=sum(count * left_bytes(segment) for segment, count in layers),
         once=once,
         on_chip=sum(_LAYERS_NOT_OFFLOADED * saved_bytes(segment, remat) for segment, _ in layers) + once,
-        layer=largest(alone for alone, _ in of_layers),
-        in_loop=largest(alone + ahead for alone, ahead in of_layers),
+        layer=largest(alive for alive, _ in alive_and_ahead),
+        in_loop=largest(alive + ahead for alive, ahead in alive_and_ahead),
         head=largest(map(_beyond_saved, ends)),
         waits=waits,
         head_gradient=head_gradient,
         table=largest(_table(segment) for segment in ends),
-        ahead=largest(ahead for _, ahead in of_layers),
+        ahead=largest(ahead for _, ahead in alive_and_ahead),
         sums=sum(segment.whole_sums for segment, _ in layers),
     )
 
@@ -243,7 +244,7 @@ def _sums_after(graph: Graph, segment: Segment) -> Any:
 
 
 def _ahead(graph: Graph, segment: Segment, remat: str) -> Any:
-    """Saved values of the next run in a loop and its gathered weights; 0 if none is gathered ahead."""
+    """Bytes of the next layer's saved values and gathered weights; 0 if no loop gathers this layer ahead."""
     if not _gathers_ahead(graph, segment):
         return 0
     sent = (node for node in segment.nodes if node.kind == "gather" and node.forward_transfers)
@@ -393,7 +394,7 @@ def _end_of_use(values: _Alive, segment: Segment, last: Mapping[int, int], place
 
 @kept_with
 def _read_values(segment: Segment) -> tuple[Value, ...]:
-    """Each value that a node reads, in the order of the first reads."""
+    """Each value that the segment's nodes read, once, in the order of the first reads."""
     return tuple({id(value): value for node in segment.nodes for value in node.inputs}.values())
 
 

@@ -254,8 +254,9 @@ class _CachedOps(SymbolicOps):
             made = self.config.mla is None and not at.kind.shares_kv
             if made and (uses_ring(layout) or attention_layout(layout) is not layout):
                 self._all_to_keep({"k": k, "v": v})
-            without_gradient = scoring._replace(sinks=None)
-            return super().attention(name, q, k, v, at, without_gradient)
+            # In training, sinks cost the sum of their gradient; a pass of serving has none.
+            without_sinks = scoring._replace(sinks=None)
+            return super().attention(name, q, k, v, at, without_sinks)
         window, chosen = self._read(at.kind), scoring.chosen
         cached = self.cached(1, read_positions(self.sizes["S"], window))
         kept = tuple(value for name, value in cached.items() if not name.startswith("index"))

@@ -32,7 +32,7 @@ def read_model(path: Path) -> ModelConfig:
 
 
 def with_quantisation(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """A folder's config.json; if it has no table of quantisation, with the one that ModelOpt writes apart."""
+    """A folder's config.json; if it lacks a table of quantisation, with that of ModelOpt's own file."""
     file = folder / "hf_quant_config.json"
     if declared_quantisation(config) is not None or not file.is_file():
         return config

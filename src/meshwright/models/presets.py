@@ -97,8 +97,8 @@ def on_the_hub(spec: str) -> str:
 
 # Ends of names that say how a model was tuned or stored.
 _TUNING = (
-    r"(-(instruct|it|chat|base(-8k)?|hf|pt|think|thinking|reasoning|exp|terminus|nvfp4|fp8|bf16|awq|gptq|int4|w4a16|"
-    r"v0\.\d|\d{4}|\d{2}-\d{4}))+$"
+    r"(-(instruct|it|chat|base(-\d+k)?|hf|pt|think|thinking|reasoning|exp|terminus|nvfp4|fp8|bf16|awq|gptq|"
+    r"int4|w4a16|v0\.\d|\d{4}|\d{2}-\d{4}))+$"
 )
 # Models with the sizes of a preset under another name.
 _SAME = (
@@ -124,7 +124,10 @@ _SAME = (
 
 
 class _Presets(Mapping[str, ModelConfig]):
-    """Every preset by name; one is made, and its family imported, when it is asked for."""
+    """Every preset by name; one is made, and its family imported, when it is asked for.
+
+    `in` makes none: it looks the name up in the files of the families that mention it.
+    """
 
     def __init__(self) -> None:
         self._made: dict[str, ModelConfig] = {}

@@ -19,7 +19,7 @@ def declared_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None
     """The table of a config.json that says how its weights are quantised; None without one.
 
     ModelOpt may name a type for each module. The table then has the narrowest, and the modules of other types
-    are listed as not quantised. Raises ModelError if it is no table.
+    are listed as not quantised. Raises ModelError if the key's value is no table.
     """
     for key in ("quantization_config", "compression_config"):
         declared = config.get(key)
@@ -31,23 +31,27 @@ def declared_quantisation(config: Mapping[str, Any]) -> Mapping[str, Any] | None
 
 
 def _of_modelopt(declared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """ModelOpt's table with its method, which it leaves out, and with one type."""
-    whole, layers = {**declared, "quant_method": "modelopt"}, declared.get("quantized_layers")
+    """ModelOpt's table with its method, which hf_quant_config.json leaves out, and with a single type."""
+    table = {**declared, "quant_method": "modelopt"}
+    layers = declared.get("quantized_layers")
     if not isinstance(layers, Mapping):
-        return whole
-    types = {name: str(each.get("quant_algo")) for name, each in layers.items() if isinstance(each, Mapping)}
+        return table
+    algos = {
+        module: str(each.get("quant_algo")) for module, each in layers.items() if isinstance(each, Mapping)
+    }
     bits = {
-        each: NUMBER_TYPES[_TYPES[f"modelopt {each}"]].bits
-        for each in types.values()
-        if f"modelopt {each}" in _TYPES
+        algo: NUMBER_TYPES[dtype].bits
+        for algo in algos.values()
+        if (dtype := _TYPES.get(f"modelopt {algo}")) is not None
     }
     if not bits:
-        return whole
+        return table
     narrowest = min(bits, key=bits.__getitem__)
-    others = [name for name, each in types.items() if each != narrowest]
+    others = [module for module, algo in algos.items() if algo != narrowest]
     listed = declared.get("exclude_modules") or declared.get("ignore") or []
     kept = listed if isinstance(listed, list) else []
-    return whole | {"quant_algo": narrowest, "exclude_modules": [*kept, *others], "ignore": None}
+    # One list: readers take the first of the two keys that has one.
+    return table | {"quant_algo": narrowest, "exclude_modules": [*kept, *others], "ignore": None}
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:

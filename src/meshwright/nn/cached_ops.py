@@ -275,7 +275,7 @@ class InferenceOps(_ProductsOfStored):
         if cache is None:
             return super().attention(name, q, k, v, at, scoring)
         if scoring.entries is not None:
-            return self._over_entries(name, (q, k), scoring.entries, at, scoring)
+            return self._over_entries(name, (q, k), at, scoring)
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         pages, number, _ = cache
         if self.layout.table.position_axes:
@@ -298,23 +298,23 @@ class InferenceOps(_ProductsOfStored):
         with jax.named_scope(name):
             indexer = self.config.at(kind.variant).indexer
             block = indexer.block if indexer else None
-            how = _score_form(scoring, q.shape[-1], slopes, block)
-            out = pages.attend(number, q[:, 0], kind.windows[0], how, scoring.sinks, scoring.chosen)
+            form = _score_form(scoring, q.shape[-1], slopes, block)
+            out = pages.attend(number, q[:, 0], kind.windows[0], form, scoring.sinks, scoring.chosen)
             return out.astype(self.dtype)[:, None], _with_pages(at, pages)
 
     def _over_entries(
         self,
         name: str,
         projected: tuple[Array, Array],
-        entries: Entries[Array],
         at: AtLayer,
         scoring: Scoring[Array],
     ) -> tuple[Array, AtLayer]:
         """Attention of the step's tokens over a window and entries, which are written first.
 
-        entries: one for each token, [N, 1, H]; only those that end at their token are written.
+        scoring.entries: one for each token, [N, 1, H]; only those that end at their token are written.
         """
-        (q, k), (_, (pages, number, _), kind), values = projected, at, entries.values
+        assert scoring.entries is not None, "without entries, attention reads keys only"
+        (q, k), (_, (pages, number, _), kind), values = projected, at, scoring.entries.values
         every, [window] = self._positions_of_entry(kind), kind.windows
         assert window is not None, "layers with entries have a window"
         with jax.named_scope(name):
@@ -327,8 +327,8 @@ class InferenceOps(_ProductsOfStored):
             out, _ = super().attention(name, q, k, k, _from_the_start(q, kind), of_prompts)
             return _by_token(out), at
         with jax.named_scope(name):
-            how = _score_form(scoring, q.shape[-1])
-            out = pages.attend_with_entries(number, q[:, 0], window, how, scoring.sinks, scoring.chosen)
+            form = _score_form(scoring, q.shape[-1])
+            out = pages.attend_with_entries(number, q[:, 0], window, form, scoring.sinks, scoring.chosen)
             return out.astype(self.dtype)[:, None], at
 
     def _positions_of_entry(self, kind: KindInLoop) -> int:
@@ -390,14 +390,13 @@ class InferenceOps(_ProductsOfStored):
                 self._absorbed("wk_up", w, "BTR,RNJ->BTNJ"),
                 self._absorbed("wv_up", w, "BTR,RNO->BTNO"),
             )
-            scores = _score_form(scoring, q.shape[-1])
+            form = _score_form(scoring, q.shape[-1])
             plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
             with jax.named_scope("wk_up"):
                 query = self._with_heads("BNJ,NJR->BNR", plain, up)
             query = jnp.concatenate([query, turned], axis=-1)
-            sums = pages.attend(number, query, kind.windows[0], scores, None, scoring.chosen).astype(
-                self.dtype
-            )
+            sums = pages.attend(number, query, kind.windows[0], form, None, scoring.chosen)
+            sums = sums.astype(self.dtype)
             with jax.named_scope("wv_up"):
                 values = self._with_heads("BNR,NOR->BNO", sums, out_of)
             return values[:, None], _with_pages(at, pages)
@@ -591,8 +590,8 @@ def _score_form(
     block: int | None = None,
 ) -> ScoreForm:
     """The form of scores for readers of pages, which need the scale as a number."""
-    scale = head_dim**-0.5 if scoring.scale is None else scoring.scale
-    return ScoreForm(scoring.softcap, scale, slopes, block)
+    form = ScoreForm(scoring.softcap, scoring.scale, slopes, block)
+    return form._replace(scale=form.factor(head_dim))
 
 
 def _from_the_start(q: Array, kind: KindInLoop) -> AtLayer:

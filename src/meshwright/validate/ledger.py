@@ -1,10 +1,11 @@
 """The ledger of first looks: how far predictions were off when a source was met, before anything was changed.
 
-Every line is a source's figure (time or memory) with the version that met it first. A new table is scored,
+Every line is a source's figure with the version that met it first: time or memory, or a figure of load tests
+(`load_test_scores.errors_by_source`), whose sources are named with engine and pools. A new table is scored,
 and its lines go to benchmarks/ledger.csv, before anything is changed; a line's first errors never change.
 Sources without first errors were met while constants were fitted on them.
 
-    error = predicted / measured - 1, of step time or memory
+    error = predicted / measured - 1
 """
 
 import csv
@@ -58,7 +59,10 @@ def first_looks() -> list[FirstLook]:
 
 
 class Today(NamedTuple):
-    """Today's errors of a source's figure. covered: share inside the ranges; None without a range."""
+    """Today's errors of a source's figure, without their signs; None without rows.
+
+    covered: share of rows inside their ranges, None if none has a range.
+    """
 
     num_rows: int
     median: float | None

@@ -1,7 +1,9 @@
 """Rows of a table of load tests of serving engines."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isqrt
+
+from meshwright.validate.read_row import ReadRow
 
 FIGURES = ("tpot_seconds", "ttft_seconds", "e2e_seconds")
 ROW_MODES = ("together", "apart")
@@ -24,17 +26,6 @@ class WorkerDegrees:
     @property
     def chips(self) -> int:
         return self.tensor * self.data
-
-
-@dataclass(frozen=True)
-class ReadRow:
-    """A row of a table. where: its file, line and id; empty if no file has it."""
-
-    where: str = field(default="", kw_only=True, compare=False, metadata={"column": False})
-
-    def reason(self, error: object) -> str:
-        """The reason that the row is skipped: `error`, after the row's place."""
-        return f"{self.where}: {error}" if self.where else str(error)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from meshwright.validate.score import grouped
 
 # The smallest panel whose ranks count.
 _LEAST_IN_PANEL = 5
-# FIGURES as the ledger has them.
+# The names of FIGURES in the ledger.
 _IN_LEDGER = {
     "tpot_seconds": "time per token",
     "ttft_seconds": "time to first token",
@@ -34,7 +34,7 @@ class FigureScore:
 
 def load_test_document(predictions: Sequence[LoadTestPrediction]) -> dict[str, Any]:
     """The keys of `mw validate` for load tests in docs/reference/json.md."""
-    known = [p for p in predictions if p.predicted and isinstance(p.row, LoadTestRow)]
+    known = _predicted(predictions)
     return {
         "figures": _scores(known),
         "ranks": {name: _ranks(known, name) for name in FIGURES},
@@ -49,21 +49,26 @@ def load_test_document(predictions: Sequence[LoadTestPrediction]) -> dict[str, A
 
 
 def errors_by_source(predictions: Sequence[LoadTestPrediction]) -> dict[tuple[str, str], Today]:
-    """Today's errors by source, engine and pools, and by figure, as the ledger has them."""
+    """Today's errors for the ledger, by (source, figure); engines and pools of a source are apart."""
 
     def source(given: LoadTestPrediction) -> str:
         pools, engine, _, _ = spread_group(_test(given))
         return f"{given.row.source}, {engine}, {pools}"
 
-    known = [p for p in predictions if p.predicted and isinstance(p.row, LoadTestRow)]
-    found = {}
-    for name, group in grouped(known, source).items():
-        for figure, title in _IN_LEDGER.items():
-            score = score_figure(group, figure)
-            found[name, title] = Today(
-                score.num_rows, score.median_abs_error, score.p90_abs_error, score.covered
-            )
-    return found
+    return {
+        (str(name), title): _today(score_figure(group, figure))
+        for name, group in grouped(_predicted(predictions), source).items()
+        for figure, title in _IN_LEDGER.items()
+    }
+
+
+def _today(score: FigureScore) -> Today:
+    return Today(score.num_rows, score.median_abs_error, score.p90_abs_error, score.covered)
+
+
+def _predicted(predictions: Sequence[LoadTestPrediction]) -> list[LoadTestPrediction]:
+    """Those that are not skipped."""
+    return [p for p in predictions if p.predicted and isinstance(p.row, LoadTestRow)]
 
 
 def _scores(predictions: Sequence[LoadTestPrediction]) -> dict[str, dict[str, Any]]:

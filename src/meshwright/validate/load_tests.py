@@ -139,7 +139,7 @@ def predict_load_test(row: LoadTestRow) -> LoadTestPrediction:
         cases = load_test_cases(row)
         each = [case.figures() for case in cases]
     except MeshwrightError as error:
-        return LoadTestPrediction(row, skipped=row.reason(error))
+        return LoadTestPrediction(row, skipped=row.why_skipped(error))
     predicted = (
         each[0] if len(each) == 1 else row.with_request(*(_geometric_mean(each, name) for name in _MEANS))
     )

@@ -11,10 +11,10 @@ _Result = TypeVar("_Result")
 def results_of(
     work: Callable[[_Part], _Result], parts: Sequence[_Part], *, in_processes: bool
 ) -> Iterator[_Result]:
-    """The result of `work` on each part, in their order.
+    """The result of `work` on each part, in the parts' order.
 
-    in_processes: in one process for each core, which is worth their start for a large table; otherwise, and
-    on a single core, in this process. work: a function of a module.
+    work: a function at the top level of a module, which other processes import. in_processes: whether to
+    start a process for each core, which only a large table repays; on a single core none is started.
     """
     if not in_processes or (os.cpu_count() or 1) == 1:
         yield from map(work, parts)

@@ -7,7 +7,7 @@ reports; all other columns that are read are physical.
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any, TypeVar, get_args
 
 from meshwright.errors import PlanError
 from meshwright.files import read_text
-from meshwright.validate.load_test_row import MAX_BATCH, ROW_MODES, LoadTestRow, ReadRow
+from meshwright.validate.load_test_row import MAX_BATCH, ROW_MODES, LoadTestRow
+from meshwright.validate.read_row import ReadRow, column_fields
 
 STEP, THROUGHPUT, MEMORY = "step_seconds", "tokens_per_s_per_chip", "memory_bytes_per_chip"
 METRICS = (STEP, THROUGHPUT, MEMORY)
@@ -196,7 +197,7 @@ def read_rows(path: Path) -> list[TableRow | UnreadRow]:
     kind = PublishedRow
     if _INFERENCE_COLUMN in columns:
         kind = LoadTestRow if _LOAD_TEST_COLUMN in columns else InferenceRow
-    needed = [column.name for column in _columns(kind) if column.default is MISSING]
+    needed = [column.name for column in column_fields(kind) if column.default is MISSING]
     if missing := [name for name in needed if name not in columns]:
         if _REPLACED in head:
             read_text(path, PlanError)
@@ -264,17 +265,11 @@ def _typed(kind: type[_Row], cells: dict[str, str], where: str, column: str, kno
 
     Raises PlanError for a cell of another type, and for a value of `column` that is not `known`.
     """
-    columns = ((each.name, each.type) for each in _columns(kind))
-    values = {name: _cell(where, name, cells.get(name, ""), of_type) for name, of_type in columns}
+    values = {f.name: _cell(where, f.name, cells.get(f.name, ""), f.type) for f in column_fields(kind)}
     row = kind(**values, where=where)
     if (value := getattr(row, column)) not in known:
         raise PlanError(f"{where}: {column} = {value!r} is unknown; fits: {', '.join(known)}")
     return row
-
-
-def _columns(kind: type[TableRow]) -> list[Field[Any]]:
-    """The fields of a row that are columns of its table."""
-    return [each for each in fields(kind) if each.metadata.get("column", True)]
 
 
 def _row(cells: dict[str, str], where: str) -> PublishedRow:

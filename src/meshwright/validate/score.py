@@ -31,7 +31,8 @@ _Item = TypeVar("_Item")
 ANCHORS = 2
 # The share of a first row's log error that other rows of serving have: 0.1 to 0.25 give about equal errors.
 SERVED_TRUST = 0.2
-# Several processes are faster than one from this number of rows on. Rows of a part share recorded layouts.
+# Several processes are faster than one from this number of rows on. Each takes parts of a table: neighbouring
+# rows often have the same model, whose priced layouts a process keeps.
 _LEAST_FOR_PROCESSES, _ROWS_OF_A_PART = 300, 20
 
 
@@ -40,8 +41,8 @@ class Prediction:
     """A row and its prediction, in the row's unit.
 
     baseline: the prediction by one MFU. fits: whether the planner predicts that the layout fits the memory.
-    range: of the figure, for 8 of 10 new sources, by other sources than the row's. memory_figure: the
-    predicted figure of a row of memory: allocated, reserved or device (`TrainingProgram.memory_figure`).
+    range: of the figure, for 8 of 10 new sources, by other sources than the row's. memory_figure: for a row
+    of memory, which figure is predicted: allocated, reserved or device (`TrainingProgram.memory_figure`).
     """
 
     row: AnyRow
@@ -107,7 +108,8 @@ def predict(
 ) -> list[Prediction]:
     """Predictions of all rows for the free score.
 
-    in_processes: share out many rows over processes, which a script may only ask for in its main guard.
+    in_processes: share out a large table over processes. They import the calling script again, so it may only
+    ask for them under `if __name__ == "__main__":`.
     """
     parts = [rows[first : first + _ROWS_OF_A_PART] for first in range(0, len(rows), _ROWS_OF_A_PART)]
     predictions: list[Prediction] = []
@@ -134,14 +136,14 @@ def _predict(row: AnyRow | UnreadRow) -> Prediction:
         case = reproduce(row)
         chosen = fastest_mix(case)
     except MeshwrightError as error:
-        return Prediction(row, skipped=row.reason(error))
+        return Prediction(row, skipped=row.why_skipped(error))
     except (
         ArithmeticError,
         AssertionError,
         LookupError,
         ValueError,
     ) as error:  # a table never stops at a row
-        return Prediction(row, skipped=row.reason(f"cannot be priced: {type(error).__name__}: {error}"))
+        return Prediction(row, skipped=row.why_skipped(f"cannot be priced: {type(error).__name__}: {error}"))
     is_memory = row.metric == MEMORY
     predicted = chosen.reported_bytes if is_memory else row.in_unit(chosen.step_seconds)
     fits = chosen.bytes_per_chip <= case.hardware.chip.program_bytes

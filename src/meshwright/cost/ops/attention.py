@@ -88,7 +88,7 @@ class AttentionOps(ProductOps):
         """
         if attention_layout(self.layout) is not self.layout:
             return self._by_heads(name, (q, k, v), at, scoring), at
-        _, _, sinks, chosen, entries = scoring
+        sinks, chosen, entries = scoring.sinks, scoring.chosen, scoring.entries
         if sinks is not None:
             scores = ShardedArray("sinks", q.array.dims[:-1], q.array.axes[:-1])
             yielded = placed_operation((scores, sinks.array), scores, wanted=True).reshards[1].yielded

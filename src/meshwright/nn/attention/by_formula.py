@@ -28,6 +28,10 @@ class ScoreForm(NamedTuple):
     slopes: tuple[float, ...] | None = None
     block: int | None = None
 
+    def factor(self, head_dim: int) -> float:
+        """The factor of q . k."""
+        return head_dim**-0.5 if self.scale is None else self.scale
+
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """The slope of each head's scores by distance in positions (ALiBi; Press et al., 2022).
@@ -82,7 +86,7 @@ def attend(
     q = jnp.reshape(q, (*grouped, head_dim), out_sharding=spec)
     with jax.named_scope("k"):
         scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32)
-    scores *= head_dim**-0.5 if how.scale is None else how.scale
+    scores *= how.factor(head_dim)
     if how.softcap:
         scores = softcap(scores, how.softcap)
     if how.slopes:

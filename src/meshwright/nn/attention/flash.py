@@ -139,8 +139,7 @@ def splash(
             return jax.vmap(lambda q, k, v: run(q, k, v, sinks=sinks_here))(q, k, v)
         return jax.vmap(lambda *x: run(*x, sinks=sinks_here))(q, k, v, kernels.SegmentIds(*documents_local))
 
-    scale = head_dim**-0.5 if how.scale is None else how.scale
-    scaled = (q.astype(jnp.float32) * scale).astype(q.dtype)
+    scaled = (q.astype(jnp.float32) * how.factor(head_dim)).astype(q.dtype)
     by_head = [jnp.swapaxes(x, 1, 2) for x in (scaled, k, v)]
     differentiated = [*by_head, *([] if sinks is None else [sinks])]
     of_documents = (documents[0], in_order(documents[1], num_shards, 1)) if documents else ()
