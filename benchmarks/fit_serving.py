@@ -114,7 +114,7 @@ def write_errors(tests: Sequence[LoadTestRow], path: Path) -> None:
     """Write log(predicted / measured) of all rows: a line each."""
     names = [name for name, _, _ in _FIGURES] + ["e2e_seconds"]
     lines = [",".join(["id", "source", "kind", "software", "chip", "experts", *names])]
-    for prediction in load_tests.predict_load_tests(tests):
+    for prediction in load_tests.predict_load_tests(tests, in_processes=True):
         row, errors = prediction.row, [prediction.error(name) for name in names]
         if isinstance(row, LoadTestRow) and None not in errors:
             pools, engine, chip, experts = load_tests.spread_group(row)

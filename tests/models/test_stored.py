@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.api.inputs import ServedDtypes
+from meshwright.errors import CheckpointError
 from meshwright.hardware import catalog
 from meshwright.layout import Layout
 from meshwright.layout.precision import stored_bytes
@@ -16,6 +17,7 @@ from meshwright.models.hf import from_hf
 from meshwright.models.parameters import parameters
 from meshwright.models.presets import load_model
 from meshwright.models.stored import stored_dtype
+from meshwright.nn.files.quantised_files import dequantised
 from meshwright.plan.serve.requests import Requests
 from meshwright.plan.serve.search import Infeasible, search_serving
 from meshwright.plan.serve.steps import StepBytes
@@ -63,6 +65,9 @@ def test_a_folder_states_the_type_in_a_file_of_modelopt(tmp_path: Path) -> None:
     layers = {f"model.layers.{n}.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16} for n in range(2)}
     layers |= {"model.layers.1.mlp.down_proj": {"quant_algo": "FP8"}}
     table = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers, "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: does not parse"):
+        dequantised(tmp_path, {})
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": table}))
     model = load_model(str(tmp_path))
     assert model.stored_dtype == "fp4"

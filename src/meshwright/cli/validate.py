@@ -128,7 +128,9 @@ def _validate_load_tests(
     from meshwright.validate.load_tests import predict_load_tests
 
     with progress() as update:
-        predictions = predict_load_tests(tests, lambda share: update("simulating load tests", share))
+        predictions = predict_load_tests(
+            tests, lambda share: update("simulating load tests", share), in_processes=True
+        )
     if ledger:
         return _print_ledger(with_today(errors_by_source(predictions)), as_json)
     document = load_test_document(predictions)

@@ -109,24 +109,26 @@ def spread_group(row: LoadTestRow) -> tuple[str, str, str, bool]:
 
 
 def predict_load_tests(
-    rows: Sequence[LoadTestRow | UnreadRow], on_progress: Callable[[float], None] | None = None
+    rows: Sequence[LoadTestRow | UnreadRow],
+    on_progress: Callable[[float], None] | None = None,
+    *,
+    in_processes: bool = False,
 ) -> list[LoadTestPrediction]:
-    """The predictions of all rows, in their order; many rows are shared out over processes."""
+    """The predictions of all rows, in their order. in_processes: as for `predict`."""
     tests = [row for row in rows if isinstance(row, LoadTestRow)]
     # Rows of a group share prices.
     groups = grouped(tests, lambda row: (row.engine, row.model, row.hardware, row.weight_dtype, row.degrees))
     parts = sorted(groups.values(), key=len, reverse=True)
-    predictions: dict[LoadTestRow, LoadTestPrediction] = {}
-    results = results_of(_predict_all, parts, in_processes=len(tests) >= _LEAST_FOR_PROCESSES)
-    for part, made in zip(parts, results, strict=True):
-        predictions.update(zip(part, made, strict=True))
+    predictions: dict[int, LoadTestPrediction] = {}  # by the row's id: rows may be equal but for their line
+    in_processes = in_processes and len(tests) >= _LEAST_FOR_PROCESSES
+    for part, made in zip(parts, results_of(_predict_all, parts, in_processes=in_processes), strict=True):
+        predictions.update(zip(map(id, part), made, strict=True))
         if on_progress:
             on_progress(len(predictions) / len(tests))
-    unread = (
-        LoadTestPrediction(row, skipped=row.reason) if isinstance(row, UnreadRow) else predictions[row]
+    return [
+        LoadTestPrediction(row, skipped=row.reason) if isinstance(row, UnreadRow) else predictions[id(row)]
         for row in rows
-    )
-    return list(unread)
+    ]
 
 
 def _predict_all(rows: Sequence[LoadTestRow]) -> list[LoadTestPrediction]:

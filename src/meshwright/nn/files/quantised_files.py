@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.dtypes import NUMBER_TYPES, NumberType
-from meshwright.errors import CheckpointError
+from meshwright.errors import CheckpointError, ModelError
 from meshwright.files import parse_json, read_text
 from meshwright.models.model_files import with_quantisation
 from meshwright.models.stored import declared_quantisation
@@ -132,7 +132,10 @@ def _quantization_config(folder: Path) -> Mapping[str, Any] | None:
     if not path.is_file():
         return None
     config = parse_json(read_text(path, CheckpointError))
-    return declared_quantisation(with_quantisation(config, folder))
+    try:
+        return declared_quantisation(with_quantisation(config, folder))
+    except ModelError as error:
+        raise CheckpointError(str(error)) from error
 
 
 class _Reader:
