@@ -13,7 +13,8 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from tests.audit.foreign_by_hand import BY_HAND
-from tests.audit.foreign_cases import CASES, SEVERAL
+from tests.audit.foreign_cases import CASES, SEVERAL, array
+from tests.audit.foreign_cases import mesh as mesh_of
 from tests.audit.foreign_needs import NEEDS, SEVERAL_NEEDS
 from tests.audit.foreign_operations import OPERATIONS
 from tests.audit.foreign_origins import ORIGINS
@@ -303,6 +304,27 @@ def test_a_shard_map_of_other_devices_is_told_to_leave_out_its_mesh() -> None:
 def test_the_remedy_is_of_the_operation(name: str, words: str) -> None:
     run, args = ORIGINS[name].run()
     assert all(words in one["change"] for one in meshwright.audit(run, *args)["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("discount", "words"), [(0.99, "split another dimension than the one"), (None, "in jax.shard_map")]
+)
+def test_turns_that_need_the_one_before_are_not_to_be_divided(discount: float | None, words: str) -> None:
+    """Sums of rewards over split time: discounted ones need the sum of the turn before, others add to it."""
+    m = mesh_of("x")
+
+    def step(rewards: Any, ends: Any) -> Any:
+        def turn(total: Any, now: Any) -> Any:
+            reward, end = now
+            total = total + reward * (1 - end) if discount is None else reward + discount * total * (1 - end)
+            return total, total
+
+        return jax.lax.scan(turn, jax.numpy.zeros(256), (rewards, ends))[1].sum(0)
+
+    args = array(m, (512, 256), "x"), array(m, (512, 256), "x", dtype=jax.numpy.int32)
+    warnings = meshwright.audit(jax.jit(step), *args)["warnings"]
+    assert {one["kind"] for one in warnings} == {"batch_gathered"}
+    assert all(words in one["change"] for one in warnings)
 
 
 def _step_of_rows(batch: tuple[Any, ...], weight: tuple[str | None, ...]) -> Any:
