@@ -327,6 +327,21 @@ def test_turns_that_need_the_one_before_are_not_to_be_divided(discount: float | 
     assert all(words in one["change"] for one in warnings)
 
 
+@pytest.mark.parametrize("differentiated", [True, False])
+def test_large_buffers_outside_of_loops_are_to_be_computed_in_parts(differentiated: bool) -> None:
+    """Logits of all rows, over 100 GB; a backward pass has to compute each part again."""
+    m = mesh_of("data")
+
+    def loss(w: Any, x: Any) -> Any:
+        return jax.numpy.mean(jax.nn.logsumexp(jax.numpy.tanh(x @ w), -1) ** 2)
+
+    step = jax.jit(jax.grad(loss) if differentiated else loss)
+    args = array(m, (64, 131072)), array(m, (2**21, 64), "data")
+    (finding,) = meshwright.audit(step, *args, hardware="v5p")["warnings"]
+    assert finding["kind"] == "beyond_memory" and "a part of the rows at a time" in finding["change"]
+    assert ("jax.checkpoint" in finding["change"]) == differentiated
+
+
 def _step_of_rows(batch: tuple[Any, ...], weight: tuple[str | None, ...]) -> Any:
     """A step with its batch over some axes of a mesh of two, and a weight that is gathered in it."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "fsdp"))
