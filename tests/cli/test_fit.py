@@ -2,10 +2,14 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
+from meshwright.cli.fit import MODELS
 from meshwright.cli.main import main
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_fit_prints_a_verdict_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +42,21 @@ def test_fit_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(capsys.readouterr().out)
     assert (document["model"], document["hardware"], document["seq_len"]) == ("gpt2", "h100:1", 1024)
     assert all(way["fits"] for way in document["ways"])
+
+
+def test_without_a_model_those_that_fit_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--hardware", "rtx4090", "--seq-len", "1k", "--json"]) == 0
+    ways = {model["model"]: model["ways"] for model in json.loads(capsys.readouterr().out)["models"]}
+    assert tuple(ways) == MODELS
+    assert main(["fit", "qwen3-14b", "--hardware", "rtx4090", "--seq-len", "1k", "--json"]) == 0
+    verdicts = json.loads(capsys.readouterr().out)["ways"]
+    assert ways["qwen3-14b"] == [verdict["way"] for verdict in verdicts if verdict["fits"]]
+    assert ways["deepseek-v3"] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/does-it-fit.md"])
+def test_pages_have_the_number_of_models(page: str) -> None:
+    assert f" which of {len(MODELS)} models" in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_nothing_fits_is_one(capsys: pytest.CaptureFixture[str]) -> None:

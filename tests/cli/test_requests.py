@@ -39,6 +39,8 @@ REQUESTS = [
      "--url http://localhost:8000 --requests 50"),
     ("pretrain_gpt.py --num-layers 32 --hidden-size 4096 --tensor-model-parallel-size 2",
      "plan train --for megatron --set num_layers=32,d_model=4096 --given tensor=2 --model llama-7b"),
+    ("megatron_gpt_pretraining.py --hidden-size 4096 --num-layers 32",
+     "plan train --for nemo --set d_model=4096,num_layers=32 --model llama-7b"),
     # machines and models under other names
     ("plan train llama3.1:70b --hardware '256 x H100 SXM5 80GB' --gbs 1024 --sl 8192",
      "--hardware '256 x H100 SXM5 80GB' --batch-tokens 8388608"),
@@ -102,7 +104,7 @@ REQUESTS = [
 def test_a_request_gets_a_line_that_parses(typed: str, words: str) -> None:
     line = corrected_line(shlex.split(typed), list(COMMANDS))
     assert words in line
-    assert isinstance(notes_of(shlex.split(typed), line), dict)
+    assert all(notes_of(shlex.split(typed), line).values())  # each word that is left out has a reason
     for part in re.findall(r"mw (?!help\b)((?:(?! && | \(--).)+)", line):
         found = of_typed(shlex.split(part))
         assert found is not None, part

@@ -163,16 +163,16 @@ def _of_script(function: str, hardware: str | None, target: str | None, search_s
     document = audit_compiled(
         step, args, {}, hardware, ahead_of_time=ahead_of_time, search_seconds=search_seconds
     )
-    # Another sharding saves what the other findings cost, in another way.
-    seconds = [(finding["kind"], finding["seconds"] or 0.0) for finding in document["warnings"]]
-    saved = sum(each for kind, each in seconds if kind == CHEAPER)
-    extra = max(saved, sum(each for kind, each in seconds if kind != CHEAPER))
+    # A cheaper sharding saves some of the seconds of the other findings, so they are not added.
+    costs = [(finding["kind"], finding["seconds"] or 0.0) for finding in document["warnings"]]
+    saved_by_sharding = sum(cost for name, cost in costs if name == CHEAPER)
+    cost_of_others = sum(cost for name, cost in costs if name != CHEAPER)
     return {
         **document,
         "script": function,
         "lines": seconds_by_line(document),
         "patch": patch(document, Path(function.rpartition(":")[0]), mesh),
-        "extra_seconds": extra if document["hardware"] else None,
+        "extra_seconds": max(saved_by_sharding, cost_of_others) if document["hardware"] else None,
     }
 
 

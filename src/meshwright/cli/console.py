@@ -34,7 +34,7 @@ _PATIENCE_SECONDS = 1.0
 _PIPED_SHARES = 5
 
 
-# Python's program for `mw` in another process, whose messages end without a line to type.
+# The text for `python -c` that runs `mw` with its arguments; its messages offer no line to type.
 WITHOUT_LINES = "from meshwright.cli.main import run; run(offers_line=False)"
 HARDWARE_HELP = "v5p:16x20x28, v5e:4x4, h100:8x8, 2*v5p:16x16x16, cpu:8 or a .toml."
 

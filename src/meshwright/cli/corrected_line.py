@@ -423,8 +423,9 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
         machine = f"{machine}:{number.value}"
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     number_of_chips = int(number.value) if number else 0
-    if axis and not mesh and "x" in machine.partition(":")[2]:  # an axis of the machine's torus
-        mesh = sizes_here(machine.partition(":")[2], "XYZ")
+    topology = machine.partition(":")[2]
+    if axis and not mesh and "x" in topology:  # an axis of the machine's torus
+        mesh = sizes_here(topology, "XYZ")
     try:
         chips = load_hardware(machine).num_chips if machine and not mesh else number_of_chips
         made = array_of_bytes(
@@ -517,7 +518,7 @@ def _finished(
     """
     pieces = merged(pieces)
     sized = _finds_size(pieces, command)
-    # Conversions need the chips and the model.
+    # Conversions of other options, such as a batch of each chip, need the number of chips and the model.
     pieces = _with_right_values(pieces, command, "--model")
     if command.path in (("plan", "train"), ("plan", "serve")) and not sized:
         pieces = with_numbers(pieces, command)

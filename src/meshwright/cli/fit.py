@@ -56,16 +56,12 @@ def fit(
     mw fit qwen3-32b --hardware rtx4090:2 --seq-len 8k
     mw fit --hardware rtx4090:2
     """
+    machines = [_machine(spec.strip()) for spec in (hardware or this_machine()).split(",")]
     if model is None:
-        _show_models(
-            [_machine(spec.strip()) for spec in (hardware or this_machine()).split(",")],
-            seq_len or _DEFAULT_SEQ_LEN,
-            as_json=as_json,
-        )
+        _show_models(machines, seq_len or _DEFAULT_SEQ_LEN, as_json=as_json)
         return
     config = load_model_with(model, None)
     length = seq_len or min(_DEFAULT_SEQ_LEN, config.max_seq_len)
-    machines = [_machine(spec.strip()) for spec in (hardware or this_machine()).split(",")]
     documents = [_document(config, machine, model, length) for machine in machines]
     if as_json:
         emit(documents[0] if len(documents) == 1 else {"model": config.name, "machines": documents})
@@ -100,9 +96,9 @@ def _show_models(machines: Sequence[Hardware], seq_len: int, *, as_json: bool) -
     else:
         for document in documents:
             title = f"Models on {document['hardware']}, sequences of {seq_len:,} tokens"
-            show(f"{title}: training, then serving in four types of weights\n", _models_table(document))
+            show(f"{title}: training, then serving by the type of weights\n", _models_table(document))
             more = f"mw fit MODEL --hardware {document['hardware']} shows batches and speeds"
-            print("\nNext:", f"  {more}", sep="\n")
+            print("\nNext:", more, sep="\n  ")
     if not any(each["ways"] for document in documents for each in document["models"]):
         raise typer.Exit(_DOES_NOT_FIT)
 
@@ -111,14 +107,14 @@ def _models_table(document: dict) -> object:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    ways = [*TRAINING, *(f"serve in {dtype}" for dtype in SERVING)]
     table.add_column("")
     table.add_column("parameters", justify="right")
-    for way in ways:
-        named = way.removeprefix("train all weights, ").removeprefix("train ").removeprefix("serve in ")
-        table.add_column(named, no_wrap=True)
+    for way in TRAINING:
+        table.add_column(way.removeprefix("train all weights, ").removeprefix("train "), no_wrap=True)
+    for dtype in SERVING.values():
+        table.add_column(dtype, no_wrap=True)
     for each in document["models"]:
-        fits = ["yes" if way in each["ways"] else "no" for way in ways]
+        fits = ["yes" if way in each["ways"] else "no" for way in (*TRAINING, *SERVING)]
         table.add_row(each["model"], format_count(each["params"]), *fits)
     return table
 
@@ -151,7 +147,7 @@ def _next(ways: list[dict], model: str, spec: str, seq_len: int) -> list[str]:
         batch = f"--batch-tokens {trained['max_batch'] * seq_len} --seq-len {seq_len}"
         commands.append(" ".join([f"mw plan train {planned} {batch}", *weights, *given, *changed]))
     if served:
-        dtype = served["way"].removeprefix("serve in ") if served["way"].startswith("serve in ") else ""
+        dtype = SERVING.get(served["way"])  # None as published
         weights = f" --weights-dtype {dtype}" if dtype else ""
         lengths = f"--prompt-tokens {seq_len * 3 // 4} --output-tokens {seq_len // 4}"
         commands.append(f"mw plan serve {planned}{weights} {lengths}")

@@ -7,7 +7,7 @@ from importlib import resources
 
 from meshwright.errors import plain_name
 
-# Words of questions about a term, such as `explain mfu`.
+# Words of questions about a term, such as `explain mfu`, and the first words of such questions.
 _ASKS = {
     "what", "whats", "what's", "is", "are", "does", "mean", "means", "explain", "define", "definition", "by",
     "meaning", "of", "a", "an", "the", "help", "glossary", "term", "about", "do", "you",

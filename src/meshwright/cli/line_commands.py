@@ -13,16 +13,17 @@ from typer.main import get_command as to_command
 from meshwright.cli.line_intents import meant_lines
 from meshwright.cli.line_options import PLACEHOLDER
 from meshwright.cli.line_pieces import Command
+from meshwright.cli.other_values import RUN_TOKENS
 from meshwright.cli.other_words import ALIKE, command_here, command_of_words, no_command, subcommand_here
 from meshwright.cli.value_kinds import is_corpus, is_engine, is_launcher, is_machine, is_model
 
 _STARTING = {"start", "up", "now", "launch"}  # verbs after a command: server start
 # Words after `mw bench` that mean a prediction if the line has a model and no server's --url.
 _PREDICTED = {"throughput", "latency", "decode", "prefill", "inference"}
-# Training programs by the names of their scripts.
+# Training programs, each with a pattern of the names of its scripts. NeMo's script has Megatron's name too.
 _PROGRAMS = {
-    "megatron": r"pretrain_\w+\.py|megatron", "maxtext": r"(?i:maxtext)", "torchtitan": "torchtitan",
-    "nemo": r"megatron_gpt_pretraining",
+    "nemo": r"megatron_gpt_pretraining", "megatron": r"pretrain_\w+\.py|megatron",
+    "maxtext": r"(?i:maxtext)", "torchtitan": "torchtitan",
 }  # fmt: skip
 # The usual command of a group, for a line that names none.
 _USUAL = {"plan": "train", "bench": "serve"}
@@ -119,7 +120,7 @@ def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
 def _of_first_word(words: Sequence[str]) -> Iterator[list[str]]:
     """The lines for `budget 100000 --model M`, a run that the money pays, and for `benchmark --url U`."""
     if words[0] == "budget" and len(words) > 1 and re.fullmatch(r"\$?\d[\d.,]*[kKmM]?", words[1]):
-        tokens = [] if "--tokens" in words else ["--tokens", "1T"]
+        tokens = [] if "--tokens" in words else ["--tokens", RUN_TOKENS]
         yield ["plan", "train", *words[2:], *tokens, "--budget", words[1]]
     if words[0] in ("benchmark", "loadtest") and {"--url", "--base-url", "--endpoint"} & set(words):
         yield ["bench", "serve", *words[1:]]
@@ -212,10 +213,9 @@ def _of_programs(words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
         after = rest[rest.index(scripts[0]) + 1 :]
         if after and (command := command_at(("plan", "train"))):
             yield command, [*(word for word in rest[: rest.index(scripts[0])] if word != "launch"), *after]
-    if program := next((each for each, name in _PROGRAMS.items() if re.search(name, first)), ""):
-        options = rest if "--for" in rest else ["--for", program, *rest]
-        if command := command_at(("plan", "train")):
-            yield command, options
+    program = next((name for name, scripts in _PROGRAMS.items() if re.search(scripts, first)), "")
+    if program and (command := command_at(("plan", "train"))):
+        yield command, rest if "--for" in rest else ["--for", program, *rest]
     if any(name in first for name in ("vllm", "sglang", "trtllm")):
         if rest[:2] == ["bench", "serve"] and (command := command_at(("bench", "serve"))):
             yield command, rest[2:]
@@ -234,7 +234,7 @@ def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command,
     path = tuple(line[:2]) if line[0] in ("plan", "bench", "launch", "plot") else tuple(line[:1])
     command = command_at(path)
     if command is None and rest:  # bench serve, for benchmark serve
-        inner = getattr(to_command(import_module(f"meshwright.cli.{path[0]}").app), "commands", {})
+        inner = getattr(_of_module(path[0]), "commands", {})
         meant = subcommand_here(rest[0], list(inner))
         named = [meant] if meant else get_close_matches(rest[0], list(inner), n=1, cutoff=ALIKE)
         command, rest = command_at((path[0], *named)), rest[1:]

@@ -9,7 +9,7 @@ from math import ceil, log2, prod
 from pathlib import Path
 
 from meshwright.cli.line_pieces import Command, Piece
-from meshwright.cli.other_values import LISTS, SLICE
+from meshwright.cli.other_values import LISTS, RUN_TOKENS, SLICE
 from meshwright.errors import MeshwrightError
 
 
@@ -39,11 +39,12 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
 
 def _both(first: Piece, second: Piece) -> Piece | None:
     """One piece for two pieces of the same option; None if their values exclude each other."""
-    degrees = first.value, second.value
-    if first.option == "--tensor" and first.is_other and second.is_other:  # stages of other servers
+    are_other = first.is_other and second.is_other
+    if first.option == "--tensor" and are_other:  # a server's tensor and pipeline parallelism
+        degrees = first.value, second.value
         is_known = all(map(str.isdecimal, degrees))
         return replace(first, value=str(prod(map(int, degrees)))) if is_known else None
-    if first.option == "--url" and first.is_other and second.is_other:  # --host and --port
+    if first.option == "--url" and are_other:  # --host and --port
         return replace(first, value=_url_of(first.value, second.value))
     if first.value == second.value:
         return first
@@ -85,9 +86,9 @@ def _machine_of(first: str, second: str) -> str:
         if star and example == SLICE:
             return f"{slices}*{other}"
     (name, _, sizes), (other, _, others) = first.partition(":"), second.partition(":")
-    for machine, chip_name, example in ((first, name, other), (second, other, name)):
-        # A torus has its own hosts.
-        if example == "h100" and ":" in machine and _is_of_torus(chip_name):
+    for machine, chip_name, other_name in ((first, name, other), (second, other, name)):
+        # The number of hosts, here as `h100:NxM`, follows from the chips of a torus.
+        if other_name == "h100" and ":" in machine and _is_of_torus(chip_name):
             return machine
     by_host = next((each for each in (sizes, others) if "x" in each), "")
     plain = next((each for each in (others, sizes) if each and "x" not in each), "")
@@ -95,11 +96,6 @@ def _machine_of(first: str, second: str) -> str:
     return (
         f"{chip}:{by_host.partition('x')[0]}x{plain}" if by_host and plain else f"{chip}:{plain or by_host}"
     )
-
-
-# Examples for lines that lack them: lengths of requests at a rate, which are simulated, and a checkpoint.
-_OF_A_RATE = {"--prompt-tokens": "1k", "--output-tokens": "256"}
-_RUN = "runs/demo"
 
 
 def _is_of_torus(name: str) -> bool:
@@ -111,10 +107,18 @@ def _is_of_torus(name: str) -> bool:
     return False
 
 
-_MONTH_SECONDS = 30 * 86_400
-_LEAST_CHIPS = 8  # of an example of a machine to train on
+# Examples for lines that lack them: the lengths of requests that arrive at a rate, and a checkpoint.
+_LENGTHS_AT_A_RATE = {"--prompt-tokens": "1k", "--output-tokens": "256"}
+_CHECKPOINT = "runs/demo"
+# An example of a machine: its chips at least, the seconds of its run at most, the model's bytes a parameter
+# (bf16 weights; for training also a bf16 gradient, and weights and two moments in float32), the share of the
+# memory that these may take, and the MFU of the run.
+_LEAST_CHIPS = {"train": 8, "serve": 1}
+_RUN_SECONDS = 30 * 86_400
+_PARAMETER_BYTES = {"train": 16, "serve": 2}
+_MEMORY_SHARE, _MFU = 0.5, 0.4
 _ANSWER = 512  # most tokens of the answer, if a line gives only the length of the context
-_LEAST_TOKENS = 1_000_000_000  # of a run; fewer are the batch of a step
+_LEAST_RUN_TOKENS = 1_000_000_000  # of a run; fewer are the batch of a step
 # Options of other programs whose conversion needs the values of other options of the line, so that it waits
 # until all are read. By the option of ours that they become: a name in the meantime, and their names.
 _DEFERRED = {
@@ -399,7 +403,7 @@ def _as_batch(piece: Piece) -> Piece:
     from meshwright.units import parse_count
 
     with suppress(MeshwrightError):
-        if piece.option == "--tokens" and parse_count(piece.value) < _LEAST_TOKENS:
+        if piece.option == "--tokens" and parse_count(piece.value) < _LEAST_RUN_TOKENS:
             return replace(piece, option="--batch-tokens")
     return piece
 
@@ -505,13 +509,13 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
     """A value for an option that a line lacks: a machine for its mesh, or an example from the help."""
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     if "--tokens" in names:
-        return "1T"
+        return RUN_TOKENS
     if "--data" in names:
         return "chats.jsonl"
-    if any(piece.option == "--rate" for piece in pieces) and (length := _OF_A_RATE.get(names[-1])):
+    if any(piece.option == "--rate" for piece in pieces) and (length := _LENGTHS_AT_A_RATE.get(names[-1])):
         return length
     if "--checkpoint" in names:
-        return _RUN
+        return _CHECKPOINT
     if "--model" in names and (preset := _of_sizes(pieces)):
         return preset
     if "--hardware" in names and any(piece.option == "--smallest" for piece in pieces):
@@ -519,20 +523,15 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
     if "--hardware" in names and mesh:
         return f"h100:{_num_devices(mesh)}"
     if "--hardware" in names and command.path in (("plan", "train"), ("plan", "serve")):
-        return _machine_for(pieces, command)
+        return f"h100:{_num_chips('h100', pieces, command)}"
     example = next(filter(None, map(command.example_of, names)), "")
     return _within_context(example, pieces) if "--seq-len" in names else example
-
-
-def _machine_for(pieces: Sequence[Piece], command: Command) -> str:
-    """An example of a machine for the line's model: as many H100s as `_num_chips` says."""
-    return f"h100:{_num_chips('h100', pieces, command)}"
 
 
 def _num_chips(name: str, pieces: Sequence[Piece], command: Command) -> int:
     """The power of two of chips that hold the line's model and end its run in a month.
 
-    Training stores 16 bytes a parameter and serving 2, in at most half of the memory. A run has 40% MFU.
+    A rough example, without a plan: by the bytes and the shares above.
     """
     from meshwright.hardware.catalog import chip_of
     from meshwright.models.count import count_params
@@ -540,14 +539,14 @@ def _num_chips(name: str, pieces: Sequence[Piece], command: Command) -> int:
     from meshwright.units import parse_count
 
     given = {piece.option: piece.value for piece in pieces}
-    chip, trains = chip_of(name), command.path == ("plan", "train")
-    chips = float(_LEAST_CHIPS) if trains else 1.0
+    chip, use = chip_of(name), command.path[1]
+    chips = float(_LEAST_CHIPS[use])
     with suppress(MeshwrightError, OSError):
         params = count_params(load_model(given.get("--model") or command.example_of("--model")))
-        chips = max(chips, 2 * (16 if trains else 2) * params.total / chip.hbm_bytes)
-        if trains and "--tokens" in given:
+        chips = max(chips, _PARAMETER_BYTES[use] * params.total / (_MEMORY_SHARE * chip.hbm_bytes))
+        if use == "train" and "--tokens" in given:
             flops = 6 * params.active * parse_count(given["--tokens"])
-            chips = max(chips, flops / (_MONTH_SECONDS * 0.4 * chip.flops("bf16")))
+            chips = max(chips, flops / (_RUN_SECONDS * _MFU * chip.flops("bf16")))
     return 2 ** ceil(log2(chips))
 
 
@@ -565,8 +564,9 @@ def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         number = max((_num_chips(spec, pieces, command) for spec in bare), default=0)
         if command.path == ("plan", "serve"):  # one step of one layout
             number = _num_devices(given["--layout"])
-        sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in specs)
-        return [*pieces[:at], replace(pieces[at], value=sized), *pieces[at + 1 :]] if bare else list(pieces)
+        if bare:
+            sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in specs)
+            return [*pieces[:at], replace(pieces[at], value=sized), *pieces[at + 1 :]]
     return list(pieces)
 
 

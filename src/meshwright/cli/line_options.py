@@ -31,7 +31,7 @@ _INPUTS = {"model", "model-path", "input", "checkpoint", "path", "dir", "folder"
 _MESHES = {"mesh", "mesh-shape", "mesh-axes", "axes", "parallelism", "sharding", "strategy"}
 _PRICE = {"cost", "costs", "price", "pricing"}  # parts of the names of options that ask for a price
 _OF_EPOCHS = {"epoch", "epochs"}
-_LEAST_TOKENS = 100_000  # of a batch; smaller numbers count sequences
+_LEAST_BATCH_TOKENS = 100_000  # of a batch; smaller numbers count sequences
 _OF_A_DEVICE = {"device", "chip", "gpu", "per", "micro", "local"}
 
 
@@ -74,27 +74,24 @@ def _bounded(given: str, pieces: list[Piece] | None) -> list[Piece] | None:
     """The pieces, with a degree as a bound if the option's name has max or min: `--max-tp 8`."""
     words = set(re.split(r"[-_.]", given))
     sign = "<=" if "max" in words else ">=" if "min" in words else ""
-    return (
-        [
-            replace(each, value=each.value.replace("=", sign))
-            if sign and each.option == "--given" and re.fullmatch(r"[a-z]+=\d+", each.value)
-            else each
-            for each in pieces or []
-        ]
-        if pieces is not None
-        else None
-    )
+    if pieces is None or not sign:
+        return pieces
+    return [
+        replace(each, value=each.value.replace("=", sign))
+        if each.option == "--given" and re.fullmatch(r"[a-z]+=\d+", each.value)
+        else each
+        for each in pieces
+    ]
 
 
 def _has_no_place(piece: Piece, path: str, options: Collection[str]) -> bool:
     """Whether to leave an option out: it asks for figures that are shown anyway, or the command lacks it."""
-    # An infinite rate is all requests at once.
-    is_boundless = piece.value.lower() in ("inf", "infinity") and "--rate" in option_here(
-        piece.option, options
-    )
+    # A command without --rate sends all requests at once, which other programs call an infinite rate.
+    is_infinite = piece.value.lower() in ("inf", "infinity")
+    is_boundless = is_infinite and "--rate" in option_here(piece.option, options)
     is_of_epochs = "--epochs" not in options and _OF_EPOCHS & set(re.split(r"\W|_", piece.option.lower()))
     return bool(
-        is_boundless or _asks_for_price(piece, options) or answer_here(piece.option, path) or is_of_epochs
+        is_boundless or is_of_epochs or _asks_for_price(piece, options) or answer_here(piece.option, path)
     )
 
 
@@ -201,7 +198,7 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     """The pieces of the words to type for an option; [] if the reader has to complete them."""
     if words == BATCH_TOKENS:
         of_a_device = bool(_OF_A_DEVICE & set(re.split(r"\W|_", piece.option.lower())))
-        is_count = piece.value.isdecimal() and int(piece.value) < _LEAST_TOKENS
+        is_count = piece.value.isdecimal() and int(piece.value) < _LEAST_BATCH_TOKENS
         return [Piece("--batch-tokens", piece.value, is_sequences=is_count, of_a_device=of_a_device)]
     plain = words.partition(", ")[0].rstrip(",")
     if words.startswith("--hardware") and piece.value.lower() in KINDS_OF_CHIPS:

@@ -18,8 +18,8 @@ from meshwright.hardware.prices import price_of_an_hour
 
 # Arguments with the values of an option, by the command and the argument.
 _ARGUMENTS = {("model", "model"), ("fit", "model"), ("support", "model"), ("hardware", "name")}
-# A range of lengths, which becomes its mean: 1k..4k, 200-400.
 _LENGTHS = {"--prompt-tokens", "--output-tokens"}
+# A range of lengths, which becomes its mean: 1k..4k, 200-400.
 RANGE = re.compile(r"(\d+[kK]?)\s*(?:\.\.\.?|-|\bto\b|:)\s*(\d+[kK]?)")
 _SIGNS = r"[=<>!]+"  # of a comparison
 # A number with the sign of a bound before it, perhaps after a percentile: p95<1s.

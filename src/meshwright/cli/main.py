@@ -8,6 +8,7 @@
 A command's module is imported when the command runs, so help and plans answer at once.
 """
 
+import json
 import os
 import sys
 import warnings
@@ -78,17 +79,13 @@ class _LazyGroup(TyperGroup):
             return super().resolve_command(ctx, args)
         if name in HELP:
             name, args = "help", ["help", *args[1:]]
-        if name == "help" and (entry := _glossary_entry(args[1:])):
-            print(entry)
+        if name == "help" and args[1:] and not args[1].startswith("-") and args[1] not in COMMANDS:
+            print(_glossary_entry(args[1:]))
             raise typer.Exit
         if name == "version" and "--json" in args:
-            print(f'{{"version": "{__version__}"}}')
+            print(json.dumps({"version": __version__}))
             raise typer.Exit
         if name in ("version", "help"):
-            if name == "help" and args[1:] and not args[1].startswith("-") and args[1] not in COMMANDS:
-                raise MeshwrightError(
-                    f"help {args[1]!r}: no command or term; {unknown_command(args[1:], list(COMMANDS))}"
-                )
             args = ["--version"] if name == "version" else [*args[1:], "--help"]
             self.main(args=args, prog_name=ctx.command_path, standalone_mode=False)
             raise typer.Exit
@@ -101,12 +98,13 @@ class _LazyGroup(TyperGroup):
 
 
 def _glossary_entry(words: list[str]) -> str:
-    """The entry of a term after `mw help`; empty for commands, options and unknown terms."""
-    if not words or words[0] in COMMANDS or words[0].startswith("-"):
-        return ""
-    from meshwright.cli.glossary import definition
+    """The entry of the term after `mw help`. Raises MeshwrightError for an unknown term."""
+    from meshwright.cli.glossary import definition  # here, since most command lines ask for no term
 
-    return definition("-".join(words))
+    if entry := definition("-".join(words)):
+        return entry
+    commands = unknown_command(words, list(COMMANDS))
+    raise MeshwrightError(f"help {words[0]!r}: no command or term; {commands}")
 
 
 def _refuse_empty(args: list[str]) -> None:

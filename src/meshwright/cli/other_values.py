@@ -21,6 +21,7 @@ STEPS = "--steps, the batches to train on,"
 PERCENTILES = "--ttft-p95 1s --tpot-p95 30ms"
 # The words for an option of requests, whose value may be a number a day.
 LOAD = "--rate 20, or 1.7M/day for a number a day,"
+RUN_TOKENS = "1T"  # an example: tokens of a run, for a line that does not give them
 _LEAST_MILLISECONDS = 5  # latencies without a unit are milliseconds from this number on, below it seconds
 _UNITS_OF_TIME = {"h": "h", "m": "min", "s": "s"}
 _TIME = re.compile(r"[0-9.]+ ?(us|ms|s|min)")

@@ -44,9 +44,9 @@ QLORA = "--lora 16 --base-dtype nf4"
 _OPTIONS: dict[str, tuple[str, ...]] = {
     BATCH_TOKENS: (
         "--per-device-train-batch-size", "--per-device-batch-size", "--global-batch",
-        "--global-batch-size", "--gbs", "--batch-size", "--bsz",
-        "--global-bsz", "--gbsz", "--per-device-batch", "--batch-size-per-chip", "--batch-size-per-device",
-        "--train-batch-size", "--batch", "--global-bs", "--b",
+        "--global-batch-size", "--gbs", "--batch-size", "--bsz", "--global-bsz", "--gbsz",
+        "--per-device-batch", "--batch-size-per-chip", "--batch-size-per-device", "--train-batch-size",
+        "--batch", "--global-bs", "--b",
     ),
     "--batch-tokens": (
         "--tokens-per-step", "--tokens-per-batch", "--step-tokens", "--global-batch-tokens",
@@ -54,9 +54,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "--seq-len": (
         "--sequence-length", "--max-model-len", "--max-context", "--max-context-length", "--n-ctx",
-        "--num-ctx",
-        "--window", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length", "--seq",
-        "--context", "--ctx", "--len", "--length", "--tokens", "--max-length", "--block-size",
+        "--num-ctx", "--window", "--max-seq-len", "--max-seq-length", "--context-length", "--seq-length",
+        "--seq", "--context", "--ctx", "--len", "--length", "--tokens", "--max-length", "--block-size",
         "--max-target-length", "--model-max-length", "--sl", "--t", "--s",
     ),
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),

@@ -14,6 +14,7 @@ _COMMAND_WORDS = 2  # most words of a command: plan train
 # An option in capitals, longer than the sizes of notation such as --T; and --option:value.
 _CAPITALS = re.compile(r"--[A-Z][A-Z_-]{3,}")
 _COLON = re.compile(r"^(--[a-z][a-z_-]+):(?=.)")
+# Options of other programs whose value is a JSON object with the options.
 _OF_OBJECTS = {"--spec", "--config", "--args", "--params", "--request", "--input", "--options"}
 _LINE_ENDS = {"\\", "^", "`", ";", "&", "&&"}
 # An option after other words: several words in one pair of quotes.

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 _DOES_NOT_FIT = 1
 _DRAWN = 4096  # requests of a distribution
-_ASSUMED = 1024  # tokens of prompts and of answers: the first of the pairs that benchmarks of servers publish
+# Tokens of a prompt and of an answer if a line gives no lengths; published benchmarks of servers have them.
+_ASSUMED_TOKENS = 1024
 
 
 class _Phase(StrEnum):
@@ -291,13 +292,15 @@ def _work(
     output_tokens: int | None,
     **requests: Any,
 ) -> Serve:
-    """The requests to serve. Raises PlanError if one of their two lengths is missing; without both some are
-    assumed, which is said."""
+    """The requests to serve. Raises PlanError if one of their two lengths is missing.
+
+    If both are missing, prompts and answers have _ASSUMED_TOKENS, and a note names them.
+    """
     sample = _sample(config, lengths, trace, prompt_tokens, output_tokens)
     if sample:
         prompt_tokens = output_tokens = None
     elif prompt_tokens is None and output_tokens is None:
-        prompt_tokens = output_tokens = min(_ASSUMED, config.max_seq_len // 2)
+        prompt_tokens = output_tokens = min(_ASSUMED_TOKENS, config.max_seq_len // 2)
         note(
             f"mw: no lengths of requests are given, so prompts and answers of {prompt_tokens:,} tokens are "
             "assumed; give --prompt-tokens 8k --output-tokens 512, --lengths or --trace"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from meshwright.cli.amounts import Amount, Role, amounts_of, each_word
 from meshwright.cli.line_values import layout_here
 from meshwright.cli.other_notation import is_collective
+from meshwright.cli.other_values import RUN_TOKENS
 from meshwright.cli.spoken_names import SIZE, of_this_size, preset_alike, preset_of_size, size_note
 from meshwright.cli.value_kinds import is_layout, is_machine, is_model
 from meshwright.hardware.catalog import everyday, usual
@@ -51,26 +52,16 @@ _REASONS: dict[Role, dict[tuple[str, ...] | None, str]] = {
 }
 _NUMBERS = {"two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16"}
 _BETWEEN = "|"  # replaces a name, so that the words before and after it are not read as one amount
-_TOKENS = "1T"  # of a run whose sentence names its budget alone, since --budget needs them
 _SPEED = {"tokens", "second"}  # both words: tokens per second
-_PRICE_OF_TOKENS = {"per", "tokens", "million"}
+_PRICE_OF_TOKENS = {"per", "million", "tokens"}  # all three words: per million tokens
 _QUESTIONS = {"how", "which", "what", "can", "is", "cost"}
 _COMPUTERS = {"macbook", "imac", "colab", "kaggle", "laptop"}  # machines without the names of their chips
 _HARDWARE: tuple[str, ...] = ("hardware",)
 # Words about models, which mw fit shows for a machine if the sentence names none.
 _ASKS_FOR_MODELS = {
-    "model",
-    "models",
-    "biggest",
-    "largest",
-    "fit",
-    "fits",
-    "run",
-    "finetune",
-    "tune",
-    "train",
-}
-_ROOFLINES = {"roofline", "rooflines", "roof"}
+    "model", "models", "biggest", "largest", "fit", "fits", "run", "finetune", "tune", "train",
+}  # fmt: skip
+_ROOFLINES = {"roofline", "rooflines", "roof"}  # first words of lines that ask for a plot
 _COUNTED_BY_MODEL = {"intensity", "flops", "flop"}  # figures that only mw model shows
 # Words that ask whether a model fits. Without them a sentence with several machines asks which is faster.
 _ASKS_WHETHER_IT_FITS = {"fit", "fits", "run", "memory", "vram", "oom", "enough"}
@@ -195,7 +186,7 @@ def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
     if layout := [word for word in words if is_layout(word) and path == ("plan", "train")]:
         line += ["--layout", ",".join(map(layout_here, layout))]
     if "--budget" in line and "--tokens" not in line:
-        line += ["--tokens", _TOKENS]
+        line += ["--tokens", RUN_TOKENS]
     if path == ("plan", "train") and _asks_how_many(words) and "--smallest" not in line:
         line.append("--smallest")
     return line
@@ -259,7 +250,7 @@ def notes_of_sentence(words: Sequence[str], path: tuple[str, ...]) -> Mapping[st
         if amount.role == "users" and path == ("plan", "serve"):
             notes[amount.words] = f"{amount.words}: at a request a minute of each, which --rate changes"
         elif amount.role == "budget" and path == ("plan", "train") and "tokens" not in roles:
-            notes[amount.words] = f"{amount.words}: of a run of {_TOKENS} tokens, which --tokens changes"
+            notes[amount.words] = f"{amount.words}: of a run of {RUN_TOKENS} tokens, which --tokens changes"
         elif amount.role == "memory" and sentence.machines and path != ("model",):
             notes[amount.words] = f"{amount.words}: {sentence.machines[0]} has that memory"
         elif amount.role not in (*_OPTIONS.get(path, {}), "batch"):

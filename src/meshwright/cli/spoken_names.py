@@ -121,10 +121,12 @@ def preset_of_size(name: str) -> str:
     if match is None or preset_alike(name) in PRESETS:
         return ""
     family, version, billions = match.groups()
-    found = of_this_size(billions, family) if not version else ""
+    latest = "" if version else of_this_size(billions, family)
+    if latest.startswith(family):
+        return latest
     begins = f"{family}-{version}." if version else family
-    alike = sorted(each for each in PRESETS if each.startswith(begins) and each.endswith(f"-{billions}b"))
-    return found if found.startswith(family) else (alike[-1] if alike else "")
+    alike = (each for each in PRESETS if each.startswith(begins) and each.endswith(f"-{billions}b"))
+    return max(alike, default="")
 
 
 def size_note(model: str) -> str:

@@ -37,7 +37,7 @@ from meshwright.validate.score import (
 )
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-# The predicted figures of memory, as the row's unit or its program has them.
+# Words for the figures of memory that a row may have (`Prediction.memory_figure`).
 _OF_MEMORY = {
     "allocated": "of allocated arrays",
     "reserved": "as reserved by the allocator",

@@ -137,7 +137,7 @@ _MOST_NUMBERS = 2  # hosts, and chips of each
 
 
 def _by_words(text: str) -> str:
-    """The spec of a machine by the words of a text: a chip, up to two numbers, and words beside; else "".
+    """The spec of a machine by a text's words: a chip, up to two numbers, and _BESIDE_CHIPS; else "".
 
     >>> _by_words("H100 SXM5-80gb:256"), _by_words("8x NVIDIA H100"), _by_words("4090+4090")
     ('h100:256', 'h100:8', 'rtx4090:2')
@@ -166,9 +166,9 @@ def _by_words(text: str) -> str:
 def _of_parts(names: Iterable[str], others: Collection[str]) -> str:
     """The spec of a chip with one of the names, by the numbers in the others; "" if a word is unknown."""
     sizes = [word for word in others if re.fullmatch(r"\d+gb", word)]
-    every = [f"{name}-{size}" for name in names for size in sizes]
-    every += [each for name in names for each in (name, name.removesuffix("s"))]
-    known = next((_aliases()[name] for name in every if name in _aliases()), "")
+    aliases = [f"{name}-{size}" for name in names for size in sizes]
+    aliases += [each for name in names for each in (name, name.removesuffix("s"))]
+    known = next((_aliases()[name] for name in aliases if name in _aliases()), "")
     numbers = [word for word in others if word.isdecimal()]
     beside = [word for word in others if word not in (*sizes, *numbers)]
     if not known or not all(_has_memory(known, int(size[:-2])) for size in sizes):
@@ -203,7 +203,7 @@ def _is_of_size(text: str, gigabytes: int) -> bool:
 
 
 def _has_memory(name: str, gigabytes: int) -> bool:
-    """Whether a chip has about that memory."""
+    """Whether a chip has that memory, to 10%, since names of products round it."""
     return abs(chip(name).hbm_bytes / 1e9 - gigabytes) < 0.1 * gigabytes
 
 
@@ -317,7 +317,7 @@ def _like(name: str) -> str:
     machine = (
         name.removeprefix("standard_").removeprefix("ml.").replace("dgx_", "dgx-").replace("hgx_", "hgx-")
     )
-    if spec := _rented(machine, known):
+    if spec := _rented(machine):
         return f"write {spec}"
     if sized := next((each for each in _machines() if each.startswith(f"{machine}.")), ""):
         return f"write {_machines()[sized]} for a {sized}"
@@ -347,17 +347,16 @@ def _like(name: str) -> str:
     return nearest(name, list(known))
 
 
-def _rented(name: str, known: Iterable[str]) -> str:
-    """The machine of a cloud or shop with that name, which may name its chip: colab-t4; "" for others."""
+def _rented(name: str) -> str:
+    """The spec of a cloud's machine by its name, perhaps with another chip: colab-l4; "" for other names."""
     words = set(re.split(r"[^a-z0-9]+", name))
     machine = name if name in _machines() else min(words & _machines().keys(), default="")
     if not machine:
         return ""
     usual_chip, _, count = _machines()[machine].partition(":")
-    named = next(
-        (_aliases()[chip] for chip in known if words - {machine} == set(chip.split("-"))), usual_chip
-    )
-    return f"{named}:{count}"
+    others = words - {machine}
+    named = (chip for alias, chip in _aliases().items() if others == set(alias.split("-")))
+    return f"{next(named, usual_chip)}:{count}"
 
 
 def unlisted_machine(text: str) -> Unlisted | None:

@@ -48,9 +48,10 @@ def layout_for(config: ModelConfig, text: str, **defaults: object) -> Layout:
 
 
 def with_microbatches(text: str, workload: Workload) -> list[str]:
-    """The text of a layout with each number of microbatches that a pipeline's step can have.
+    """The texts of a layout, one for each number of microbatches above 1 that a pipeline's step can have.
 
-    Only `text` itself if it names their number, or has no pipeline. With one microbatch a pipeline is idle.
+    Only `text` itself if it names their number, or has no pipeline. With one microbatch all stages but one
+    are idle at any time, so that number is left out.
     """
     words = clean_words(read_words(text))
     if int(str(words.get("pipe", 1))) == 1 or "microbatches" in words:

@@ -94,7 +94,7 @@ def spread_of(candidate: Candidate, figure: str = "time") -> Spread | None:
 
 
 def intervals_of(candidate: Candidate) -> dict[str, Any]:
-    """The ranges of its step time and memory for 8 of 10 new sources, as in docs/reference/json.md."""
+    """The ranges of a candidate's step time and memory for 8 of 10 new sources, by their keys in JSON."""
     known, memory = spread_of(candidate), spread_of(candidate, "memory")
     seconds, total = candidate.step_seconds, candidate.memory.total
     return {

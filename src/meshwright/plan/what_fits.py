@@ -32,7 +32,8 @@ TRAINING: Mapping[str, tuple[dict[str, str], dict[str, int]]] = {
     "train LoRA": ({}, {"lora_rank": LORA_RANK}),
     f"train QLoRA, {_BASE_DTYPE}": ({"weights_dtype": _BASE_DTYPE}, {"lora_rank": LORA_RANK}),
 }
-SERVING = ("bf16", "fp8", "int8", "int4")
+# The type of the weights, by the way's name.
+SERVING: Mapping[str, str] = {f"serve in {dtype}": dtype for dtype in ("bf16", "fp8", "int8", "int4")}
 # Lengths of context are tried in multiples of this.
 _STEP = 128
 _REMATS = ("none", "matmuls", "full")
@@ -73,9 +74,9 @@ def ways_that_fit(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iter
         except (ModelError, PlanError, LayoutError) as error:
             yield _impossible(way, layout, str(error))
     served = most_heads(config, hardware.num_chips)
-    ways = {f"serve in {dtype}": {"weights_dtype": dtype} for dtype in SERVING}
+    ways = {way: {"weights_dtype": dtype} for way, dtype in SERVING.items()}
     published = published_precision(config, by_engine=True)
-    if published and published.get("weights_dtype") not in SERVING:
+    if published and published.get("weights_dtype") not in SERVING.values():
         ways[f"serve as published, {config.stored_dtype}"] = published
     for way, words in ways.items():
         layout = served.replace(**words)
@@ -92,12 +93,15 @@ def fitting_ways(config: ModelConfig, hardware: Hardware, seq_len: int) -> list[
         layout = Layout.of(fsdp=hardware.num_chips, remat="full").replace(**numbers)
         with suppress(ModelError, PlanError, LayoutError):
             work = Workload(hardware.num_chips, seq_len)
-            ways += [way] if price(replace(config, **changes), hardware, work, layout).fits else []
-    for dtype in SERVING:
-        layout = most_heads(config, hardware.num_chips).replace(weights_dtype=dtype)
+            if price(replace(config, **changes), hardware, work, layout).fits:
+                ways.append(way)
+    served = most_heads(config, hardware.num_chips)
+    for way, dtype in SERVING.items():
+        layout = served.replace(weights_dtype=dtype)
         with suppress(PlanError, LayoutError):
             work = Workload(layout.num_batch_shards, seq_len, "generate")
-            ways += [f"serve in {dtype}"] if price_phase(config, hardware, work, [layout]).fits else []
+            if price_phase(config, hardware, work, [layout]).fits:
+                ways.append(way)
     return ways
 
 

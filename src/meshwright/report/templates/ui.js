@@ -105,7 +105,7 @@ async function rank(key) {
   byId("search-said").textContent = found.said;
   const shown = byId(tab === "train" ? "ranking" : tab);
   if (found.html || found.done && !found.suggestions) shown.innerHTML = found.html;
-  shown.classList.toggle("old", !found.html);  // of an earlier search
+  shown.classList.toggle("old", !found.html);  // the shown ranking is an earlier search's
   makeReachable(shown);
   if (found.done && found.suggestions && tab !== "train") suggest(found);
   if (!found.done) setTimeout(rank, POLL_MS, key);
