@@ -72,20 +72,21 @@ def _scores(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> list[Answer]:
     return asyncio.run(all_of_them())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "dtype", "with_native"),
     [
         (TINY, "bf16", True),
-        pytest.param(TINY, "f32", False, marks=pytest.mark.slow),
-        pytest.param(TINY, "bf16", False, marks=pytest.mark.slow),
-        pytest.param(TINY, "int8", True, marks=pytest.mark.slow),
-        pytest.param(TINY, "int8", False, marks=pytest.mark.slow),
-        pytest.param(TINY, "fp8", True, marks=pytest.mark.slow),
-        pytest.param(LOCAL, "f32", True, marks=pytest.mark.slow),
-        pytest.param(LOCAL, "bf16", False, marks=pytest.mark.slow),
-        pytest.param(GPT, "f32", True, marks=pytest.mark.slow),
-        pytest.param(LATENT, "f32", True, marks=pytest.mark.slow),
-        pytest.param(ALIBI, "bf16", True, marks=pytest.mark.slow),
+        (TINY, "f32", False),
+        (TINY, "bf16", False),
+        (TINY, "int8", True),
+        (TINY, "int8", False),
+        (TINY, "fp8", True),
+        (LOCAL, "f32", True),
+        (LOCAL, "bf16", False),
+        (GPT, "f32", True),
+        (LATENT, "f32", True),
+        (ALIBI, "bf16", True),
     ],
 )
 def test_results_do_not_depend_on_what_else_runs(

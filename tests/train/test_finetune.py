@@ -150,6 +150,7 @@ def test_adapters_on_shards_are_those_of_one_device(tuned: Path, base: Path) -> 
     }
 
 
+@pytest.mark.slow
 def test_an_exported_model_answers_as_the_run_does(tuned: Path, base: Path, tmp_path: Path, capsys) -> None:
     assert main(["export", str(tuned), "-o", str(tmp_path / "hf")]) == 0
     config = read_model(tmp_path / "hf")

@@ -74,11 +74,12 @@ def test_loss_and_gradients_are_those_of_one_device() -> None:
     assert_agrees(replace(TIED, num_layers=3), "pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        pytest.param(DELTA, "pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1", marks=pytest.mark.slow),
-        pytest.param(MAMBA, "pipe=2,data=2,tensor=2,microbatches=4,schedule=1f1b", marks=pytest.mark.slow),
+        (DELTA, "pipe=2,data=2,tensor=2,microbatches=4,schedule=zb-h1"),
+        (MAMBA, "pipe=2,data=2,tensor=2,microbatches=4,schedule=1f1b"),
         (CONVOLUTION, "pipe=2,fsdp=2,microbatches=4,remat=full"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
