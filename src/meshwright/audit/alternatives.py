@@ -1,9 +1,9 @@
 """Search for shardings of a step's arguments and constraints with which the step takes less time.
 
 A rule that reads the program knows how an array is moved. Whether another sharding would move less is known
-once the step is compiled with it, so the search compiles each alternative. An alternative changes one
-sharding, wherever it occurs: that of one line's with_sharding_constraint, or that of all arguments and
-constraints of one shape. It moves the axes of a dimension to another dimension, splits an array that a
+once the step is compiled with it, so the search compiles each alternative. An alternative changes the
+sharding of one line's with_sharding_constraint, or of all arguments and constraints that have one shape and
+one sharding. It moves the axes of a dimension to another dimension, splits an array that a
 constraint makes whole, or leaves the constraint out. The step computes the same numbers with any of them.
 
     seconds = communication + max(matrix products, reads of the inputs)
@@ -52,7 +52,7 @@ _MOST_COMPILED = 24
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array has a sharding.
+    """An argument or a constraint: a place at which an array has a sharding.
 
     name: of the argument, or the file and line of the constraint.
     """

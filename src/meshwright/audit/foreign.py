@@ -187,7 +187,6 @@ def audit_program(
             *beyond_memory(program, largest, machine and machine.chip),
         ]
     )
-    warnings.sort(key=lambda remark: (-(remark.seconds or 0.0), -(remark.bytes or 0)))
     log_warnings = None if compiler_log is None else compiler_warnings(compiler_log)
     smaller = smaller_branches(program)
     counted = [one for one in reading.sent if is_counted_branch(one.value.place, smaller)]
@@ -207,7 +206,7 @@ def audit_program(
             }
             for emitted in reading.sent
         ],
-        "warnings": [one.of_program() for one in warnings],
+        "warnings": _costliest_first(one.of_program() for one in warnings),
         "compiler_warnings": None if log_warnings is None else [one.of_compiler() for one in log_warnings],
         "not_understood": gaps,
         "branches": list(dict.fromkeys(smaller.values())),
@@ -219,6 +218,11 @@ def audit_program(
         "notes": notes,
         "versions": None,
     })  # fmt: skip
+
+
+def _costliest_first(warnings: Iterable[dict]) -> list[dict]:
+    """Warnings by their seconds, then by their bytes."""
+    return sorted(warnings, key=lambda one: (-(one["seconds"] or 0.0), -(one["bytes"] or 0)))
 
 
 def _without_remarks(sent: Iterable[Emitted], remarks: Iterable[Remark]) -> list[Emitted]:
@@ -375,8 +379,8 @@ def _lacks_constraints(document: Mapping[str, Any]) -> bool:
 
 
 def _add_warnings(document: dict, found: list[Remark]) -> None:
-    warnings = [*document["warnings"], *(one.of_program() for one in found)]
-    document["warnings"] = sorted(warnings, key=lambda one: -(one["seconds"] or 0.0))
+    added = (one.of_program() for one in found)
+    document["warnings"] = _costliest_first([*document["warnings"], *added])
     if found:
         document["verdict"] = "differs"
 

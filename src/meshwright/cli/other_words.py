@@ -753,7 +753,7 @@ _SUBCOMMANDS = {
 def subcommand_here(given: str, known: Collection[str] = ()) -> str:
     """The command of a group, such as `mw plan`, for another word; empty if none is known.
 
-    known: the commands of the group; () for those of all groups.
+    known: the commands of the group; empty if it may be any group's command.
 
     >>> subcommand_here("generation", ["decode"]), subcommand_here("generate")
     ('decode', 'serve')

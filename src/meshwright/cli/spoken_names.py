@@ -130,7 +130,7 @@ def preset_of_size(name: str) -> str:
 
 
 def size_note(model: str) -> str:
-    """The note to a line in which `model` stands for a size such as 13b."""
+    """The note to a line that has `model` in place of a size such as 13b."""
     return f"{model} is a model of that size; mw model lists others"
 
 

@@ -67,7 +67,7 @@ def _today(score: FigureScore) -> Today:
 
 
 def _predicted(predictions: Sequence[LoadTestPrediction]) -> list[LoadTestPrediction]:
-    """Those that are not skipped."""
+    """The predictions of rows that were not skipped."""
     return [p for p in predictions if p.predicted and isinstance(p.row, LoadTestRow)]
 
 

@@ -120,8 +120,8 @@ def predict_load_tests(
     groups = grouped(tests, lambda row: (row.engine, row.model, row.hardware, row.weight_dtype, row.degrees))
     parts = sorted(groups.values(), key=len, reverse=True)
     predictions: dict[int, LoadTestPrediction] = {}  # by the row's id: rows may be equal but for their line
-    in_processes = in_processes and len(tests) >= _LEAST_FOR_PROCESSES
-    for part, made in zip(parts, results_of(_predict_all, parts, in_processes=in_processes), strict=True):
+    results = results_of(predict_load_test, parts, in_processes=in_processes, least_rows=_LEAST_FOR_PROCESSES)
+    for part, made in zip(parts, results, strict=True):
         predictions.update(zip(map(id, part), made, strict=True))
         if on_progress:
             on_progress(len(predictions) / len(tests))
@@ -129,10 +129,6 @@ def predict_load_tests(
         LoadTestPrediction(row, skipped=row.reason) if isinstance(row, UnreadRow) else predictions[id(row)]
         for row in rows
     ]
-
-
-def _predict_all(rows: Sequence[LoadTestRow]) -> list[LoadTestPrediction]:
-    return [predict_load_test(row) for row in rows]
 
 
 def predict_load_test(row: LoadTestRow) -> LoadTestPrediction:

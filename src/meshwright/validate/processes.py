@@ -2,26 +2,33 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
-_Part = TypeVar("_Part")
+_Row = TypeVar("_Row")
 _Result = TypeVar("_Result")
 
 
 def results_of(
-    work: Callable[[_Part], _Result], parts: Sequence[_Part], *, in_processes: bool
-) -> Iterator[_Result]:
-    """The result of `work` on each part, in the parts' order.
+    work: Callable[[_Row], _Result], parts: Sequence[Sequence[_Row]], *, in_processes: bool, least_rows: int
+) -> Iterator[list[_Result]]:
+    """The results of `work` on the rows of each part, in the parts' order.
 
-    work: a function at the top level of a module, which other processes import. in_processes: whether to
-    start a process for each core, which only a large table repays; on a single core none is started.
+    work: a function at the top level of a module, which other processes import. in_processes: start a process
+    for each core, unless there is a single one. The processes are repaid from `least_rows` rows on; with
+    fewer none is started.
     """
-    if not in_processes or (os.cpu_count() or 1) == 1:
-        yield from map(work, parts)
+    on_part = partial(_on_part, work)
+    if not in_processes or sum(map(len, parts)) < least_rows or (os.cpu_count() or 1) == 1:
+        yield from map(on_part, parts)
         return
     # Small tables need not wait for these imports.
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        yield from pool.map(work, parts)
+        yield from pool.map(on_part, parts)
+
+
+def _on_part(work: Callable[[_Row], _Result], rows: Sequence[_Row]) -> list[_Result]:
+    return [work(row) for row in rows]

@@ -113,17 +113,12 @@ def predict(
     """
     parts = [rows[first : first + _ROWS_OF_A_PART] for first in range(0, len(rows), _ROWS_OF_A_PART)]
     predictions: list[Prediction] = []
-    in_processes = in_processes and len(rows) >= _LEAST_FOR_PROCESSES
-    for made in results_of(_predict_all, parts, in_processes=in_processes):
+    for made in results_of(_predict, parts, in_processes=in_processes, least_rows=_LEAST_FOR_PROCESSES):
         predictions += made
         if on_progress:
             on_progress(len(predictions) / len(rows))
     known = [(p.row, p.mfu) for p in predictions if isinstance(p.row, PublishedRow) and p.mfu is not None]
     return [_baseline(prediction, known) for prediction in predictions]
-
-
-def _predict_all(rows: Sequence[AnyRow | UnreadRow]) -> list[Prediction]:
-    return [_predict(row) for row in rows]
 
 
 def _predict(row: AnyRow | UnreadRow) -> Prediction:

@@ -32,6 +32,9 @@ def beyond_memory(program: Program, peak: Peak | None, chip: Chip | None) -> lis
     """
     if peak is None or chip is None or not peak.held:
         return []
+    inputs = input_bytes(program)
+    if inputs + peak.num_bytes <= chip.program_bytes:  # at most: narrower types only take less
+        return []
     values = {
         instruction.name: TracedValue(instruction, place)
         for place in places(program)
@@ -39,7 +42,6 @@ def beyond_memory(program: Program, peak: Peak | None, chip: Chip | None) -> lis
     }
     sizes = [(held, _bytes_unwidened(program, held, values.get(held.instruction))) for held in peak.held]
     temporaries = sum(size for _, size in sizes)
-    inputs = input_bytes(program)
     needed = inputs + temporaries
     if needed <= chip.program_bytes:
         return []
