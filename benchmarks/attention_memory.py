@@ -66,9 +66,9 @@ def attention(layout: Layout, form: str, num_positions: int) -> tuple[Callable[[
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         queries, keys = Places(own), Places(whole)
         if form == BLOCKS:
-            out = blockwise(q, k, v, None, queries, keys, None, layout, ScoreForm())
+            out = blockwise(q, k, v, None, queries, keys, None, layout, ScoreForm(D_HEAD**-0.5))
         else:
-            out = attend(q, k, v, None, visible(queries, keys, None), layout, ScoreForm())
+            out = attend(q, k, v, None, visible(queries, keys, None), layout, ScoreForm(D_HEAD**-0.5))
         return jnp.sum(out * out)
 
     with jax.set_mesh(mesh):

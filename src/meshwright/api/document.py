@@ -36,9 +36,9 @@ def _interval(candidate: Candidate, least: float) -> dict:
 
     least: seconds of the best.
     """
-    found, seconds = intervals_of(candidate), candidate.step_seconds
-    is_known = found["step_seconds_interval"] is not None
-    return found | {"as_fast_within_interval": seconds <= least * between_layouts() if is_known else None}
+    intervals, seconds = intervals_of(candidate), candidate.step_seconds
+    is_known = intervals["step_seconds_interval"] is not None
+    return intervals | {"as_fast_within_interval": seconds <= least * between_layouts() if is_known else None}
 
 
 def plan_document(

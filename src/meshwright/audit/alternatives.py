@@ -211,14 +211,14 @@ def _name(path: tuple[Any, ...], parameters: Sequence[str]) -> str:
     return name + jax.tree_util.keystr(tuple(others))
 
 
-def alternatives(found: Sequence[Place], mesh: Mesh) -> list[Alternative]:
+def alternatives(places: Sequence[Place], mesh: Mesh) -> list[Alternative]:
     """The alternatives to each sharding of the places, those of larger arrays first."""
     lines: dict[tuple[str, Spec], list[Place]] = {}
     alike: dict[tuple[tuple[int, ...], Spec], list[Place]] = {}
-    for one in found:
-        alike.setdefault((one.shape, one.spec), []).append(one)
-        if not one.is_argument:
-            lines.setdefault((one.name, one.spec), []).append(one)
+    for place in places:
+        alike.setdefault((place.shape, place.spec), []).append(place)
+        if not place.is_argument:
+            lines.setdefault((place.name, place.spec), []).append(place)
     groups = [several for several in alike.values() if len(several) > 1 or several[0].is_argument]
     groups += [[one] for several in lines.values() for one in several]
     # A constraint may be needed in one shape, and be a mistake for all of a line's shapes.
@@ -263,12 +263,16 @@ def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
     prices = Prices(mesh, machine.place(mesh), machine.chip, mesh)
     smaller = smaller_branches(program)
     communication = 0.0
-    for one in collectives(program):
-        if not is_counted_branch(one.value.place, smaller):
+    for collective in collectives(program):
+        if not is_counted_branch(collective.value.place, smaller):
             continue
-        sent = on_mesh(one, mesh, widened=program.platform.compiler.widens)
+        sent = on_mesh(collective, mesh, widened=program.platform.compiler.widens)
         # XLA for CPU has no reduce-scatter, which sends half as much as an all-reduce.
-        priced = replace(sent, collective=replace(one, op="reduce_scatter")) if one.scattered else sent
+        priced = (
+            replace(sent, collective=replace(collective, op="reduce_scatter"))
+            if collective.scattered
+            else sent
+        )
         seconds = prices.seconds(priced)
         if seconds is None:
             return None
@@ -288,7 +292,7 @@ def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
 
 def cheaper_shardings(
     compile_with: Callable[[Alternative], tuple[Program, Mesh | None]],
-    found: Sequence[Place],
+    places: Sequence[Place],
     step: Program,
     mesh: Mesh,
     machine: Hardware,
@@ -305,7 +309,7 @@ def cheaper_shardings(
     if before is None or before.communication < _SHARE_OF_STEP * before.seconds:
         return []
     started, cheaper = time.monotonic(), list[tuple[Alternative, Cost, Program]]()
-    for tried in alternatives(found, mesh)[:_MOST_COMPILED]:
+    for tried in alternatives(places, mesh)[:_MOST_COMPILED]:
         if time.monotonic() - started > seconds:
             break
         try:
@@ -338,8 +342,8 @@ def _remark(chosen: Alternative, after: Cost, before: Cost) -> Remark:
     subject = " and ".join(subjects)
     how = f"split {subject} as {new} in place of {old}" if new else f"leave out {subject}, {old}"
     times = [
-        f"{format_seconds(one.communication)} of communication and {format_seconds(one.work)} of work"
-        for one in (after, before)
+        f"{format_seconds(cost.communication)} of communication and {format_seconds(cost.work)} of work"
+        for cost in (after, before)
     ]
     return Remark(
         CHEAPER,

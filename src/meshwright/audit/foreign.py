@@ -378,10 +378,10 @@ def _lacks_constraints(document: Mapping[str, Any]) -> bool:
     return any(one["kind"] == UNCONSTRAINED for one in document["warnings"])
 
 
-def _add_warnings(document: dict, found: list[Remark]) -> None:
-    added = (one.of_program() for one in found)
+def _add_warnings(document: dict, remarks: list[Remark]) -> None:
+    added = (one.of_program() for one in remarks)
     document["warnings"] = _costliest_first([*document["warnings"], *added])
-    if found:
+    if remarks:
         document["verdict"] = "differs"
 
 

@@ -22,8 +22,8 @@ def graded(document: Mapping[str, Any]) -> dict[str, Any]:
     planned = (document.get("step_seconds") or {}).get("planned")
     missing = {one["tensor"] for one in document.get("missing", ())}
     findings = [
-        {**one, "grade": _of_finding(one, planned, missing), **_remarked(one, document)}
-        for one in document["findings"]
+        {**finding, "grade": _of_finding(finding, planned, missing), **_remarked(finding, document)}
+        for finding in document["findings"]
     ]
     grades = {one["grade"] for one in findings}
     if (document.get("numerics") or {}).get("agrees") is False:

@@ -149,7 +149,8 @@ def value_fault(message: str, args: Sequence[str]) -> str:
         from meshwright.layout.short import WORDS  # here, since most command lines are right
 
         given = f"--{match[1]}"
-        value = next((found[1] for arg in args if (found := re.search(rf"{match[1]}=([^,\s]+)", arg))), "")
+        words_given = (re.search(rf"{match[1]}=([^,\s]+)", arg) for arg in args)
+        value = next((written[1] for written in words_given if written), "")
         options = ["--given"], ["--batch-tokens", "--seq-len", "--set", "--hardware"]
         ours = next(filter(None, (option_here(given, each, value) for each in options)), "")
         ours = ours or with_value(meaning(given, ["--given"]), value)

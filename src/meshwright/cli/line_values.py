@@ -224,8 +224,8 @@ def _preset_of(path: str) -> str:
     name = Path(path)
     if name.suffix not in (".toml", ".json", ".yaml", ".yml") or name.exists():
         return ""
-    found = preset_alike(name.stem)
-    return found if found in PRESETS else ""
+    named = preset_alike(name.stem)
+    return named if named in PRESETS else ""
 
 
 def _sizes(chip: str, counts: list[str]) -> str:

@@ -150,8 +150,8 @@ def _by_words(text: str) -> str:
     if len(same) > 1 and len({*map(str.strip, same)}) == 1:
         return _by_words(f"{len(same)} {same[0].strip()}")
     if slices := re.fullmatch(r"(.*-\d+) *[x*] *(\d+)", text):
-        one = usual(slices[1])
-        return f"{slices[2]}*{one}" if ":" in one else ""
+        single = usual(slices[1])
+        return f"{slices[2]}*{single}" if ":" in single else ""
     plain = re.sub(r"\bx(?=\d+\b)|(?<=\d)x(?![\da-z]*x\d)(?=[a-z\W])", " ", text.lower())
     parts = re.findall(r"[a-z0-9.]+", plain)
     for length in range(_MOST_PARTS, 0, -1):

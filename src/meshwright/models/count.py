@@ -424,9 +424,9 @@ def kv_cache_bytes(config: ModelConfig, seq_len: int, dtype: str = "bf16") -> in
 def _cache_bytes(config: ModelConfig, some: Iterable[Cache], seq_len: int, dtype: str) -> int:
     """Bytes of some of the caches of one sequence."""
 
-    def elements(one: Cache) -> int:
-        widths = _array_widths(config, one.variant)
-        return sum(widths[name] * n for name, n in positions_of_arrays(config, one, seq_len).items())
+    def elements(cache: Cache) -> int:
+        widths = _array_widths(config, cache.variant)
+        return sum(widths[name] * n for name, n in positions_of_arrays(config, cache, seq_len).items())
 
     return int(sum(map(elements, some)) * dtype_bytes(dtype))
 

@@ -32,7 +32,6 @@ from meshwright.models.parameters import Param, dimensions, of_a_layer, paramete
 from meshwright.models.transformer import Entries, Scoring
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
-from meshwright.nn.attention.by_formula import ScoreForm, alibi_slopes
 from meshwright.nn.attention.paged import PagedCache
 from meshwright.nn.attention.pools import ENTRIES, INDEX
 from meshwright.nn.each_device import each_device, spec_of
@@ -276,7 +275,6 @@ class InferenceOps(_ProductsOfStored):
             return super().attention(name, q, k, v, at, scoring)
         if scoring.entries is not None:
             return self._over_entries(name, (q, k), at, scoring)
-        slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         pages, number, _ = cache
         if self.layout.table.position_axes:
             with jax.named_scope(name):
@@ -296,9 +294,7 @@ class InferenceOps(_ProductsOfStored):
             out, _ = super().attention(name, q, k, v, _from_the_start(q, kind), scoring)
             return _by_token(out), _with_pages(at, pages)
         with jax.named_scope(name):
-            indexer = self.config.at(kind.variant).indexer
-            block = indexer.block if indexer else None
-            form = _score_form(scoring, q.shape[-1], slopes, block)
+            form = self._score_form(q, kind, scoring)
             out = pages.attend(number, q[:, 0], kind.windows[0], form, scoring.sinks, scoring.chosen)
             return out.astype(self.dtype)[:, None], _with_pages(at, pages)
 
@@ -327,7 +323,7 @@ class InferenceOps(_ProductsOfStored):
             out, _ = super().attention(name, q, k, k, _from_the_start(q, kind), of_prompts)
             return _by_token(out), at
         with jax.named_scope(name):
-            form = _score_form(scoring, q.shape[-1])
+            form = self._score_form(q, kind, scoring)
             out = pages.attend_with_entries(number, q[:, 0], window, form, scoring.sinks, scoring.chosen)
             return out.astype(self.dtype)[:, None], at
 
@@ -390,7 +386,7 @@ class InferenceOps(_ProductsOfStored):
                 self._absorbed("wk_up", w, "BTR,RNJ->BTNJ"),
                 self._absorbed("wv_up", w, "BTR,RNO->BTNO"),
             )
-            form = _score_form(scoring, q.shape[-1])
+            form = self._score_form(q, kind, scoring)
             plain, turned = q[:, 0, :, :-num_rotary], q[:, 0, :, -num_rotary:]
             with jax.named_scope("wk_up"):
                 query = self._with_heads("BNJ,NJR->BNR", plain, up)
@@ -581,17 +577,6 @@ def _letters_there(plan: Contraction) -> str:
     """The letters of a weight's stored array, with summed letters last."""
     einsum = plan.einsum
     return "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
-
-
-def _score_form(
-    scoring: Scoring[Array],
-    head_dim: int,
-    slopes: tuple[float, ...] | None = None,
-    block: int | None = None,
-) -> ScoreForm:
-    """The form of scores for readers of pages, which need the scale as a number."""
-    form = ScoreForm(scoring.softcap, scoring.scale, slopes, block)
-    return form._replace(scale=form.factor(head_dim))
 
 
 def _from_the_start(q: Array, kind: KindInLoop) -> AtLayer:

@@ -131,8 +131,8 @@ def repeated(vector: Array, dims: Sequence[int], shape: Sequence[int], split: Se
     """
     others = tuple(dim for dim in range(len(shape)) if dim not in dims)
     parts, kept = jax.typeof(vector).sharding.spec.partitions, jax.typeof(vector).sharding.spec.reduced
-    own = dict(zip(dims, parts, strict=True))
-    spec = PartitionSpec(*(own.get(dim, axes) for dim, axes in enumerate(split)))
+    split_dims = dict(zip(dims, parts, strict=True))
+    spec = PartitionSpec(*(split_dims.get(dim, axes) for dim, axes in enumerate(split)))
     summed = {axis for dim in others for axis in axes_of(split[dim])}
 
     @jax.custom_vjp

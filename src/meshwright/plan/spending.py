@@ -67,12 +67,12 @@ class SpendingLimits:
         num_tokens: of the whole run. Raises PlanError for a budget without it and for a chip without a price.
         """
         self.check(num_tokens)
-        found = list[str]()
+        faults = list[str]()
         if self.max_price_per_hour is not None and _hourly(best.hardware) > self.max_price_per_hour:
-            found.append(_over_price(best.hardware, self.max_price_per_hour))
+            faults.append(_over_price(best.hardware, self.max_price_per_hour))
         if self.budget is not None and num_tokens is not None:
-            found += _over_budget(best, num_tokens, self.budget)
-        return found
+            faults += _over_budget(best, num_tokens, self.budget)
+        return faults
 
 
 def _over_price(machine: Hardware, limit: float) -> str:

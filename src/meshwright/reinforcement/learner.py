@@ -163,8 +163,8 @@ class RlStep:
     def _rewards(self, prompts: Sequence[Prompt], rolled: Rolled) -> np.ndarray:
         """f32[prompts, samples]."""
         answers = [
-            self.tokenizer.decode([token for token in one.tokens if token not in self.tokenizer.eos_ids])
-            for one in rolled.rollouts
+            self.tokenizer.decode([token for token in rollout.tokens if token not in self.tokenizer.eos_ids])
+            for rollout in rolled.rollouts
         ]
         rewards = self.reward([prompt.row for prompt in prompts], answers)
         return np.asarray(rewards, np.float32).reshape(-1, self.settings.samples)

@@ -32,9 +32,9 @@ def with_gradients(attention: Callable, *operands: Array) -> list[Array]:
 @pytest.mark.parametrize(
     ("how", "window", "with_sinks", "with_segments"),
     [
-        (ScoreForm(softcap=2.0, scale=0.7), None, False, True),
-        (ScoreForm(slopes=(0.5, 0.25, 0.1, 0.05)), Window(7), True, False),
-        (ScoreForm(), Window(5, chunked=True), False, True),
+        (ScoreForm(0.7, softcap=2.0), None, False, True),
+        (ScoreForm(H**-0.5, slopes=(0.5, 0.25, 0.1, 0.05)), Window(7), True, False),
+        (ScoreForm(H**-0.5), Window(5, chunked=True), False, True),
     ],
 )
 def test_it_is_attention_with_its_gradients(
@@ -67,10 +67,10 @@ def test_its_memory_is_linear_in_the_positions() -> None:
     shape = jax.ShapeDtypeStruct((1, long, 1, 64), jnp.float32)
 
     def blocks(q: Array, k: Array, v: Array) -> Array:
-        return blockwise(q, k, v, None, places, places, None, LAYOUT, ScoreForm())
+        return blockwise(q, k, v, None, places, places, None, LAYOUT, ScoreForm(64**-0.5))
 
     def dense(q: Array, k: Array, v: Array) -> Array:
-        return attend(q, k, v, None, visible(places, places, None), LAYOUT, ScoreForm())
+        return attend(q, k, v, None, visible(places, places, None), LAYOUT, ScoreForm(64**-0.5))
 
     def temporaries(attention: Callable) -> int:
         program = jax.jit(partial(with_gradients, attention)).lower(shape, shape, shape).compile()

@@ -90,7 +90,7 @@ def test_a_kernel_is_taken_where_it_can_run(
     taken: list[Callable | None] = []
 
     def look(q: Array) -> Array:
-        found: Any = flash_kernels(q, config, computed, [window], ScoreForm(config.attention_softcap))
+        found: Any = flash_kernels(q, config, computed, [window], ScoreForm(1.0, config.attention_softcap))
         taken.append(found and found[0].func)
         return q
 
@@ -106,30 +106,29 @@ def test_packed_documents_have_a_kernel_on_tpus_alone() -> None:
         q: Any = array_type(LAYOUT.activation("q", "BTNH"), mesh, SIZES, "bfloat16")
         with jax.sharding.use_abstract_mesh(mesh), kernels_of(9.0):
             found[kind] = [
-                bool(flash_kernels(q, TINY, layout, [None], ScoreForm(), has_documents=packed))
+                bool(flash_kernels(q, TINY, layout, [None], ScoreForm(1.0), has_documents=packed))
                 for packed in (False, True)
             ]
     assert found == {"tpu": [True, True], "gpu": [True, False]}
 
 
 OF_CONTEXT = Layout.of(context=2, tensor=2)
+PLAIN = ScoreForm(SIZES["H"] ** -0.5)
 
 
 @pytest.mark.parametrize(
     ("layout", "window", "how", "value_dim", "with_sinks", "with_documents"),
     [
         pytest.param(
-            LAYOUT, None, ScoreForm(5.0, 0.3), 64, False, False, marks=pytest.mark.slow, id="capped"
+            LAYOUT, None, ScoreForm(0.3, softcap=5.0), 64, False, False, marks=pytest.mark.slow, id="capped"
         ),
-        pytest.param(LAYOUT, Window(100), ScoreForm(), 64, True, False, id="window, sinks"),
-        pytest.param(LAYOUT, Window(100, chunked=True), ScoreForm(), 64, False, False, id="chunks"),
-        pytest.param(
-            OF_CONTEXT, None, ScoreForm(), 32, False, True, id="positions, narrow values, documents"
-        ),
+        pytest.param(LAYOUT, Window(100), PLAIN, 64, True, False, id="window, sinks"),
+        pytest.param(LAYOUT, Window(100, chunked=True), PLAIN, 64, False, False, id="chunks"),
+        pytest.param(OF_CONTEXT, None, PLAIN, 32, False, True, id="positions, narrow values, documents"),
         pytest.param(
             OF_CONTEXT,
             Window(100),
-            ScoreForm(),
+            PLAIN,
             64,
             True,
             False,
@@ -139,14 +138,14 @@ OF_CONTEXT = Layout.of(context=2, tensor=2)
         pytest.param(
             OF_CONTEXT,
             Window(100, chunked=True),
-            ScoreForm(),
+            PLAIN,
             64,
             False,
             False,
             marks=pytest.mark.slow,
             id="positions, chunks",
         ),
-        pytest.param(LAYOUT, None, ScoreForm(), 64, False, True, marks=pytest.mark.slow, id="documents"),
+        pytest.param(LAYOUT, None, PLAIN, 64, False, True, marks=pytest.mark.slow, id="documents"),
     ],
 )
 def test_splash_is_attention_with_its_gradients(
@@ -173,9 +172,9 @@ def test_attention_by_blocks_takes_gathered_keys(layout: Layout) -> None:
 
     def blocks(q: Array, k: Array, v: Array, sinks: Array | None) -> Array:
         each = None if sinks is None else along(q[..., 0], sinks)
-        return blockwise(q, k, v, each, given.queries, given.keys, None, layout, ScoreForm())
+        return blockwise(q, k, v, each, given.queries, given.keys, None, layout, PLAIN)
 
-    given.check(blocks, None, ScoreForm())
+    given.check(blocks, None, PLAIN)
 
 
 class _Given:
@@ -262,7 +261,7 @@ def test_no_pass_keeps_what_a_kernel_skips() -> None:
     q, k = (
         array_type(LAYOUT.activation("x", letters), mesh, SIZES, "bfloat16") for letters in ("BTNH", "BTKH")
     )
-    run = partial(splash, layout=LAYOUT, window=None, how=ScoreForm())
+    run = partial(splash, layout=LAYOUT, window=None, how=PLAIN)
     with jax.sharding.use_abstract_mesh(mesh):
         saved = jax.tree.leaves(jax.eval_shape(lambda q, k, v: jax.vjp(run, q, k, v)[1], q, k, k))
     assert saved and all(jnp.issubdtype(one.dtype, jnp.floating) for one in saved)

@@ -61,7 +61,7 @@ def test_attention_reads_packed_pools(window: Window | None, apart: bool) -> Non
     tables = jnp.asarray(np.random.default_rng(2).permutation(NUM_PAGES)[:10].reshape(2, 5), jnp.int32)
     v = v.at[tables[0, 4], :, 5:].set(jnp.nan)
     asked = Asked(_random(3, 2, 1, K * G, WIDTH), jnp.asarray([[68], [17]], jnp.int32), tables)
-    how, sinks = ScoreForm(None, 0.1), _random(4, K * G)
+    how, sinks = ScoreForm(0.1), _random(4, K * G)
     attended = jax.jit(lambda pools: gathered(asked, PagedKeys(pools, window, how, sinks)).out)
     plain, packed = (attended(pools) for pools in ([k, v], [_packed(k), v if apart else _packed(v)]))
     assert np.isfinite(plain).all()
@@ -108,7 +108,7 @@ def test_pools_keep_what_is_written(sizes: dict, positions_split: bool, monkeypa
         def run(q: Array, new: dict, where: Array, tables: Array, types=types) -> Array:
             pools = jax.tree.map(_zeros, types)
             cache = paged.PagedCache(pools, where, tables, rows, layout, (0,))
-            return cache.written(0, new).attend(0, q, None, ScoreForm(None, 0.1), None)
+            return cache.written(0, new).attend(0, q, None, ScoreForm(0.1), None)
 
         with jax.set_mesh(mesh):
             by_row = P("data"), P("data", None, None)

@@ -84,10 +84,10 @@ def row_positions(row: int) -> list[int]:
 @pytest.mark.parametrize(
     ("window", "how", "has_sinks"),
     [
-        (None, ScoreForm(None, 0.5), False),
-        (Window(3), ScoreForm(2.0, 0.5), False),
-        (Window(5), ScoreForm(None, 0.4, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)), True),
-        (Window(5, chunked=True), ScoreForm(None, 0.5), False),  # of which one begins within each row
+        (None, ScoreForm(0.5), False),
+        (Window(3), ScoreForm(0.5, 2.0), False),
+        (Window(5), ScoreForm(0.4, slopes=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6)), True),
+        (Window(5, chunked=True), ScoreForm(0.5), False),  # of which one begins within each row
     ],
 )
 def test_a_query_reads_its_own_pages_up_to_its_position(form, window, how, has_sinks):
@@ -118,10 +118,8 @@ def test_a_long_row_reads_several_pages_at_a_time(form, window, last):
     pools = [pool.at[unread].set(jnp.nan) for pool in pools]
     positions = jnp.asarray([[last - 1, last]], jnp.int32)
     asked = Asked(QUERIES[:1, :2], positions, tables)
-    together = _attended(form, asked, pools, window, ScoreForm(None, 0.5))
-    one_by_one = _attended(
-        gathered, asked, [jnp.nan_to_num(pool) for pool in pools], window, ScoreForm(None, 0.5)
-    )
+    together = _attended(form, asked, pools, window, ScoreForm(0.5))
+    one_by_one = _attended(gathered, asked, [jnp.nan_to_num(pool) for pool in pools], window, ScoreForm(0.5))
     np.testing.assert_allclose(together, one_by_one, atol=2e-6)
     assert not np.isnan(together).any()
 
@@ -137,8 +135,8 @@ def test_a_row_gathers_only_the_pages_of_its_window(window: Window, num_pages: i
     q = jnp.asarray(RANDOM.normal(size=(5, 1, K * G, H)), jnp.float32)
     asked = Asked(q, positions, tables)
     assert over_pages._of_window(asked, window, PAGE)[0].shape == (5, num_pages)
-    found = _attended(gathered, asked, pools, window, ScoreForm(None, 0.5))
-    wanted = _attended(page_by_page, asked, pools, window, ScoreForm(None, 0.5))
+    found = _attended(gathered, asked, pools, window, ScoreForm(0.5))
+    wanted = _attended(page_by_page, asked, pools, window, ScoreForm(0.5))
     np.testing.assert_allclose(found[:4], wanted[:4], atol=1e-5)
     assert np.isfinite(found).all()
 
@@ -160,7 +158,7 @@ def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
     k, v = (_normal(NUM_PAGES, K, PAGE, 128).at[7, :, 3].set(jnp.nan) for _ in range(2))
     tables = jnp.asarray([*TABLES, [3, 4, 6]], jnp.int32)
     positions = jnp.asarray([*POSITIONS, [paged.PADDING] * 3], jnp.int32)
-    q, how = _normal(3, 3, K * G, 128), ScoreForm(softcap, 0.1)
+    q, how = _normal(3, 3, K * G, 128), ScoreForm(0.1, softcap)
     kv = jnp.reshape(jnp.stack([k, v], axis=2), (NUM_PAGES, 2 * K, PAGE, 128)).swapaxes(1, 2)
     found = np.asarray(paged_kernel.ragged(q, positions, tables, kv, window, how))
     wanted = gathered(Asked(q, positions, tables), PagedKeys([k, v], window, how)).out
@@ -185,7 +183,7 @@ def test_the_kernel_of_gpus_finds_what_gathered_tables_do(
     pools = [quantise(x, dtype, 1, 1) if dtype == "int8" else x for x in (k, v)]
     tables = jnp.asarray(RANDOM.permutation(40)[:21].reshape(3, 7), jnp.int32)
     positions = jnp.asarray([[100], [37], [paged.PADDING]], jnp.int32)
-    q, how = _normal(3, 1, K * group, 32), ScoreForm(softcap, 0.1)
+    q, how = _normal(3, 1, K * group, 32), ScoreForm(0.1, softcap)
     wanted = gathered(Asked(q, positions, tables), PagedKeys(pools, None, how)).out
     values = [values_of(pool) for pool in pools]
     if dtype == "f32":
@@ -216,7 +214,7 @@ def test_pools_of_the_kernel_keep_what_is_written(interpreted, monkeypatch) -> N
         ) -> Array:
             pools = jax.tree.map(_zeros, types)
             cache = paged.PagedCache(pools, where, tables, rows, layout, (0,), with_kernel=has)
-            return cache.written(0, {"k": k, "v": v}).attend(0, q, None, ScoreForm(None, 0.1), None)
+            return cache.written(0, {"k": k, "v": v}).attend(0, q, None, ScoreForm(0.1), None)
 
         with jax.set_mesh(mesh):
             by_row = P("data"), P("data", None, None)

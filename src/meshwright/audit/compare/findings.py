@@ -133,7 +133,7 @@ def _of_row(row: TensorRow, prices: Prices) -> Remark:
 
 def kept_findings(program: Program) -> list[Remark]:
     """One finding for arrays that a training step returns without an update."""
-    results = [one for path, _ in arrays(program.main.result.shape) if (one := _origin(program, path))]
+    results = [buffer for path, _ in arrays(program.main.result.shape) if (buffer := _origin(program, path))]
     kept = [one for one in results if one.shapes[0].num_bytes > NEGLIGIBLE_BYTES]
     if not kept:
         return []

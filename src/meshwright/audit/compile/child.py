@@ -47,5 +47,5 @@ def report_of(
 def error_line(log: str, code: int) -> str:
     """The reason in the log of a failed process: the last error of the traceback, or the last line."""
     lines = [line for line in log.splitlines() if line.strip()]
-    errors = [found[1] for line in lines if (found := _ERROR_LINE.match(line))]
+    errors = [match[1] for line in lines if (match := _ERROR_LINE.match(line))]
     return (errors or lines or [f"exit code {code}"])[-1]

@@ -231,7 +231,7 @@ def state_passes(program: Program, *, differentiated: bool) -> Iterator[StatePas
                 continue
             value = TracedValue(instruction, place)
             operands = value.operands()
-            state = next((found for each in operands if (found := _input(program, each))), None)
+            state = next((stored for each in operands if (stored := _input(program, each))), None)
             if state is None:
                 continue
             runs = known_runs(program, place)

@@ -69,9 +69,10 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
     if tokens:
         first = {(one.shapes[0].dims[0], _first_tiles(one)) for one in tokens}
         with_tokens = [
-            one
-            for one in weights
-            if (one.shapes[0].dims[0], _first_tiles(one)) in first and one.shapes[0].dims not in returned
+            weight
+            for weight in weights
+            if (weight.shapes[0].dims[0], _first_tiles(weight)) in first
+            and weight.shapes[0].dims not in returned
         ]
         weights = [one for one in weights if one not in with_tokens]
     elif is_differentiated(program):
@@ -239,8 +240,8 @@ def _of_one_state(remarks: list[Remark]) -> list[Remark]:
     # The sums come first, and the last one is the warning of all state.
     *sums, state = of_state
     merged = state
-    for one in sums:
-        merged = _joined(merged, one)
+    for remark in sums:
+        merged = _joined(merged, remark)
     what = f"{state.what}; {sums[0].what}"
     merged = replace(merged, what=what, where=sums[0].where, change=sums[0].change)
     return [merged, *(one for one in remarks if one not in of_state)]

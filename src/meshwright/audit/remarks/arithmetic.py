@@ -26,13 +26,13 @@ def tiny_sums(program: Program, prices: Prices, sent: Sequence[Emitted]) -> list
     Their time is that of the links' latency: losses and statistics of layers, steps or microbatches.
     """
     tiny = [
-        one
-        for one in sent
-        if one.collective.op == "all_reduce"
-        and one.collective.gathered_bytes <= NEGLIGIBLE_BYTES
-        and one.runs >= _MANY
-        and one.value.place.loops
-        and _is_only_kept(program, one)
+        emitted
+        for emitted in sent
+        if emitted.collective.op == "all_reduce"
+        and emitted.collective.gathered_bytes <= NEGLIGIBLE_BYTES
+        and emitted.runs >= _MANY
+        and emitted.value.place.loops
+        and _is_only_kept(program, emitted)
     ]
     seconds, total = prices.total_seconds(tiny), prices.total_seconds(sent)
     if not tiny or seconds is None or total is None or seconds <= _SHARE_OF_TIME * total:
@@ -56,9 +56,9 @@ def tiny_sums(program: Program, prices: Prices, sent: Sequence[Emitted]) -> list
     ]
 
 
-def _is_only_kept(program: Program, one: Emitted) -> bool:
+def _is_only_kept(program: Program, emitted: Emitted) -> bool:
     """Whether a loop only stores, adds up or returns the results of a sum."""
-    uses = list(one.uses(program, elementwise=True))
+    uses = list(emitted.uses(program, elementwise=True))
     return bool(uses) and all(
         at < 0 or user.instruction.opcode in ("dynamic-update-slice", "tuple") for user, at in uses
     )
@@ -135,15 +135,15 @@ def _largest(
 
     The product is None if the share is too small to report.
     """
-    total, found = 0.0, list[Product]()
+    total, chosen = 0.0, list[Product]()
     for product in products(program):
         total += product.flops
         if is_such(program, product.value):
-            found.append(product)
-    flops = sum(one.flops for one in found)
+            chosen.append(product)
+    flops = sum(one.flops for one in chosen)
     if flops <= least * total:
         return None, flops, 0.0
-    return max(found, key=lambda one: one.flops), flops, flops / total
+    return max(chosen, key=lambda one: one.flops), flops, flops / total
 
 
 def _is_of_one_hot(program: Program, product: TracedValue) -> bool:

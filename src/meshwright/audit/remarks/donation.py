@@ -31,7 +31,7 @@ def undonated_note(program: Program) -> str:
     if not is_differentiated(program):
         return _of_caches(program)
     results = arrays(program.main.result.shape)
-    old = [one for path, shape in results if (one := _updated(program, path, shape))]
+    old = [buffer for path, shape in results if (buffer := _updated(program, path, shape))]
     return _note(
         _undonated(program, old),
         "updated in new memory, {size} on each device next to the old state; donate the state: {how}",

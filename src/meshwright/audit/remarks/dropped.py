@@ -48,9 +48,9 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
                 in_turns.add(key)
     of_program = list(products(program))
     dropped = [
-        (one, one.flops * (1 - kept_by[key]))
-        for one in of_program
-        if (key := value_key(one.value)) in kept_by and key not in needed
+        (product, product.flops * (1 - kept_by[key]))
+        for product in of_program
+        if (key := value_key(product.value)) in kept_by and key not in needed
     ]
     excess = sum(flops for _, flops in dropped)
     if excess <= _LEAST_SHARE * sum(one.flops for one in of_program):

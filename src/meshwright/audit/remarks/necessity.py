@@ -57,11 +57,11 @@ def read_in_part(emitted: Emitted, context: ProgramContext) -> Fault | None:
             f"{context.over(emitted)}, {emitted.runs:,} times a step, and {share}",
             _SLICE_FIRST,
         )
-    own = own_slices(context.program, emitted.collective.groups, shape, uses)
+    slices = own_slices(context.program, emitted.collective.groups, shape, uses)
     return (
         FOR_A_PART,
         f"{context.gathered(emitted)}, and {share}",
-        _EXCHANGE if uses and len(own) == len(uses) else _SEND_A_PART,
+        _EXCHANGE if uses and len(slices) == len(uses) else _SEND_A_PART,
     )
 
 
@@ -190,10 +190,10 @@ def updated_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     results = {value_key(user) for user, _ in whole}
     partners = {
-        one.collective.name
+        gather.collective.name
         for user, _ in whole
-        for one in _gathers_of(context, user)
-        if one.value.instruction.shapes[-1].dims == shape.dims
+        for gather in _gathers_of(context, user)
+        if gather.value.instruction.shapes[-1].dims == shape.dims
     }
     if emitted.collective.name not in partners or len(partners) <= len(results):
         return None
@@ -341,9 +341,11 @@ def returned_by_hand(emitted: Emitted, context: ProgramContext) -> Fault | None:
     rows = emitted.operand().instruction.shapes[0].dims[:1]
     mesh = context.prices.mesh
     split = [
-        one
-        for one in context.program.main.parameters
-        if one.shapes and one.shapes[0].dims[:1] == rows and not set(emitted.axes) & {*copied_over(one, mesh)}
+        parameter
+        for parameter in context.program.main.parameters
+        if parameter.shapes
+        and parameter.shapes[0].dims[:1] == rows
+        and not set(emitted.axes) & {*copied_over(parameter, mesh)}
     ]
     if emitted.dimensions != [0] or not split:
         return None

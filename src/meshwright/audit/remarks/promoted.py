@@ -44,7 +44,7 @@ def promoted_products(program: Program, prices: Prices, sent: Iterable[Emitted])
     name = innermost_name(instruction)
     others = f" and {len(promoted) - 1} more" if len(promoted) > 1 else ""
     kept, given = _narrow_type(program, narrow), of_hlo(wide.instruction.shapes[0].dtype)
-    origin = next((one for _, _, each in promoted if (one := _promoter(program, each))), None)
+    origin = next((promoter for _, _, each in promoted if (promoter := _promoter(program, each))), None)
     by, change = _of_origin(program, origin, kept)
     made = {id(product.value.instruction) for product, _, _ in promoted}
     moved = [one for one in sent if id(resolve(program, one.operand(), MOVES).instruction) in made]

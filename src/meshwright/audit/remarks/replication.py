@@ -198,8 +198,8 @@ def _is_cheaper_than_results(
     by_name = {one.value.instruction.name: one for one in sent if one.op == "all_gather" and one.is_written}
     rows: dict[str, float] = {}
     results = 0.0
-    for one in repeated:
-        product = one.product.value
+    for alike in repeated:
+        product = alike.product.value
         operands = product.operands()
         names = [resolve(program, each, MOVES).instruction.name for each in operands]
         gather = next((by_name[name] for name in names if name in by_name), None)
@@ -207,7 +207,7 @@ def _is_cheaper_than_results(
         if gather is None or seconds is None or not gather.elements:
             return False
         rows[gather.collective.name] = seconds
-        runs = one.product.flops / max(flops_of(product.instruction, product.place.computation), 1)
+        runs = alike.product.flops / max(flops_of(product.instruction, product.place.computation), 1)
         share = product.instruction.shapes[0].num_elements / gather.elements
         results += seconds / gather.runs * share * runs
     excess = _excess_seconds(repeated, program, prices)
@@ -223,7 +223,9 @@ def _is_cheaper_than_a_sum(
     the bytes of the gathers once more.
     """
     gathers = [
-        gather for one in repeated if (gather := _gathered_rows(one, program, prices.mesh)) is not None
+        gather
+        for product in repeated
+        if (gather := _gathered_rows(product, program, prices.mesh)) is not None
     ]
     if not gathers or len(gathers) < len(repeated):
         return False
@@ -244,7 +246,7 @@ def _follows(program: Program, repeated: Alike, gathers: Sequence[Emitted]) -> b
     """Whether a product depends on a gather, among these, over all axes that repeat it."""
     keys = {id(one.value.instruction) for one in gathers if set(repeated.axes) <= set(one.axes)}
     return bool(keys) and any(
-        id(one.instruction) in keys for one in ancestors(program, repeated.product.value)
+        id(value.instruction) in keys for value in ancestors(program, repeated.product.value)
     )
 
 
@@ -290,9 +292,9 @@ def repeated_calls(program: Program, prices: Prices, sent: Iterable[Emitted]) ->
     All devices of the gather compute the same from the same arrays.
     """
     gathers = {
-        id(one.value.instruction): one
-        for one in sent
-        if one.op == "all_gather" and primitive_of(one.collective.op_name) in _CALLED_WHOLE
+        id(gather.value.instruction): gather
+        for gather in sent
+        if gather.op == "all_gather" and primitive_of(gather.collective.op_name) in _CALLED_WHOLE
     }
     repeated: dict[int, Emitted] = {}
     for axis in sorted({axis for one in gathers.values() for axis in one.axes}):
@@ -312,12 +314,12 @@ def equal_values(program: Program, prices: Prices, sent: Iterable[Emitted]) -> l
     """
     differing = DifferingOverAny(program, prices.mesh)
     equal: list[Emitted] = []
-    for one in sent:
-        is_large = one.collective.gathered_bytes > NEGLIGIBLE_BYTES
-        if one.op not in SAME_ON_ALL or not one.is_written or not one.axes or not is_large:
+    for emitted in sent:
+        is_large = emitted.collective.gathered_bytes > NEGLIGIBLE_BYTES
+        if emitted.op not in SAME_ON_ALL or not emitted.is_written or not emitted.axes or not is_large:
             continue
-        if not differing.differs(one.operand(), one.axes):
-            equal.append(one)
+        if not differing.differs(emitted.operand(), emitted.axes):
+            equal.append(emitted)
     return [_of_equal(equal, prices)] if equal else []
 
 
@@ -575,15 +577,15 @@ def _is_most(repeated: list[Alike], program: Program) -> bool:
 
 def _whole_weight(repeated: list[Alike], program: Program, mesh: Mesh) -> str | None:
     """An input that repeated products multiply whole with activations gathered over the axes that repeat."""
-    for one in repeated:
-        if pair := _gathered_rows(one, program, mesh):
+    for product in repeated:
+        if pair := _gathered_rows(product, program, mesh):
             return pair[1].op_name
     return None
 
 
-def _gathered_rows(one: Alike, program: Program, mesh: Mesh) -> tuple[Instruction, Instruction] | None:
+def _gathered_rows(repeated: Alike, program: Program, mesh: Mesh) -> tuple[Instruction, Instruction] | None:
     """(the gather of its rows, its whole weight) of a repeated product of activations and an input."""
-    axes, product = set(one.axes), one.product.value
+    axes, product = set(repeated.axes), repeated.product.value
     operands = product.operands()
     origins = [resolve(program, each, MOVES) for each in operands]
     for weight, rows in zip(origins, reversed(origins), strict=True):
@@ -596,16 +598,16 @@ def _gathered_rows(one: Alike, program: Program, mesh: Mesh) -> tuple[Instructio
     return None
 
 
-def _whole_input(one: Alike, program: Program, mesh: Mesh) -> str | None:
+def _whole_input(repeated: Alike, program: Program, mesh: Mesh) -> str | None:
     """The input that a repeated product multiplies whole, if the axes that repeat it split no batch."""
-    if set(one.axes) & batch_of(program, mesh).axes:
+    if set(repeated.axes) & batch_of(program, mesh).axes:
         return None
-    operands = one.product.value.operands()
+    operands = repeated.product.value.operands()
     for operand in sorted(operands, key=lambda each: -each.instruction.shapes[0].num_elements):
         origin = resolve(program, operand, MOVES)
         stored = origin.instruction
         is_weight = origin.is_input and len(stored.shapes[0].dims) > 1
-        if is_weight and stored.op_name and {*one.axes} <= {*copied_over(stored, mesh)}:
+        if is_weight and stored.op_name and {*repeated.axes} <= {*copied_over(stored, mesh)}:
             return stored.op_name
     return None
 

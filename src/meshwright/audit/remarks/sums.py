@@ -282,9 +282,9 @@ def _whole_state(
         seen += 1
         if user.instruction.opcode not in ELEMENTWISE:
             continue
-        for one in _elementwise_inputs(user, context):
-            name = one.label
-            if one.shapes[0].dims == shape.dims and name not in context.batch_names:
+        for parameter in _elementwise_inputs(user, context):
+            name = parameter.label
+            if parameter.shapes[0].dims == shape.dims and name not in context.batch_names:
                 return name
         left += [each for each, at in readers(context.program, user) if at >= 0]
     return None

@@ -12,32 +12,33 @@ from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.differing import DifferingOverAny
 from meshwright.audit.remarks.sums import after_scaling
 
-# A sum is reported if the products of its result have this many times fewer numbers. The backward pass of
-# factors that follow one another sums their small product so, which no reordering by the user avoids.
+# A sum is reported if its array has at least this many times more numbers than the products that read it.
+# With less the warning would name low-rank factors too: the backward pass of x @ a @ b sums a small product
+# before the next one, and no reordering by the user avoids that.
 _FEWER = 16
 
 
 def summed_too_early(program: Program, prices: Prices, sent: Iterable[Emitted]) -> list[Remark]:
     """Warnings of all-reduced arrays that only products read, which have smaller results."""
     differing = DifferingOverAny(program, prices.mesh)
-    found: dict[str, list[tuple[Emitted, float]]] = {}
-    for one in sent:
-        if one.collective.op != "all_reduce" or one.collective.gathers or not one.axes:
+    too_early: dict[str, list[tuple[Emitted, float]]] = {}
+    for emitted in sent:
+        if emitted.collective.op != "all_reduce" or emitted.collective.gathers or not emitted.axes:
             continue
-        uses = list(after_scaling(program, one.uses(program)))
+        uses = list(after_scaling(program, emitted.uses(program)))
         results = sum(shape.num_elements for user, _ in uses for shape in user.instruction.shapes[:1])
-        if not uses or results * _FEWER > one.elements:
+        if not uses or results * _FEWER > emitted.elements:
             continue
         is_linear = all(
             is_product(user)
             and at in (0, 1)
             and len(user.instruction.operands) > 1
-            and not differing.differs(user.operand(1 - at), one.axes)
+            and not differing.differs(user.operand(1 - at), emitted.axes)
             for user, at in uses
         )
         if is_linear:
-            found.setdefault(one.tensor, []).append((one, results))
-    return [_remark(several, prices) for several in found.values()]
+            too_early.setdefault(emitted.tensor, []).append((emitted, results))
+    return [_remark(several, prices) for several in too_early.values()]
 
 
 def _remark(several: list[tuple[Emitted, float]], prices: Prices) -> Remark:

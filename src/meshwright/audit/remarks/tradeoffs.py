@@ -19,11 +19,11 @@ _SHARE = 0.1
 def repeated_sums_note(sent: Iterable[Emitted], prices: Prices) -> str:
     """A sentence on all-reduces that jax.checkpoint repeats in the backward pass; "" without any."""
     repeated = [
-        one
-        for one in sent
-        if one.collective.phase == "remat"
-        and one.op in ("all_reduce", "reduce_scatter")
-        and one.num_bytes > NEGLIGIBLE_BYTES
+        emitted
+        for emitted in sent
+        if emitted.collective.phase == "remat"
+        and emitted.op in ("all_reduce", "reduce_scatter")
+        and emitted.num_bytes > NEGLIGIBLE_BYTES
     ]
     if not repeated:
         return ""
@@ -56,15 +56,15 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
     with_rows = {id(one) for one in of_batch if one.shapes[0].dims[0] in rows}
     multiplied = multiplied_inputs(program)
     whole = [
-        one
-        for one in arrays
-        if id(one) in multiplied
-        and id(one) not in with_rows
-        and (batch.fsdp_axes or _name(one) not in batch.names)
-        and len(one.shapes[0].dims) > 1
-        and not is_integer(one)
-        and _is_whole(one, axes, prices)
-        and one.shapes[0].num_bytes > _SHARE * total
+        parameter
+        for parameter in arrays
+        if id(parameter) in multiplied
+        and id(parameter) not in with_rows
+        and (batch.fsdp_axes or _name(parameter) not in batch.names)
+        and len(parameter.shapes[0].dims) > 1
+        and not is_integer(parameter)
+        and _is_whole(parameter, axes, prices)
+        and parameter.shapes[0].num_bytes > _SHARE * total
     ]
     if not whole:
         return ""
@@ -88,10 +88,10 @@ def _axes_of_weights(arrays: Iterable[Instruction], program: Program, prices: Pr
     return frozenset(axis for axis, count in split.items() if count > 1)
 
 
-def _is_whole(one: Instruction, axes: frozenset[str], prices: Prices) -> bool:
+def _is_whole(parameter: Instruction, axes: frozenset[str], prices: Prices) -> bool:
     """Whether each device has all of an input, along some axes."""
-    return axes <= {*copied_over(one, prices.mesh)}
+    return axes <= {*copied_over(parameter, prices.mesh)}
 
 
-def _name(one: Instruction) -> str:
-    return one.label
+def _name(parameter: Instruction) -> str:
+    return parameter.label

@@ -235,11 +235,11 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     shape = emitted.value.instruction.shapes[-1]
     stored = next(
         (
-            one
-            for one in context.program.main.parameters
-            if one.shapes
-            and one.shapes[0].dims == emitted.operand().instruction.shapes[0].dims
-            and one.label not in context.batch_names
+            parameter
+            for parameter in context.program.main.parameters
+            if parameter.shapes
+            and parameter.shapes[0].dims == emitted.operand().instruction.shapes[0].dims
+            and parameter.label not in context.batch_names
         ),
         None,
     )

@@ -182,7 +182,8 @@ class SymbolicOps(CompressionOps, ExpertOps, MixerOps, StreamOps):
         """`x`; nothing that was recorded so far has a backward pass."""
         self.nodes = list(map(_only_forward, self.nodes))
         self.segments = [
-            replace(one, nodes=tuple(map(_only_forward, one.nodes)), memo={}) for one in self.segments
+            replace(segment, nodes=tuple(map(_only_forward, segment.nodes)), memo={})
+            for segment in self.segments
         ]
         return x
 

@@ -85,7 +85,7 @@ def tensor_degrees(config: ModelConfig, num_chips: int) -> list[int]:
     sizes = of_stacks[0]
     letters = [letter for letter in WIDE_LETTERS if letter != "V" and sizes.get(letter)]
     of_mixers = (like for letter, like in LIKE_LETTERS.items() if letter in WIDE_LETTERS)
-    letters += [own for like in of_mixers if (own := next((x for x in like if x in sizes), ""))]
+    letters += [letter for like in of_mixers if (letter := next((x for x in like if x in sizes), ""))]
     return [
         degree
         for degree in divisors(num_chips)

@@ -28,7 +28,9 @@ def _read(given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dic
     for block in blocks:
         attention, ffn = block.get("attention") or {}, block.get("ffn") or {}
         replaced = [
-            part for part, one in (("attention", attention), ("mlp", ffn)) if one.get("replace_with_linear")
+            part
+            for part, fields_of_part in (("attention", attention), ("mlp", ffn))
+            if fields_of_part.get("replace_with_linear")
         ]
         attends = not (attention.get("no_op") or "attention" in replaced)
         has_ffn = not (ffn.get("no_op") or "mlp" in replaced)

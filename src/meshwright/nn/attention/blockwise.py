@@ -446,7 +446,7 @@ def _gradients(
 
 def _scored(q: Array, k: Array, seen: _Seen, how: ScoreForm) -> tuple[Array, Array, Array]:
     """(mask, scores, derivative of a score with respect to q . k) of one pair of blocks."""
-    scale = how.factor(q.shape[-1])
+    scale = how.scale
     # Keys first: the other way round XLA for CPU transposes every score (jax 0.10.2).
     scores = scale * jnp.einsum("BSKH,BTKGH->BKGTS", k, q, preferred_element_type=jnp.float32)
     slope = jnp.float32(scale)

@@ -19,18 +19,14 @@ HIDDEN = -1e30
 class ScoreForm(NamedTuple):
     """How a model scores keys.
 
-    softcap: c in c tanh(x / c). scale: of q . k, H ** -0.5 if None. slopes: of ALiBi, one a head. block:
-    positions of the blocks that an indexer chooses; None if it chooses keys.
+    scale: the factor of q . k. softcap: c in c tanh(x / c). slopes: of ALiBi, one a head. block: positions
+    of the blocks that an indexer chooses; None if it chooses keys.
     """
 
+    scale: float
     softcap: float | None = None
-    scale: float | None = None
     slopes: tuple[float, ...] | None = None
     block: int | None = None
-
-    def factor(self, head_dim: int) -> float:
-        """The factor of q . k."""
-        return head_dim**-0.5 if self.scale is None else self.scale
 
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
@@ -74,7 +70,7 @@ def attend(
 ) -> Array:
     """out[B, T, N, O] of q[B, T, N, H] over k[B, S, K, H] and v[B, S, K, O], by the formula.
 
-        softmax(q . k / sqrt(H)) . v, each K serving G = N/K query heads
+        softmax(scale q . k) . v, each K serving G = N/K query heads
 
     sinks[B, T, N]: a logit more, which takes weight from all keys. Scores and softmax are float32.
     Kernels and blocks are held against it.
@@ -86,7 +82,7 @@ def attend(
     q = jnp.reshape(q, (*grouped, head_dim), out_sharding=spec)
     with jax.named_scope("k"):
         scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32)
-    scores *= how.factor(head_dim)
+    scores *= how.scale
     if how.softcap:
         scores = softcap(scores, how.softcap)
     if how.slopes:

@@ -98,7 +98,7 @@ def splash(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    length, heads, head_dim = q.shape[1:]
+    length, heads = q.shape[1:3]
     queries = layout.activation("q", "BTNH")
     over = queries.axes_of("T")
     num_shards = layout.mesh.size(over)
@@ -139,7 +139,7 @@ def splash(
             return jax.vmap(lambda q, k, v: run(q, k, v, sinks=sinks_here))(q, k, v)
         return jax.vmap(lambda *x: run(*x, sinks=sinks_here))(q, k, v, kernels.SegmentIds(*documents_local))
 
-    scaled = (q.astype(jnp.float32) * how.factor(head_dim)).astype(q.dtype)
+    scaled = (q.astype(jnp.float32) * how.scale).astype(q.dtype)
     by_head = [jnp.swapaxes(x, 1, 2) for x in (scaled, k, v)]
     differentiated = [*by_head, *([] if sinks is None else [sinks])]
     of_documents = (documents[0], in_order(documents[1], num_shards, 1)) if documents else ()

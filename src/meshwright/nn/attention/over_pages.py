@@ -96,7 +96,7 @@ def _keys_and_values(pools: Sequence[Pool], read: Callable[[Pool], Array]) -> tu
 def _scored(scores: Array, queries: Array, keys: Array, paged: PagedKeys) -> Array:
     """Scores [..., K, G, Q, S], hidden if queries[..., Q] does not see keys[..., S] by position."""
     how, window = paged.how, paged.window
-    scores *= 1.0 if how.scale is None else how.scale
+    scores *= how.scale
     if how.softcap:
         scores = softcap(scores, how.softcap)
     keys, queries = keys[..., None, None, None, :], queries[..., None, None, :, None]
@@ -182,7 +182,7 @@ def natively(asked: Asked, paged: PagedKeys) -> Found:
         asked.positions,
         asked.tables,
         paged.pools,
-        scale=1.0 if paged.how.scale is None else paged.how.scale,
+        scale=paged.how.scale,
         softcap=paged.how.softcap or 0.0,
         window=paged.window.size if paged.window else 0,
         chunked=bool(paged.window and paged.window.chunked),

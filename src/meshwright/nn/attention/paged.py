@@ -281,7 +281,7 @@ class PagedCache:
                 (read_keys, read_entries),
                 sinks,
                 window,
-                1.0 if how.scale is None else how.scale,
+                how.scale,
                 far.shape[1] * num_entries,
                 at_once,
             )
@@ -413,15 +413,14 @@ class PagedCache:
             first, second = (read_pool(at, pool) for pool in pools)
             return first, second
 
-        scale = 1.0 if how.scale is None else how.scale
         at_once = _CPU_KEYS_AT_ONCE if platform().page_by_page else KEYS_AT_ONCE
         if how.block:
             by_group = jnp.reshape(q, (len(q), chosen.shape[1], -1, q.shape[-1]))
             out = attend_to_blocks(
-                by_group, chosen, positions, of_token, read, size, how.block, scale, at_once
+                by_group, chosen, positions, of_token, read, size, how.block, how.scale, at_once
             )
             return jnp.reshape(out, (*q.shape[:2], -1))
-        return attend_to_chosen(q, chosen, of_token, read, size, scale, at_once)
+        return attend_to_chosen(q, chosen, of_token, read, size, how.scale, at_once)
 
 
 def _kv_heads(layout: Layout) -> Any:

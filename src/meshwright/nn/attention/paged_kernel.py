@@ -89,7 +89,7 @@ def _of_rows(
         tables,
         jnp.arange(num_rows + 1, dtype=jnp.int32) * length,
         jnp.asarray([num_rows], jnp.int32),
-        sm_scale=1.0 if how.scale is None else how.scale,
+        sm_scale=how.scale,
         sliding_window=window.size if window else None,
         soft_cap=how.softcap,
         num_kv_pages_per_block=min(_PAGES_OF_BLOCK, tables.shape[1]),
@@ -205,7 +205,6 @@ def _attend_to_pages(
     rows_of_page, num_keys = num_kv_heads * size, together * size
     heads = _filled_up(q_ref.shape[0], _HEADS_OF_TILE)
     q = q_ref[heads, :]
-    scale = 1.0 if how.scale is None else how.scale
     first_page = pl.program_id(2) * pages_of_part
     first_row = pl.program_id(1) * size
     length = jnp.minimum(position_ref[0] + 1, (first_page + pages_of_part) * size)
@@ -219,7 +218,7 @@ def _attend_to_pages(
         k, v = k_ref[rows, :].astype(q.dtype), v_ref[rows, :].astype(q.dtype)
         if not is_whole:  # later positions may be of a sequence that failed, and NaN times zero is NaN
             v = jnp.where(seen[:, None], v, jnp.zeros((), q.dtype))
-        logits = triton.dot(q, k, trans_b=True) * scale
+        logits = triton.dot(q, k, trans_b=True) * how.scale
         if scales_refs:
             logits *= scales_refs[0][rows][None]
         if how.softcap:

@@ -138,9 +138,11 @@ def _together(length: int, layout: Layout, block: int) -> int:
 
 def local_blocks(scores: Array, positions: Array, indexer: Indexer) -> Array:
     """Blocks that a query reads whatever their scores[..., K, blocks]: its own and those before it."""
-    own = (positions // indexer.block_size)[..., None, None]
-    number = lax.broadcasted_iota(jnp.int32, (*[1] * (own.ndim - 1), scores.shape[-1]), own.ndim - 1)
-    return (number <= own) & (number > own - indexer.local_blocks)
+    block_of_query = (positions // indexer.block_size)[..., None, None]
+    number = lax.broadcasted_iota(
+        jnp.int32, (*[1] * (block_of_query.ndim - 1), scores.shape[-1]), block_of_query.ndim - 1
+    )
+    return (number <= block_of_query) & (number > block_of_query - indexer.local_blocks)
 
 
 def head_scores(q: Array, k: Array) -> Array:

@@ -202,11 +202,11 @@ def _compressed(state: Array, places: StatePlaces, x: Array, bias: Array) -> tup
         last = (rate - 1 - positions[0]) % rate + rate * jnp.arange(count, dtype=jnp.int32)
         first = positions[0] + last + 1 - rate
         starts = num_kept + last + 1 - rate
-        own, earlier = (
+        current, earlier = (
             inputs[jnp.clip(begin[:, None] + jnp.arange(rate, dtype=jnp.int32)[None], 0, len(inputs) - 1)]
             for begin in (starts, starts - rate)
         )
-        (v, g), (v_before, g_before) = (jnp.split(part, 2, axis=-1) for part in (own, earlier))
+        (v, g), (v_before, g_before) = (jnp.split(part, 2, axis=-1) for part in (current, earlier))
         entries = weighed((v, v_before), (g, g_before), bias, first >= rate)
         out = jnp.zeros((length, entries.shape[-1]), entries.dtype).at[last].set(entries, mode="drop")
         return out.astype(x.dtype), inputs
@@ -290,11 +290,11 @@ def abstract_states(config: ModelConfig, layout: Layout, mesh: jax.sharding.Mesh
     of_layers = [config.at(variant) for variant in state_variants(config)]
     kept = [state_arrays(one, layout.precision.compute_dtype) for one in of_layers]
 
-    def state(name: str, one: ModelConfig, arrays: Mapping[str, tuple[str, str]]) -> Any:
+    def state(name: str, of_layer: ModelConfig, arrays: Mapping[str, tuple[str, str]]) -> Any:
         if name not in arrays:
             return None
         letters, dtype = arrays[name]
-        sizes = {**dimensions(one), "B": num_slots}
+        sizes = {**dimensions(of_layer), "B": num_slots}
         return array_type(layout.activation(name, letters), mesh, sizes, jax_dtype(dtype))
 
     names = dict.fromkeys(name for arrays in kept for name in arrays)

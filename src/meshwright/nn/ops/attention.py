@@ -80,12 +80,9 @@ class AttentionOps(ProductOps):
     ) -> tuple[Array, AtLayer]:
         if attention_layout(self.layout) is not self.layout:
             return self._by_heads(name, (q, k, v), at, scoring), at
-        softcap, scale, sinks, chosen, entries = scoring
+        sinks, chosen, entries = scoring.sinks, scoring.chosen, scoring.entries
         places, _, kind = at
-        alibi = self.config.positions == "alibi"
-        slopes = alibi_slopes(self.config.num_heads) if alibi else None
-        indexer = self.config.at(kind.variant).indexer
-        how = ScoreForm(softcap, scale, slopes, indexer.block if indexer else None)
+        how = self._score_form(q, kind, scoring)
         with jax.named_scope(name):
             if not uses_ring(self.layout):
                 values_are_keys = v is k
@@ -116,6 +113,12 @@ class AttentionOps(ProductOps):
                 keys, chosen = self._with_entries(keys, added, chosen, k.shape[1])
             out = blockwise(q, k, v, sinks, queries, keys, first, self.layout, how, windows, chosen, of_heads)
             return out, at
+
+    def _score_form(self, q: Array, kind: KindInLoop, scoring: Scoring[Array]) -> ScoreForm:
+        scale = q.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
+        slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
+        indexer = self.config.at(kind.variant).indexer
+        return ScoreForm(scale, scoring.softcap, slopes, indexer.block if indexer else None)
 
     def _of_heads(self, entries: Entries[Array], kind: KindInLoop) -> Entries[Array]:
         """Entries as keys [B, S, K, H] at their last positions.
