@@ -45,8 +45,8 @@ _OF_MEMORY = {
 }
 _MISSES = 1
 _SMALL_REGRET = 0.05
-# The bars of each score: (median, 90th percentile).
-_FREE, _ANCHORED, _SERVED = (0.07, 0.25), (0.05, 0.20), (0.12, 0.35)
+# The bars of each score: (median, 90th percentile), of free predictions also on rows that were never shown.
+_FREE, _ANCHORED, _SERVED = (0.08, 0.25), (0.05, 0.20), (0.12, 0.35)
 
 
 @command(app)
@@ -67,7 +67,7 @@ def validate(
         None,
         least=0,
         help="Largest median error that passes.",
-        unset="0.07; 0.05 with --anchor; 0.12 of serving",
+        unset="0.08; 0.05 with --anchor; 0.12 of serving",
     ),
     p90_bar: float | None = option(
         None,
@@ -75,8 +75,8 @@ def validate(
         help="Largest 90th percentile that passes.",
         unset="0.25; 0.20 with --anchor; 0.35 of serving",
     ),
-    memory_bar: float = option(0.10, least=0, help="Largest median error of memory that passes."),
-    regret_bar: float = option(0.03, least=0, help="Largest 80th percentile of regret that passes."),
+    memory_bar: float = option(0.08, least=0, help="Largest median error of memory that passes."),
+    regret_bar: float = option(0.05, least=0, help="Largest 80th percentile of regret that passes."),
     rows: bool = option(False, help="List every row."),
     as_json: bool = JSON,
 ) -> None:
