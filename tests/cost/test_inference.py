@@ -20,6 +20,7 @@ from meshwright.engines.serving_engine import ENGINES
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
+from meshwright.layout.workload import InferencePhase
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import kv_cache_bytes, kv_read_bytes, mixer_state_bytes
 from meshwright.models.presets import PRESETS
@@ -254,3 +255,24 @@ def test_weights_are_read_while_partial_sums_are_waited_for() -> None:
     assert ahead.seconds == pytest.approx(plain.seconds - waits, rel=1e-3)
     assert ahead.seconds == pytest.approx(sum(term.seconds for term in ahead.terms))
     assert min(term.seconds for term in ahead.terms) > 0
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3.5-397b-a17b"])
+def test_engines_sum_chosen_and_shared_experts_at_once(name: str, engine: str) -> None:
+    """A device adds its terms of both before the all-reduce; the second model gates its shared expert."""
+    machine = load("h100:1x8")
+
+    def summed(machine: Hardware, phase: InferencePhase) -> set[str]:
+        layout = Layout.of(tensor=8).at(phase)
+        graph = record_inference(
+            PRESETS[name], machine, layout, PassShape(8, 1, 64 if phase == "prefill" else 1, 64)
+        )
+        return {
+            node.name
+            for segment, node in graph.nodes()
+            if segment.name == "layer" and any(t.op == "all_reduce" for t in node.forward_transfers)
+        }
+
+    for phase in ("prefill", "generate"):
+        assert summed(machine, phase) - summed(on_engine(machine, ENGINES[engine]), phase) == {"shared_out"}

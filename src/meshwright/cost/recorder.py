@@ -67,6 +67,7 @@ class Lowering:
     rows follow the load. solves_by_products: triangular systems are solved by products with their inverses.
     loops_over_chunks: recurrences are XLA's loops over chunks of positions, whose kernels pass float32 arrays
     through memory; otherwise one kernel keeps them on chip. lanes: columns of the tiles of arrays.
+    adds_shared: partial sums of chosen and of shared experts are added before one all-reduce.
     """
 
     flash_attention: bool = True
@@ -81,6 +82,7 @@ class Lowering:
     solves_by_products: bool = False
     loops_over_chunks: bool = False
     lanes: int = 1
+    adds_shared: bool = False
 
 
 # Flash attention, and no other form that is particular to a platform.

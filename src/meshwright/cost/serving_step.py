@@ -224,6 +224,20 @@ class _CachedOps(SymbolicOps):
         """A chosen expert's weight is read once for each block of its rows, at least once."""
         return largest((1.0, super().reads_of_weight(blocks)))
 
+    def residual(self, name: str, x: Value, y: Value) -> Value:
+        """A sum. If both terms are all-reduced, `Lowering.adds_shared` adds partial sums of experts first."""
+        if name == "shared_residual" and self.lowering.adds_shared:
+            routed, shared = self._made(x), self._made(y)
+            if shared.name == "shared_gated":
+                shared = self._made(shared.inputs[0])
+            if _all_reduced(routed) and _all_reduced(routed) == _all_reduced(shared):
+                self.nodes[self.nodes.index(shared)] = replace(shared, forward_transfers=())
+        return super().residual(name, x, y)
+
+    def _made(self, x: Value) -> Node:
+        """The node of this layer that makes x."""
+        return next(node for node in self.nodes if any(out is x for out in node.outputs))
+
     def _whole_experts_axes(self) -> tuple[str, ...]:
         """Axes that split the tokens and not the experts, which are copied over them."""
         experts = self.layout.table.axes_of("E")
@@ -465,6 +479,13 @@ class _CachedOps(SymbolicOps):
         return arrays | scales
 
 
+def _all_reduced(node: Node) -> set[str]:
+    """The mesh axes over which a node only all-reduces; none if it does something else."""
+    sent = node.forward_transfers
+    is_only = all(transfer.op == "all_reduce" for transfer in sent)
+    return {axis for transfer in sent for axis in transfer.axes} if is_only else set()
+
+
 def _numbers(value: Value) -> Any:
     """Numbers of an array on one device, also of an array of fewer layers than the model has."""
     return value.bytes_per_device / dtype_bytes(value.dtype)
@@ -558,6 +579,7 @@ def record_inference(
         static_blocks=_static_blocks(hardware) if has_static_rows(hardware, layout) else None,
         solves_by_products=hardware.chip.platform.solve_blocks,
         loops_over_chunks=_loops_over_chunks(hardware),
+        adds_shared=_adds_shared(hardware),
     )
     return record_pass(
         config,
@@ -597,13 +619,19 @@ def _loops_over_chunks(hardware: Hardware) -> bool:
     return hardware.software.is_ours and not hardware.chip.step.is_roofline
 
 
+def _adds_shared(hardware: Hardware) -> bool:
+    """`Lowering.adds_shared` of the hardware."""
+    inference = hardware.chip.inference
+    return inference is not None and inference.adds_shared
+
+
 def alike_of(hardware: Hardware, phase: InferencePhase) -> tuple[object, ...]:
     """The properties of machines that determine a recorded pass in this phase (`attention_form`)."""
     chip, is_ours = hardware.chip, hardware.software.is_ours
-    static_blocks = hardware.software.static_rows and _static_blocks(hardware)
+    experts = hardware.software.static_rows and _static_blocks(hardware), _adds_shared(hardware)
     if phase == "generate":
-        return is_ours and chip.kind, static_blocks
-    return chip.kind, chip.compute_capability, is_ours, static_blocks, _loops_over_chunks(hardware)
+        return is_ours and chip.kind, *experts
+    return chip.kind, chip.compute_capability, is_ours, *experts, _loops_over_chunks(hardware)
 
 
 @lru_cache(maxsize=256)

@@ -36,7 +36,8 @@ class ServingEngine(Record):
     pages. memory_share: share of a chip's memory for weights, caches and workspace.
     max_sequences: sequences of a replica at once. request_seconds: of HTTP and of the tokeniser, for each
     request. step_seconds: of the host for each step, while devices wait. grouped_experts: one kernel
-    multiplies all experts of a device. direct_seconds: of its small all-reduce (`Switch.direct_seconds`).
+    multiplies all experts of a device. adds_shared: a device adds its partial sums of chosen and of shared
+    experts, and one all-reduce has both. direct_seconds: of its small all-reduce (`Switch.direct_seconds`).
     prompt_layer_seconds: of the host for each layer of a step with prompts, which has no CUDA graph.
     routes_in_turn: requests go to replicas in turn, not to the one with the fewest.
     balances_prompts: groups of devices with sequences of their own wait to compute prompts together. apart:
@@ -60,6 +61,7 @@ class ServingEngine(Record):
     request_seconds: float = 0.0
     step_seconds: float = 0.0
     grouped_experts: bool = False
+    adds_shared: bool = False
     direct_seconds: float = 0.0
     prompt_layer_seconds: float = 0.0
     routes_in_turn: bool = False
@@ -83,7 +85,8 @@ class ServingEngine(Record):
         products = {key.partition(".")[2]: value for key, value in figures.items() if "." in key}
         others: dict[str, Any] = {key: value for key, value in figures.items() if "." not in key}
         matmul = {**inference.matmul, **products}
-        return replace(inference, matmul=matmul, grouped=self.grouped_experts, **others)
+        facts = {"grouped": self.grouped_experts, "adds_shared": self.adds_shared}
+        return replace(inference, matmul=matmul, **facts, **others)
 
 
 ENGINES = Folder(ServingEngine, "engines", "engine")

@@ -69,6 +69,7 @@ class StepEfficiency:
     the devices' too: for a request before it is scheduled, for a step, and for each of its tokens.
     padding: time of a padding row in a server's step, relative to a row with a sequence.
     unfused_norms: whether the steps of an RMS norm are separate kernels.
+    grouped, adds_shared: `grouped_experts` and `adds_shared` of a serving engine.
     gathers_first: whether all weights that ZeRO 1 or 2 updated are gathered before the next forward pass
     begins; otherwise each is gathered before its first use.
     broadcasts: whether each rank of an optimizer's shard group broadcasts its updated weights, one rank after
@@ -116,6 +117,7 @@ class StepEfficiency:
     host_token_seconds: float = 0.0
     padding: float = _share(1.0)
     grouped: bool = field(default=False, metadata=UNREAD)
+    adds_shared: bool = field(default=False, metadata=UNREAD)
     whole_sums: bool = field(default=False, metadata=UNREAD)
     gathers_first: bool = field(default=False, metadata=UNREAD)
     broadcasts: bool = field(default=False, metadata=UNREAD)
