@@ -178,21 +178,7 @@ class LayoutFamily:
         """The states of the members with `pipe` stages, with a schedule's placement of layers."""
         key = stage_routes(schedule, pipe, interleave), SCHEDULES[schedule].splits_backward
         if key not in self._states:
-            layout = self.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
-            different = different_stages(self.graph, schedule, pipe, interleave)
-            states = {stage: StageState(self.graph, layout, stage) for stage in different}
-            rows = self.rows[pipe]
-            update = Update.of(states[0], self.microbatches[rows], self.dtypes, self.chip)
-            sent = update.sent_seconds(self.prices_of_some(pipe))
-            stages = {
-                stage: (
-                    stage_state_bytes(state, layout.schedule.microbatches, self.software),
-                    state.host_bytes,
-                )
-                for stage, state in states.items()
-            }
-            least = _at(rows, largest(sum(parts) for parts, _ in stages.values()))
-            self._states[key] = _States(layout, stages, least, _at(rows, update.chip_seconds) + sent)
+            self._states[key] = _States(self, schedule, pipe, interleave)
         return self._states[key]
 
     def segments(self, saving: Saving, joined: bool) -> SegmentSeconds:
@@ -290,18 +276,37 @@ def unsharded(rules: Rules) -> Rules:
     return Rules(whole, whole, whole, whole, activations)
 
 
-class _States(NamedTuple):
-    """States of the members with one placement of layers on stages. layout: of the first member.
+class _States:
+    """States of the members with one placement of layers on stages.
 
-    stages: bytes of (weights, gradients, optimizer) and of the host's memory, for the first stage of each
-    kind. least_bytes: on one chip of the stage with the most, without activations. update_seconds: of the
-    optimizer and its transfers.
+    layout: of the first member. stages: bytes of (weights, gradients, optimizer) and of the host's memory,
+    for the first stage of each kind.
     """
 
-    layout: Layout
-    stages: dict[int, tuple[tuple[Any, Any, Any], Any]]
-    least_bytes: Any
-    update_seconds: Any
+    def __init__(self, family: LayoutFamily, schedule: str, pipe: int, interleave: int) -> None:
+        self.layout = family.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
+        different = different_stages(family.graph, schedule, pipe, interleave)
+        states = {stage: StageState(family.graph, self.layout, stage) for stage in different}
+        microbatches = self.layout.schedule.microbatches
+        self.stages = {
+            stage: (stage_state_bytes(state, microbatches, family.software), state.host_bytes)
+            for stage, state in states.items()
+        }
+        self._family, self._rows = family, family.rows[pipe]
+
+    @cached_property
+    def least_bytes(self) -> Any:
+        """Bytes on one chip of the stage with the most, without activations, of each member."""
+        return _at(self._rows, largest(sum(parts) for parts, _ in self.stages.values()))
+
+    @cached_property
+    def update_seconds(self) -> Any:
+        """Seconds of the optimizer and its transfers, of each member."""
+        family, rows = self._family, self._rows
+        first = StageState(family.graph, self.layout)
+        update = Update.of(first, family.microbatches[rows], family.dtypes, family.chip)
+        sent = update.sent_seconds(family.prices_of_some(self.layout.pipe))
+        return _at(rows, update.chip_seconds) + sent
 
 
 class Stages:

@@ -1,11 +1,12 @@
 """Stored parameters and the optimizer's work on one chip of a stage."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.cost.arrays import ceiling
-from meshwright.cost.graph import Cargo, Graph, StoredWeights, Transfer, Work
+from meshwright.cost.graph import Cargo, Graph, StoredWeights, Transfer, WeightsPlace, Work
 from meshwright.cost.pipeline.stages import stage_ends, stage_layers
 from meshwright.dtypes import dtype_bytes
 from meshwright.layout import Layout
@@ -165,43 +166,65 @@ class _Share(NamedTuple):
     second_once: float = 0.0
 
 
+class _Cut(NamedTuple):
+    """A model's layers cut into stages.
+
+    head_layers: as in `layers_of_depths`. schedule, pipe, interleave: of the layout. is_spmd: all stages run
+    one program, whose stacks are split over them. has_programs: each stage runs a program of its own.
+    """
+
+    num_layers: int
+    head_layers: float
+    schedule: str
+    pipe: int
+    interleave: int
+    is_spmd: bool
+    has_programs: bool
+
+
 def _weights_of_stage(graph: Graph, layout: Layout, stage: int) -> Iterator[tuple[StoredWeights, _Share]]:
-    """The parts of the recorded weights, each with the share of it that a stage has.
+    """The parts of the recorded weights, each with the share of it that a stage has."""
+    schedule = layout.schedule
+    cut = _Cut(
+        len(graph.layers),
+        graph.head_layers,
+        schedule.pipeline,
+        layout.pipe,
+        schedule.interleave,
+        layout.spmd_stages,
+        layout.stage_programs,
+    )
+    return ((part, _share(cut, stage, part.place, part.layers)) for part in graph.weights)
 
-    A tied table is where the embedding is and where the head is.
+
+@lru_cache(maxsize=8192)
+def _share(cut: _Cut, stage: int, place: WeightsPlace, layers: frozenset[int]) -> _Share:
+    """A stage's share of a part of the weights.
+
+    If several stages read the part, it is sent to each of them once. A tied table is where the embedding is
+    and where the head is. place, layers: of a StoredWeights.
     """
-    pipe, schedule, interleave = layout.pipe, layout.schedule.pipeline, layout.schedule.interleave
-    by_depth = layers_of_depths(len(graph.layers), schedule, pipe, interleave, graph.head_layers)
-    layers = stage_layers(by_depth, schedule, pipe, interleave, stage)
-    first, last = stage_ends(schedule, pipe, stage)
-    ends = {"first": first, "last": last, "first and last": first or last}
-    for part in graph.weights:
-        if part.place == "layers" and layout.spmd_stages:
-            share = 1.0  # recorded as its stage's rows: L is split over pipe
-        elif part.place == "layers":
-            share = sum(layer in part.layers for layer in layers) / len(part.layers)
-        else:
-            share = ends[part.place]
-        is_shared = layout.stage_programs
-        yield part, _shared(by_depth, layout, stage, part, share) if is_shared else _Share(share, share)
-
-
-def _shared(
-    by_depth: Sequence[Sequence[int]], layout: Layout, stage: int, part: StoredWeights, read: float
-) -> _Share:
-    """A stage's share of a part that chunks on several stages may read.
-
-    The part is sent to each of them once. by_depth: layers at each depth.
-    """
-    routes = stage_routes(layout.schedule.pipeline, layout.pipe, layout.schedule.interleave)
+    schedule, pipe, interleave = cut.schedule, cut.pipe, cut.interleave
+    by_depth = layers_of_depths(cut.num_layers, schedule, pipe, interleave, cut.head_layers)
+    if place == "layers" and cut.is_spmd:
+        read = 1.0  # recorded as its stage's rows: L is split over pipe
+    elif place == "layers":
+        of_stage = stage_layers(by_depth, schedule, pipe, interleave, stage)
+        read = sum(layer in layers for layer in of_stage) / len(layers)
+    else:
+        first, last = stage_ends(schedule, pipe, stage)
+        read = {"first": first, "last": last, "first and last": first or last}[place]
+    if not cut.has_programs:
+        return _Share(read, read)
+    routes = stage_routes(schedule, pipe, interleave)
     # (share of the part, depths that read it); the first of the depths updates it.
-    if part.place == "layers":
+    if place == "layers":
         shares = [
-            (len(part.layers.intersection(layers)) / len(part.layers), (depth,))
-            for depth, layers in enumerate(by_depth)
+            (len(layers.intersection(of_depth)) / len(layers), (depth,))
+            for depth, of_depth in enumerate(by_depth)
         ]
     else:
-        shares = [(1.0, _ENDS[part.place])]
+        shares = [(1.0, _ENDS[place])]
     updated = lent = borrowed = 0.0
     for share, depths in shares:
         owner = routes[0][depths[0]].stage
@@ -209,7 +232,7 @@ def _shared(
         updated += share * (owner == stage)
         lent += share * len(others) * (owner == stage)
         borrowed += share * (stage in others)
-    if part.place != "first and last":
+    if place != "first and last":
         return _Share(read, updated, lent, borrowed)
     first, last = (sum(route[depth].stage == stage for route in routes) / len(routes) for depth in (0, -1))
     return _Share(read, updated, lent, borrowed, last, float(last > 0 and not first))

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from meshwright.collector import collector_paused
 from meshwright.cost.serving_step import in_inference
 from meshwright.errors import PlanError, nearest
 from meshwright.hardware import catalog
@@ -18,7 +19,7 @@ from meshwright.load.engine_server import transfer_seconds_of
 from meshwright.load.padded import PaddedSteps
 from meshwright.load.percentiles import load_figures
 from meshwright.load.settings import LatencyTargets, SimulatedServers
-from meshwright.load.simulator import Planned, StepPrices, Used, collector_paused, simulate_server
+from meshwright.load.simulator import Planned, StepPrices, Used, simulate_server
 from meshwright.load.traffic import Load, num_cut, within
 from meshwright.plan_file import Plan, load_plan
 from meshwright.progress import Progress

@@ -12,11 +12,9 @@ on, with the same result as step by step. The time of a simulation depends on re
 or tokens.
 """
 
-import gc
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heappop, heappush
@@ -27,6 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
+from meshwright.collector import collector_paused
 from meshwright.errors import RequestError
 from meshwright.load.counted import CountedRunning, CountedText, counted_tokens
 from meshwright.load.timed_answer import TimedAnswer
@@ -123,24 +122,6 @@ def simulate_server(planned: Planned, load: Load) -> tuple[list[TimedAnswer], Us
     """
     with collector_paused():
         return _Simulation(planned, load).run()
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Disable garbage collection during a simulation.
-
-    Its objects live until its end, and collections would take a third of the time. At the end the survivors
-    move to the oldest generation, which avoids a collection there.
-    """
-    was_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_collecting:
-            gc.freeze()
-            gc.unfreeze()
-            gc.enable()
 
 
 def _arrival(seconds: float) -> _Moment:

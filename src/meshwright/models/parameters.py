@@ -167,6 +167,7 @@ def _unquantised(config: ModelConfig, params: Mapping[str, Param]) -> Iterator[t
             yield wide.path, replace(params[wide.path], wide_in=wide.dtype, wide_share=share)
 
 
+@lru_cache(maxsize=256)
 def stacked_layers(config: ModelConfig, stack: str) -> frozenset[int]:
     """The numbers of the layers whose weights are in the stack; empty for weights without one."""
     return frozenset(n for n, layer in enumerate(config.all_layers) if layer.kind.stack == stack)

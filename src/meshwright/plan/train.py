@@ -12,6 +12,7 @@ from heapq import nsmallest
 from itertools import chain, islice
 from math import inf
 
+from meshwright.collector import collector_paused
 from meshwright.cost.collectives import forget_prices
 from meshwright.cost.graph import Graph
 from meshwright.cost.many import Member
@@ -181,6 +182,7 @@ def well_placed(candidate: Candidate) -> Candidate:
     return replace(candidate, cost=costs[shortest], placement=placements[shortest])
 
 
+@collector_paused()
 def search(
     config: ModelConfig,
     hardware: Hardware,

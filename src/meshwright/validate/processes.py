@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
+from meshwright.collector import collector_paused
+
 _Row = TypeVar("_Row")
 _Result = TypeVar("_Result")
 
@@ -31,4 +33,5 @@ def results_of(
 
 
 def _on_part(work: Callable[[_Row], _Result], rows: Sequence[_Row]) -> list[_Result]:
-    return [work(row) for row in rows]
+    with collector_paused():
+        return [work(row) for row in rows]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.collector import collector_paused
 from meshwright.cost.collectives import forget_prices
 from meshwright.cost.serving_step import InferenceMemory, Passes, alike_of, cache_bytes
 from meshwright.dtypes import dtype_bytes, types_for
@@ -93,6 +94,7 @@ def serving_machines(specs: Iterable[str]) -> list[Hardware]:
     return list(machines_by_spec.values())
 
 
+@collector_paused()
 def search_serving(
     config: ModelConfig,
     machines: Sequence[Hardware],
