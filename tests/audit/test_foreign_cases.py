@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from tests.audit.foreign_by_hand import BY_HAND
 from tests.audit.foreign_cases import CASES, SEVERAL, array
 from tests.audit.foreign_cases import mesh as mesh_of
+from tests.audit.foreign_given import GIVEN
 from tests.audit.foreign_needs import NEEDS, SEVERAL_NEEDS
 from tests.audit.foreign_operations import OPERATIONS
 from tests.audit.foreign_origins import ORIGINS
@@ -26,6 +27,7 @@ from meshwright.audit.compile.target import Target
 from meshwright.audit.foreign import audit_file
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.errors import AuditError
+from meshwright.hardware.catalog import load
 
 
 def _kinds(program: Any) -> list[str]:
@@ -34,7 +36,7 @@ def _kinds(program: Any) -> list[str]:
         return [one["kind"] for one in meshwright.audit(run, *args, hardware="v5p")["warnings"]]
 
 
-_ALL_CASES = CASES | BY_HAND | NEEDS | ORIGINS | OPERATIONS | WORK
+_ALL_CASES = CASES | BY_HAND | NEEDS | ORIGINS | OPERATIONS | WORK | GIVEN
 
 
 @pytest.mark.parametrize("name", _ALL_CASES)
@@ -155,10 +157,10 @@ def _decode(*, donated: bool) -> dict:
 
 
 @pytest.mark.parametrize("donated", [True, False])
-def test_caches_that_a_scan_returns_in_new_memory_are_noted(donated: bool) -> None:
-    notes = [note for note in _decode(donated=donated)["notes"] if "donate it" in note]
-    assert len(notes) == (0 if donated else 1)
-    assert donated or notes[0].startswith("`caches` is written in part and returned, and the step copies")
+def test_caches_that_a_scan_returns_in_new_memory_are_found(donated: bool) -> None:
+    found = [one for one in _decode(donated=donated)["warnings"] if one["kind"] == "cache_copied"]
+    assert len(found) == (0 if donated else 1)
+    assert donated or found[0]["what"].startswith("`caches` is written in part and returned, and the step")
 
 
 def test_state_that_is_not_donated_is_noted_next_to_donated_state() -> None:
@@ -413,7 +415,7 @@ def _notes(program: Any) -> list[str]:
     return document["notes"]
 
 
-def test_a_cache_that_is_not_donated_is_noted() -> None:
+def test_a_cache_that_is_not_donated_is_copied() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",))
 
     def program(**donated: int) -> Any:
@@ -427,9 +429,11 @@ def test_a_cache_that_is_not_donated_is_noted() -> None:
         at = jax.ShapeDtypeStruct((), "int32", sharding=NamedSharding(mesh, PartitionSpec()))
         return jax.jit(write, **donated), (of((128, 64), None, "x"), of((1, 64), None, "x"), at)
 
-    (note,) = _notes(program())
-    assert "donate" in note and "`cache`" in note
-    assert _notes(program(donate_argnums=0)) == []
+    run, args = program()
+    (found,) = meshwright.audit(run, *args, hardware="v5p")["warnings"]
+    assert found["kind"] == "cache_copied" and found["tensor"] == "cache"
+    assert found["seconds"] == pytest.approx(2 * found["bytes"] / load("v5p:2x2x2").chip.hbm_bytes_per_second)
+    assert _kinds(program(donate_argnums=0)) == []
 
 
 def _with_teacher(*spec: str | None) -> Any:

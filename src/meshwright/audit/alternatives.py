@@ -16,7 +16,7 @@ import inspect
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.facts.buffers import buffer_peak, input_bytes
 from meshwright.audit.facts.communication import collectives, narrowest_dtype
-from meshwright.audit.facts.emitted import on_mesh
+from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.matmuls import is_counted_branch, products, smaller_branches
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.remarks import Remark
+from meshwright.dtypes import NUMBER_TYPES
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.topology import Hardware
 from meshwright.notation.mesh import Mesh
@@ -260,19 +261,21 @@ def _other_specs(place: Place, mesh: Mesh, *, add: bool) -> Iterator[Spec]:
 
 def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
     """Seconds and memory of a compiled step on `machine`; None if a collective has no price."""
-    prices = Prices(mesh, machine.place(mesh), machine.chip, mesh)
+    widened = program.platform.compiler.widens
+    sent = [on_mesh(one, mesh, widened=widened) for one in collectives(program)]
+    return cost_of_sent(program, sent, Prices(mesh, machine.place(mesh), machine.chip, mesh))
+
+
+def cost_of_sent(program: Program, sent: Iterable[Emitted], prices: Prices) -> Cost | None:
+    """`cost_of` a program whose collectives are `sent`; None also without hardware."""
     smaller = smaller_branches(program)
     communication = 0.0
-    for collective in collectives(program):
-        if not is_counted_branch(collective.value.place, smaller):
+    for emitted in sent:
+        if not is_counted_branch(emitted.value.place, smaller):
             continue
-        sent = on_mesh(collective, mesh, widened=program.platform.compiler.widens)
         # XLA for CPU has no reduce-scatter, which sends half as much as an all-reduce.
-        priced = (
-            replace(sent, collective=replace(collective, op="reduce_scatter"))
-            if collective.scattered
-            else sent
-        )
+        scattered = replace(emitted, collective=replace(emitted.collective, op="reduce_scatter"))
+        priced = scattered if emitted.collective.scattered else emitted
         seconds = prices.seconds(priced)
         if seconds is None:
             return None
@@ -281,6 +284,7 @@ def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
     for product in products(program):
         operands = product.value.operands()
         dtype = narrowest_dtype(program, operands[0]) if operands else "f32"
+        dtype = dtype if dtype in NUMBER_TYPES else "f32"  # 64 bits, which chips have no rate for
         by_type[dtype] = by_type.get(dtype, 0.0) + product.flops
     times = [prices.product_seconds(flops, dtype) for dtype, flops in by_type.items()]
     peak = buffer_peak(program)

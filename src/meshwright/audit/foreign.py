@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.audit.alternatives import (
+    CHEAPER,
     Alternative,
+    Cost,
     arguments,
     cheaper_shardings,
     constraints,
+    cost_of_sent,
     with_arguments,
 )
 from meshwright.audit.compare.arithmetic import host_calls
@@ -35,23 +38,27 @@ from meshwright.audit.facts.narrow_arithmetic import host_transfers
 from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.hlo.read import Program, check_complete, check_partitioned, parse_hlo
 from meshwright.audit.remarks import Remark
-from meshwright.audit.remarks.accidents import accidents, at_the_root, gathered_operands
+from meshwright.audit.remarks.accidents import accidents, at_the_root, joined_alike
 from meshwright.audit.remarks.activations import UNCONSTRAINED
 from meshwright.audit.remarks.arithmetic import double_products, one_hot_products, tiny_sums
 from meshwright.audit.remarks.by_index import FOR_A_PART
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
-from meshwright.audit.remarks.donation import undonated_note
+from meshwright.audit.remarks.donation import copied_caches, undonated_note
 from meshwright.audit.remarks.dropped import dropped_products
+from meshwright.audit.remarks.given_whole import given_whole
 from meshwright.audit.remarks.loops import repeated_in_loops
 from meshwright.audit.remarks.memory import beyond_memory
 from meshwright.audit.remarks.promoted import promoted_products
 from meshwright.audit.remarks.replication import (
+    REPEATED,
     drawn_whole,
     equal_values,
+    gathered_operands,
     repeated_calls,
     repeated_products,
     replicated_state,
     summed_after_gather,
+    with_repeated_work,
 )
 from meshwright.audit.remarks.too_early import summed_too_early
 from meshwright.audit.remarks.tradeoffs import repeated_sums_note, whole_weights_note
@@ -165,6 +172,7 @@ def audit_program(
     for_a_part = [one for one in faults if one.kind == FOR_A_PART]
     faults += summed_after_gather(program, prices, _without_remarks(reading.sent, for_a_part))
     gathers = gathered_operands(faults, reading.sent)
+    faults = with_repeated_work(joined_alike(faults), program, prices, reading.sent)
     warnings = at_the_root(
         [
             *faults,
@@ -176,6 +184,8 @@ def audit_program(
             *repeated_calls(program, prices, reading.sent),
             *dropped_products(program, prices),
             *repeated_in_loops(program, prices),
+            *copied_caches(program, prices),
+            *given_whole(program, prices),
             *summed_too_early(program, prices, _without_remarks(reading.sent, faults)),
             *drawn_whole(program, prices),
             *equal_values(program, prices, reading.sent),
@@ -187,6 +197,8 @@ def audit_program(
             *beyond_memory(program, largest, machine and machine.chip),
         ]
     )
+    warnings, small = _without_small_work(warnings, cost_of_sent(program, reading.sent, prices))
+    notes += small
     log_warnings = None if compiler_log is None else compiler_warnings(compiler_log)
     smaller = smaller_branches(program)
     counted = [one for one in reading.sent if is_counted_branch(one.value.place, smaller)]
@@ -220,9 +232,42 @@ def audit_program(
     })  # fmt: skip
 
 
+def _without_small_work(remarks: Sequence[Remark], step: Cost | None) -> tuple[list[Remark], list[str]]:
+    """The findings without repeated products of little time, and a note on each of these.
+
+    A step that generates reads all weights and caches, so products that all devices repeat take no time.
+    """
+    small = [
+        one
+        for one in remarks
+        if step and one.kind == REPEATED and (one.seconds or step.work) < _SHARE_OF_WORK * step.work
+    ]
+    notes = [
+        f"{one.what}: {format_seconds(one.seconds or 0.0)} of {format_seconds(step.work)} of work"
+        for one in small
+        if step
+    ]
+    return [one for one in remarks if one not in small], notes
+
+
+# Repeated products are a finding from this share of the time of a step's work.
+_SHARE_OF_WORK = 0.01
+
+
 def _costliest_first(warnings: Iterable[dict]) -> list[dict]:
-    """Warnings by their seconds, then by their bytes."""
-    return sorted(warnings, key=lambda one: (-(one["seconds"] or 0.0), -(one["bytes"] or 0)))
+    """Warnings by their seconds, then by their bytes.
+
+    A rule names the cause, so it comes before a sharding that a search has found and that saves little more.
+    """
+
+    def seconds(warning: dict) -> float:
+        return (warning["seconds"] or 0.0) * (_OF_SEARCH if warning["kind"] == CHEAPER else 1.0)
+
+    return sorted(warnings, key=lambda one: (-seconds(one), -(one["bytes"] or 0)))
+
+
+# The weight of the seconds that a search has found, next to the seconds of a cause.
+_OF_SEARCH = 0.8
 
 
 def _without_remarks(sent: Iterable[Emitted], remarks: Iterable[Remark]) -> list[Emitted]:

@@ -134,4 +134,11 @@ def _of_host(transfers: Sequence[HostTransfer]) -> list[Remark]:
     name = largest.instruction.label
     others = f" and {len(transfers) - 1} more" if len(transfers) > 1 else ""
     what = f"`{name}`{others} {largest.what}: {format_bytes(size)} a step, and the device waits"
-    return [Remark("host", name, what, name, "keep it on the device", size)]
+    change = _RETURN_IT if largest.is_call else "keep it on the device"
+    return [Remark("host", name, what, largest.instruction.where, change, size)]
+
+
+_RETURN_IT = (
+    "call no Python in the step: return the values (a loop returns them stacked), and print or log them "
+    "after the step; replace a callback that computes a value by jax.numpy, or call it before the step"
+)

@@ -347,6 +347,35 @@ def copied_over(parameter: Instruction, mesh: Mesh) -> tuple[str, ...]:
     return group_axes(groups, mesh).axes or () if groups else ()
 
 
+def first_split_over(parameter: Instruction, mesh: Mesh) -> frozenset[str]:
+    """The mesh axes that split the first of an input's split dimensions; none if they are unknown.
+
+    The later ones of tokens are positions, as sequence parallelism splits them.
+    """
+    text = parameter.attributes.get("sharding", "")
+    split = frozenset(axis for axis, size in mesh.sizes.items() if size > 1) - {*copied_over(parameter, mesh)}
+    if tiles_of(text) == 1:
+        return frozenset()
+    if named := _NAMED.match(text):
+        first = next((axes for axes in re.findall(r"\{([^{}]*)\}", named[2]) if axes.strip()), "")
+        size = _positions(first, named[1])
+        taken = {name for name, *_ in _CHOSEN_AXIS.findall(first)}
+        others = ",".join(f"'{name}'" for name, _ in _MESH_AXIS.findall(named[1]) if name not in taken)
+        groups = parse_groups(f"{named[1]} {{{others}}}", mesh.num_devices)
+    else:
+        tiles = _TILES.search(text)
+        assert tiles, "tiles_of has found tiles"
+        size = next(size for size in map(int, tiles[1].split(",")) if size > 1)
+        try:
+            groups = parse_groups(f"[{size},{mesh.num_devices // size}]{tiles[2] or ''}", mesh.num_devices)
+        except AuditError:
+            return split
+    if size == mesh.size(tuple(split)):
+        return split
+    same = group_axes(groups, mesh).axes
+    return split - {*same} if same is not None else split
+
+
 def _copies(sharding: str, copies: int, num_devices: int) -> DeviceGroups | None:
     """Groups of `copies` devices that hold the same part; None if the sharding gives none."""
     if "manual" in sharding:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
-from meshwright.audit.facts.groups import copied_over, tiles_of
+from meshwright.audit.facts.groups import copied_over, first_split_over, tiles_of
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
@@ -23,7 +23,7 @@ from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.activations import UNCONSTRAINED
 from meshwright.audit.remarks.fault_rule import Fault, ProgramContext, is_integer
 from meshwright.audit.remarks.necessity import NEED_RULES
-from meshwright.audit.remarks.origins import BATCH_GATHERED, ORIGIN_RULES
+from meshwright.audit.remarks.origins import ORIGIN_RULES
 from meshwright.audit.remarks.patterns import FAULT_RULES, exposed
 from meshwright.audit.remarks.sums import REPLICATED_STATE
 from meshwright.audit.remarks.whole_dimension import SCAN, WHOLE_DIMENSION
@@ -34,7 +34,7 @@ from meshwright.notation.mesh import Mesh
 class ProgramBatch(NamedTuple):
     """The batch of a program without a plan.
 
-    fsdp_axes: mesh axes that shard both the batch and weights. axes: mesh axes that shard the batch.
+    fsdp_axes: mesh axes that shard both the batch's rows and weights. axes: mesh axes that shard the batch.
     elements: numbers of the batch on one device. names: its inputs of floating-point numbers.
     """
 
@@ -87,12 +87,14 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
             of_weight = min(filter(parts.get, parts), key=lambda name: parts[name] or 0, default=None)
             rows = [one for one in rows if one.name != of_weight]
         weights = [one for one in weights if one not in rows]
-    axes = [
-        frozenset().union(*(_split_over(one, mesh) for one in some)) for some in (tokens or rows, weights)
-    ]
+    batch = tokens or rows
+    axes, of_rows = (
+        frozenset().union(*(over(one, mesh) for one in batch)) for over in (_split_over, first_split_over)
+    )
+    of_weights = frozenset().union(*(_split_over(one, mesh) for one in weights))
     elements = max((one.shapes[0].num_elements for one in tokens), default=0)
     names = frozenset(one.label for one in (*rows, *with_tokens))
-    return ProgramBatch(axes[0] & axes[1], axes[0], elements, names)
+    return ProgramBatch(of_rows & of_weights, axes, elements, names)
 
 
 def written_in_part(program: Program) -> set[str]:
@@ -178,8 +180,8 @@ def accidents(schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices
         num_sent = prices.sent(collective)
         if collective.collective.gathered_bytes <= NEGLIGIBLE_BYTES or num_sent < least or not num_sent:
             continue
-        for fault in _faults(collective, context):
-            warning = _warning(fault, collective, prices)
+        for fault, share in _faults(collective, context):
+            warning = _warning(fault, share, collective, prices)
             key = warning.kind, _subject(warning)
             if warning.kind == WHOLE_DIMENSION:
                 keys = along.setdefault((collective.axes, collective.elements_of_all), [])
@@ -210,6 +212,30 @@ def _of_one_dimension(first: Remark, others: Iterable[Remark]) -> Remark:
         "dimension, such as the batch (one all-to-all): all of them then read whole lines. Or: "
         f"{first.change}",
     )
+
+
+def joined_alike(remarks: Iterable[Remark]) -> list[Remark]:
+    """One warning for all arrays with the same kind of accident and the same remedy, such as all weights."""
+    alike: dict[tuple[str, str], list[Remark]] = {}
+    for remark in remarks:
+        alike.setdefault((remark.kind, remark.change), []).append(remark)
+    return [_of_several(several) for several in alike.values()]
+
+
+# Tensors to name in a warning of several.
+_MOST_NAMES = 3
+
+
+def _of_several(alike: list[Remark]) -> Remark:
+    first, *others = sorted(alike, key=lambda one: (-(one.seconds or 0.0), -(one.bytes or 0)))
+    for other in others:
+        first = _joined(first, other)
+    names = list(dict.fromkeys(f"`{one.tensor}`" for one in others if one.tensor != first.tensor))
+    if not names:
+        return first
+    rest = len(names) - _MOST_NAMES
+    text = ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    return replace(first, what=f"{first.what}; so {'is' if len(names) == 1 else 'are'} {text}")
 
 
 # Consequences of activations that are not constrained to the batch's axes.
@@ -247,35 +273,29 @@ def _of_one_state(remarks: list[Remark]) -> list[Remark]:
     return [merged, *(one for one in remarks if one not in of_state)]
 
 
-def gathered_operands(remarks: Iterable[Remark], sent: Iterable[Emitted]) -> list[Emitted]:
-    """The gathers that warnings of gathered contractions and batches report.
-
-    All devices of such a gather compute the same product with it, which needs no warning of its own.
-    """
-    tensors = {one.tensor for one in remarks if one.kind in ("contraction_gathered", BATCH_GATHERED)}
-    return [one for one in sent if one.op == "all_gather" and one.tensor in tensors]
-
-
 # In order of precedence.
 _RULES = (*ORIGIN_RULES, *FAULT_RULES, *NEED_RULES, exposed)
 
 
-def _faults(emitted: Emitted, context: ProgramContext) -> list[Fault]:
+def _faults(emitted: Emitted, context: ProgramContext) -> list[tuple[Fault, float]]:
+    """The faults of a collective, each with the share of its bytes that is unnecessary."""
     first = next((fault for rule in _RULES if (fault := rule(emitted, context))), None)
-    return [fault for fault in (first, widened_send(emitted, context)) if fault]
+    faults = [(first, 1.0)] if first else []
+    widened = widened_send(emitted, context)
+    return [*faults, widened] if widened else faults
 
 
-def _warning(fault: Fault, emitted: Emitted, prices: Prices) -> Remark:
+def _warning(fault: Fault, share: float, emitted: Emitted, prices: Prices) -> Remark:
     kind, what, change = fault
-    bytes_sent, seconds = prices.sent(emitted), prices.seconds(emitted)
+    seconds = prices.seconds(emitted)
     return Remark(
         kind,
         emitted.tensor,
         what,
         emitted.where,
         change,
-        bytes_sent,
-        seconds,
+        round(share * prices.sent(emitted)),
+        None if seconds is None else share * seconds,
         instruction=emitted.collective.name,
     )
 

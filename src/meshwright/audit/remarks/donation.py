@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import ELEMENTWISE, NEGLIGIBLE_BYTES
+from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program, arrays
 from meshwright.audit.hlo.trace import (
     MOVES,
@@ -16,6 +17,7 @@ from meshwright.audit.hlo.trace import (
     resolve,
     sources,
 )
+from meshwright.audit.remarks import Remark
 from meshwright.units import format_bytes
 
 # The most operations to trace from a result to its input; Adam's update has some forty of them.
@@ -24,33 +26,55 @@ _THROUGH = ELEMENTWISE | {"sqrt", "abs", "select-n", "compare", "fusion", "call"
 
 
 def undonated_note(program: Program) -> str:
-    """A sentence on new state next to the old; "" if a step donates its state, or returns none.
-
-    In inference, state is an input that is returned with a part overwritten, such as a cache.
-    """
+    """A sentence on new weights and moments next to the old; "" if a step donates these, or returns none."""
     if not is_differentiated(program):
-        return _of_caches(program)
+        return ""
     results = arrays(program.main.result.shape)
     old = [buffer for path, shape in results if (buffer := _updated(program, path, shape))]
-    return _note(
-        _undonated(program, old),
-        "updated in new memory, {size} on each device next to the old state; donate the state: {how}",
+    undonated = _undonated(program, old)
+    num_bytes = sum(one.shapes[0].num_bytes for one in undonated)
+    if num_bytes <= NEGLIGIBLE_BYTES:
+        return ""
+    return (
+        f"{_names(undonated)} updated in new memory, {format_bytes(num_bytes)} on each device next to the "
+        f"old state; donate the state: {_DONATE}"
     )
 
 
-def _of_caches(program: Program) -> str:
-    """A sentence on inputs that are returned after a part of them was written; "" without any."""
+_DONATE = "jax.jit(step, donate_argnums=...)"
+
+
+def copied_caches(program: Program, prices: Prices) -> list[Remark]:
+    """A warning for inputs that are returned with a part overwritten, such as caches, and not donated.
+
+    A step of inference copies such an input, which reads and writes all of it.
+    """
+    if is_differentiated(program):
+        return []
     result = TracedValue(program.main.result, CallPath(program.main))
     old = list[Instruction]()
     for path, shape in arrays(program.main.result.shape):
         stored = _written(program, TracedValue(result.instruction, result.place, path))
         if stored and stored.shapes[0].dims == shape.dims:
             old.append(stored)
-    return _note(
-        _undonated(program, old),
-        "written in part and returned, and the step copies all {size} of each device for that; "
-        "donate it: {how}",
-    )
+    undonated = _undonated(program, old)
+    num_bytes = sum(one.shapes[0].num_bytes for one in undonated)
+    if num_bytes <= NEGLIGIBLE_BYTES:
+        return []
+    names = ", ".join(dict.fromkeys(one.label.partition("[")[0].partition(".")[0] for one in undonated))
+    return [
+        Remark(
+            "cache_copied",
+            max(undonated, key=lambda one: one.shapes[0].num_bytes).label,
+            f"{_names(undonated)} written in part and returned, and the step copies all "
+            f"{format_bytes(num_bytes)} of each device for that",
+            "",
+            f"donate it, so that it is written in place: {_DONATE}, with the positions of {names} among the "
+            "arguments",
+            num_bytes,
+            prices.read_seconds(2 * num_bytes),
+        )
+    ]
 
 
 def _undonated(program: Program, old: Sequence[Instruction]) -> list[Instruction]:
@@ -91,15 +115,10 @@ def _stacked(program: Program, value: TracedValue) -> TracedValue | None:
     return write.operand(1) if write.instruction.opcode == "dynamic-update-slice" else None
 
 
-def _note(old: Sequence[Instruction], sentence: str) -> str:
-    """The sentence on these inputs, with their size and the call that donates; "" if they are negligible."""
-    num_bytes = sum(one.shapes[0].num_bytes for one in old)
-    if num_bytes <= NEGLIGIBLE_BYTES:
-        return ""
+def _names(old: Sequence[Instruction]) -> str:
+    """The largest of several inputs, their number, and the verb."""
     largest = max(old, key=lambda one: one.shapes[0].num_bytes)
-    which = f" and {len(old) - 1} more are" if len(old) > 1 else " is"
-    rest = sentence.format(size=format_bytes(num_bytes), how="jax.jit(step, donate_argnums=...)")
-    return f"`{largest.label}`{which} {rest}"
+    return f"`{largest.label}`" + (f" and {len(old) - 1} more are" if len(old) > 1 else " is")
 
 
 def _updated(program: Program, path: tuple[int, ...], shape: ArrayShape) -> Instruction | None:

@@ -19,8 +19,8 @@ Fault = tuple[str, str, str]  # kind, what, change
 class ProgramContext:
     """Facts about the program that rules need in addition to a collective.
 
-    fsdp_axes: mesh axes that shard both the batch and weights. batch_axes: mesh axes that shard the batch.
-    batch_elements: numbers of the batch on one device, such as its tokens. batch_names: its inputs.
+    fsdp_axes: mesh axes that shard both the batch's rows and weights. batch_axes: mesh axes that shard the
+    batch. batch_elements: numbers of the batch on one device, such as its tokens. batch_names: its inputs.
     """
 
     program: Program

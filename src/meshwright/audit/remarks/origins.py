@@ -108,18 +108,24 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
         user.instruction for user, _ in emitted.uses(context.program) if user.instruction.opcode == "while"
     ]
     is_recurrence = any(_is_needed_next(context.program, loop) for loop in loops)
+    is_cut = len(origin.instruction.shapes[0].dims) < len(emitted.value.instruction.shapes[-1].dims)
     return (
         BATCH_GATHERED,
         f"the batch (`{emitted.tensor}`, {emitted.collective.gathered_bytes:,} B) is gathered over "
         f"{context.over(emitted)} {when} a loop over its rows (lax.map, or lax.scan): every device runs all "
         "turns",
-        _OTHER_DIMENSION if is_recurrence else _OWN_ROWS,
+        _ROWS_OF_A_TURN if is_cut else _OTHER_DIMENSION if is_recurrence else _OWN_ROWS,
     )
 
 
 _OWN_ROWS = (
     "loop over each device's own rows, in jax.shard_map with the batch's axis in in_specs (and a psum of "
     "sums over rows); or use jax.vmap over the rows in place of the loop"
+)
+_ROWS_OF_A_TURN = (
+    "the reshape to [turns, rows, ...] gives each device whole turns in place of a part of each turn's rows, "
+    "as for gradient accumulation: reshape to [rows, turns, ...] and swap the two, x.reshape(B // turns, "
+    "turns, ...).swapaxes(0, 1), or constrain the reshaped array to P(None, batch axes)"
 )
 _OTHER_DIMENSION = (
     "split another dimension than the one that the loop runs over, such as sequences, environments or "

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted, is_product
 from meshwright.audit.facts.matmuls import Product, innermost_name, products
+from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import phase_of, primitive_of
 from meshwright.audit.hlo.read import Program, dtype_bits
 from meshwright.audit.hlo.trace import MOVES, TracedValue, history, resolve, sources, value_key
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import of_hlo
+from meshwright.units import format_number_of
 
 # Promoted matmuls are reported if they have a larger share of the program's FLOPs: routers may be promoted.
 _SHARE = 0.05
@@ -47,7 +49,15 @@ def promoted_products(program: Program, prices: Prices, sent: Iterable[Emitted])
     origin = next((promoter for _, _, each in promoted if (promoter := _promoter(program, each))), None)
     by, change = _of_origin(program, origin, kept)
     made = {id(product.value.instruction) for product, _, _ in promoted}
-    moved = [one for one in sent if id(resolve(program, one.operand(), MOVES).instruction) in made]
+    on_the_way = {name for _, _, each in promoted for name in _sent_before(program, each)}
+    moved = [
+        one
+        for one in sent
+        if one.value.instruction.name in on_the_way
+        or id(resolve(program, one.operand(), MOVES).instruction) in made
+    ]
+    if moved:
+        others += f" and {format_number_of(len(moved), 'collective')} of their operands or results"
     num_bytes = sum(prices.sent(one) for one in moved) * (_WIDE - _NARROW) // _WIDE
     seconds = [prices.product_seconds(flops, dtype) for dtype in (given, kept)]
     sent_seconds = prices.total_seconds(moved)
@@ -79,7 +89,7 @@ def _of_origin(program: Program, origin: TracedValue | None, kept: str) -> tuple
     operands = origin.operands()
     ends = [resolve(program, each, MOVES | {"broadcast"}) for each in operands]
     if not any(one.instruction.opcode == "constant" for one in ends):
-        return by, cast
+        return by, f"cast the 32-bit operand of that {name} to {kept}, or its result back (.astype({kept}))"
     return f"{by}: its constant has {_WIDE} bits", (
         "write the constant as a Python number (H ** -0.5, math.sqrt(H)), or cast it to the array's type: a "
         f"NumPy scalar, as np.sqrt returns, and an array promote to {_WIDE} bits. Otherwise {cast}"
@@ -113,9 +123,9 @@ def _is_asked_for(value: TracedValue) -> bool:
     return is_cast and dtype_bits(instruction.shapes[0].dtype) == _WIDE
 
 
-def _narrow_type(program: Program, value: TracedValue) -> str:
+def _narrow_type(program: Program, value: TracedValue, moves: frozenset[str] = MOVES) -> str:
     """The 16-bit floating-point type of an earlier form of a value; "" without one."""
-    for each in history(program, value, MOVES):
+    for each in history(program, value, moves):
         for shape in each.instruction.shapes[:1]:
             if shape.dtype.startswith(("f", "bf")) and dtype_bits(shape.dtype) == _NARROW:
                 return of_hlo(shape.dtype)
@@ -126,22 +136,44 @@ def _was_narrow(program: Program, value: TracedValue) -> bool:
     """Whether a value is a 16-bit one, or a matmul of two whose result has not been rounded to them."""
     origin = resolve(program, value, MOVES)
     if not is_product(origin):
-        return bool(_narrow_type(program, value))
+        return bool(_narrow_type(program, value, MOVES | {"broadcast"}))  # also rows that are repeated
     operands = origin.operands()
     return all(_narrow_type(program, each) for each in operands)
 
 
 def _promoter(program: Program, wide: TracedValue) -> TracedValue | None:
     """The elementwise operation in which a value became 32-bit; None if it is not known."""
+    before = _before(program, wide)
+    return next((value for value, is_promoter in before if is_promoter), None)
+
+
+def _sent_before(program: Program, wide: TracedValue) -> set[str]:
+    """The names of the collectives between the operation that promoted a value, if it is known, and it."""
+    names = set[str]()
+    for value, is_promoter in _before(program, wide):
+        if is_promoter:
+            return names
+        names |= {value.instruction.name} if op_of(value.instruction) else set[str]()
+    return set()
+
+
+def _before(program: Program, wide: TracedValue) -> Iterator[tuple[TracedValue, bool]]:
+    """The 32-bit values that a value is computed from, and whether an operand of each had 16 bits.
+
+    Collectives, and rows written or read by index, are followed too.
+    """
     left, seen = [wide], set[tuple[object, ...]]()
     while left and len(seen) < _MOST_STEPS:
         value = resolve(program, left.pop(0), MOVES | {"broadcast"})
-        opcode = value.instruction.opcode
-        if value_key(value) in seen or not (opcode in (*ELEMENTWISE, "reduce") or is_product(value)):
+        opcode, is_moved = value.instruction.opcode, op_of(value.instruction) is not None
+        is_followed = opcode in (*ELEMENTWISE, *_BY_INDEX, "reduce") or is_moved or is_product(value)
+        if value_key(value) in seen or not is_followed:
             continue
         seen.add(value_key(value))
         before = sources(program, value)
-        if opcode in ELEMENTWISE and any(_was_narrow(program, one) for one in before):
-            return value
+        yield value, opcode in ELEMENTWISE and any(_was_narrow(program, one) for one in before)
         left += [one for one in before if not _narrow_type(program, one)]
-    return None
+
+
+# Opcodes that move rows by index, or join arrays.
+_BY_INDEX = ("gather", "scatter", "concatenate", "pad")

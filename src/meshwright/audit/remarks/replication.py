@@ -9,7 +9,7 @@ same.
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.audit.facts.communication import is_differentiated, narrowest_dtype
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
@@ -37,10 +37,12 @@ from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import batch_of, written_in_part
 from meshwright.audit.remarks.differing import SAME_ON_ALL, Differing, DifferingOverAny
 from meshwright.audit.remarks.fault_rule import SENT_BY_A_SUM
-from meshwright.audit.remarks.origins import DRAWS
+from meshwright.audit.remarks.origins import BATCH_GATHERED, DRAWS
 from meshwright.audit.remarks.sums import REPLICATED_STATE
 from meshwright.notation.mesh import Mesh
+from meshwright.units import format_seconds
 
+REPEATED = "computed_repeatedly"
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
 _MOMENT = re.compile(r"opt_state|optimizer|momentum|moments|(?:^|[^a-z])(?:mu|nu)(?:$|[^a-z])")
 # Tensors with a smaller share of the program's inputs are not worth sharding.
@@ -185,6 +187,39 @@ def repeated_products(
         and not _is_cheaper_than_a_sum(repeated, program, prices, sent)
         and not _is_cheaper_than_results(repeated, program, prices, sent)
     ]
+
+
+def with_repeated_work(
+    faults: Sequence[Remark], program: Program, prices: Prices, sent: Sequence[Emitted]
+) -> list[Remark]:
+    """The faults, with the seconds of products that all devices repeat because of a gathered operand.
+
+    `repeated_products` leaves these products out. Each is added to the first fault whose gather it follows.
+    """
+    left, _ = _repeated(program, prices.mesh)
+    remarks = list[Remark]()
+    for fault in faults:
+        gathers = gathered_operands([fault], sent)
+        follows = [one for one in left if gathers and _follows(program, one, gathers)]
+        left = [one for one in left if one not in follows]
+        excess = _excess_seconds(follows, program, prices) if follows else None
+        if excess is not None and fault.seconds is not None:
+            fault = replace(
+                fault,
+                what=f"{fault.what}; all of them repeat matmuls of {format_seconds(excess)}",
+                seconds=fault.seconds + excess,
+            )
+        remarks.append(fault)
+    return remarks
+
+
+def gathered_operands(remarks: Iterable[Remark], sent: Iterable[Emitted]) -> list[Emitted]:
+    """The gathers that warnings of gathered contractions and batches report.
+
+    All devices of such a gather compute the same product with it, which needs no warning of its own.
+    """
+    tensors = {one.tensor for one in remarks if one.kind in ("contraction_gathered", BATCH_GATHERED)}
+    return [one for one in sent if one.op == "all_gather" and one.tensor in tensors]
 
 
 def _is_cheaper_than_results(
@@ -345,7 +380,7 @@ def drawn_whole(program: Program, prices: Prices) -> list[Remark]:
     size, num_bytes = prices.mesh.size(over), largest.shapes[0].num_bytes
     return [
         Remark(
-            "computed_repeatedly",
+            REPEATED,
             "random numbers",
             f"{largest.shapes[0].num_elements:,} random numbers ({num_bytes:,} B) are drawn by each of "
             f"{size} devices over {prices.over(over, size)}, which keeps its own part of them",
@@ -454,7 +489,7 @@ def _of_call(gathers: Sequence[Emitted], prices: Prices) -> Remark:
     names = ", ".join(f'"{axis}"' for axis in largest.axes) if prices.named else ""
     spec = f" (P({names}))" if names else ""
     return Remark(
-        "computed_repeatedly",
+        REPEATED,
         largest.tensor,
         f"`{largest.tensor}`{others} ({num_bytes:,} B) is gathered over {over} for a shard_map or a kernel: "
         f"all {largest.collective.groups.size} devices repeat its work, and each keeps a part of the result",
@@ -483,7 +518,7 @@ def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Rem
     others = f" and {len(repeated) - 1} more" if len(repeated) > 1 else ""
     change = _to_share(repeated, largest, program, prices)
     return Remark(
-        "computed_repeatedly",
+        REPEATED,
         name,
         f"the matmul `{name}`{others}: {largest.copies} devices over {over} compute the same values, "
         f"{excess:.3g} FLOPs per device more than if they shared the work",

@@ -86,6 +86,10 @@ def summed_apart(emitted: Emitted, context: ProgramContext) -> Fault | None:
     uses = list(after_scaling(context.program, emitted.uses(context.program)))
     if not uses or not all(_is_added_to_sums(*use, emitted, context) for use in uses):
         return None
+    # The compilers of TPUs and GPUs add partial gradients, as of queries, keys and values, before the sum.
+    product = resolve(context.program, emitted.operand(), MOVES)
+    if context.program.platform.virtual and emitted.collective.phase == "backward" and is_product(product):
+        return None
     return (
         "summed_repeatedly",
         f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, and the result is only added to "
@@ -96,12 +100,17 @@ def summed_apart(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 
 def _is_added_to_sums(user: TracedValue, at: int, emitted: Emitted, context: ProgramContext) -> bool:
-    """Whether an addition adds operand `at` only to results of other all-reduces over the same devices."""
+    """Whether an addition adds operand `at` only to results of other all-reduces over the same devices.
+
+    These results have no other reader: a residual that a norm reads between two layers must be summed there.
+    """
     if user.instruction.opcode != "add" or at not in (0, 1):
         return False
     left, seen = [user.operand(1 - at)], 0
     while left and seen < MOST_VALUES:
         origin = resolve(context.program, left.pop(), MOVES)
+        if len(list(readers(context.program, origin))) > 1:
+            return False
         other = next((s for s in context.sent if s.value.instruction is origin.instruction), None)
         if other is not None and other.collective.op == "all_reduce" and same_devices(other, emitted):
             seen += 1

@@ -15,10 +15,14 @@ _BITS = 8
 
 _FINDS_SCALES = (*REDUCES, "abs")
 
+# A fault, and the share of the collective's bytes that it makes unnecessary.
+_Widened = tuple[Fault, float]
+_HALF = 0.5
+
 _NARROWEST = frozenset(name for name in types_for("operands") if number_type(name).bits == _BITS)
 
 
-def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> Fault | None:
+def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> _Widened | None:
     """Numbers that are stored or multiplied in 8 bits, sent in more.
 
     Reductions, which find the scales, may read the wide numbers.
@@ -53,7 +57,8 @@ def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> Fault | N
         narrow = min(narrowed)
         why = f"it is cast down to {narrow} after"
         change = f"scale and cast it on each device, and constrain the result to the same shards: {share}"
-    return "widened", f"`{emitted.tensor}` is sent as {sent} over {context.over(emitted)}: {why}", change
+    what = f"`{emitted.tensor}` is sent as {sent} over {context.over(emitted)}: {why}"
+    return ("widened", what, change), 1 - _BITS / wide
 
 
 def _types_of(values: Iterable[TracedValue]) -> set[str]:
@@ -61,8 +66,8 @@ def _types_of(values: Iterable[TracedValue]) -> set[str]:
     return {of_hlo(shape.dtype) for value in values for shape in value.instruction.shapes[:1]}
 
 
-def widened_send(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """Numbers of 16 bits sent as 32, or of 8 as more.
+def widened_send(emitted: Emitted, context: ProgramContext) -> _Widened | None:
+    """Numbers of 16 bits sent as 32, or of 8 as more, and the share of the bytes that is unnecessary.
 
     Nameless casts of XLA:CPU, which widens sent and multiplied numbers, are not the program's mistake.
     """
@@ -86,10 +91,11 @@ def widened_send(emitted: Emitted, context: ProgramContext) -> Fault | None:
         )
     else:
         return None
-    return "widened", f"`{emitted.tensor}` is sent as f32 over {context.over(emitted)}: {why}", change
+    what = f"`{emitted.tensor}` is sent as f32 over {context.over(emitted)}: {why}"
+    return ("widened", what, change), _HALF
 
 
-def _widened_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | None:
+def _widened_round_a_ring(emitted: Emitted, context: ProgramContext) -> _Widened | None:
     """An array upcast before a loop that only sends it on, such as the keys of ring attention."""
     program = context.program
     *turn, origin = history(program, emitted.operand(), MOVES)
@@ -111,7 +117,7 @@ def _widened_round_a_ring(emitted: Emitted, context: ProgramContext) -> Fault | 
         f"`{emitted.tensor}` is sent as f32 over {context.over(emitted)}, {emitted.runs:,} times: it was "
         f"upcast from {narrow} before the loop",
         f"pass it on as {narrow} and upcast it in each turn, where it is read: half the bytes",
-    )
+    ), _HALF
 
 
 def _is_cast(emitted: Emitted, program: Program) -> bool:
