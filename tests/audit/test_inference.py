@@ -40,7 +40,7 @@ WINDOWS = replace(TWO_PERIODS, sliding_window=8)
     ("config", "text", "phase"),
     [
         (TINY, "data=2,tensor=4", "generate"),
-        (FEW, "data=2,tensor=2,kv_replicas=2,cache=batch", "generate"),
+        pytest.param(FEW, "data=2,tensor=2,kv_replicas=2,cache=batch", "generate", marks=pytest.mark.slow),
         pytest.param(FEW, "tensor=2,kv_replicas=4,cache=batch", "generate", marks=pytest.mark.slow),
         pytest.param(FEW, "data=2,tensor=2,kv_replicas=2,cache=batch", "prefill", marks=pytest.mark.slow),
         pytest.param(TINY, "data=2,tensor=4", "prefill", marks=pytest.mark.slow),

@@ -376,8 +376,9 @@ def test_padding_is_multiplied_where_it_does_not_stay_zeros(
         assert programs.multiplies_padding == (expected or not with_native)
 
 
-# Of a split by tensor, and of int8, that of both is the most telling; "data" runs what one device does.
-_SLOW = "one device", "int8", "tensor", "data", "bf16 widened", "int4 by int8"
+# Splits by tensor are tested with int8, and int4 with and without rows in int8; "data" runs what one device
+# does.
+_SLOW = "one device", "int8", "tensor", "data", "bf16 widened", "int4 by int8", "int4, tensor"
 
 
 @pytest.mark.parametrize(

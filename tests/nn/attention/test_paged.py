@@ -149,7 +149,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (Window(3), 2.0)])
-@pytest.mark.parametrize("most_pages", [2, 100])
+@pytest.mark.parametrize("most_pages", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_kernel_of_tpus_finds_what_gathered_tables_do(
     window: Window | None, softcap: float | None, most_pages: int, interpreted, monkeypatch
 ) -> None:

@@ -108,7 +108,9 @@ def test_a_long_step_shows_when_a_stage_is_busy():
     assert "computing" in words(svg)
 
 
-@pytest.mark.parametrize("pipe", [2, 8, 16, 32, 64])
+@pytest.mark.parametrize(
+    "pipe", [2, 8, pytest.param(16, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow), 64]
+)
 def test_all_schedules_of_many_microbatches_fit_a_page(pipe: int):
     """A report of 244 microbatches on 8 stages had 1.4 MB; a page may have 1."""
     shown = shown_microbatches(pipe, 1024)
