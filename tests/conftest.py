@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_unconfigure() -> None:
-    """Leave all objects to the end of the process: pytest's last collections would visit some 3 GB of them."""
+    """Leave all objects to the end of the process: the last collections would visit some 3 GB of them."""
     gc.freeze()
 
 
