@@ -1,8 +1,6 @@
 """tools/words.py: the constructions that it counts, and the bound that it keeps."""
 
-import ast
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,41 +57,3 @@ def test_a_text_may_not_get_worse():
         "cost: comments have 7, allowed: 2",
     ]
     assert words.risen({"cost": {"docstrings": (20, 100)}}, recorded) == []
-
-
-_NOT_NAMES = {"one", "found", "there", "own", "told"}
-
-
-def test_variables_say_what_they_are():
-    """No variable has a name without a meaning outside of a comprehension of one line."""
-    faults = [
-        f"{path.name}:{line}: {name}"
-        for path in (_FILE.parent.parent / "src").rglob("*.py")
-        for line, name in _bound_names(ast.parse(path.read_text()))
-        if name in _NOT_NAMES
-    ]
-    assert not faults
-
-
-def _bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The lines and names of arguments and variables, without those of short comprehensions and lambdas."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            yield from ((node.lineno, argument.arg) for argument in arguments)
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            targets = node.targets
-        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr | ast.For):
-            targets = [node.target]
-        elif isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
-            is_long = (node.end_lineno or node.lineno) > node.lineno
-            targets = [generator.target for generator in node.generators] if is_long else []
-        for target in targets:
-            yield from ((each.lineno, each.id) for each in ast.walk(target) if isinstance(each, ast.Name))
-
-
-def test_a_name_without_a_meaning_is_found():
-    short, long = "[one for one in x]", "[\n    one\n    for one in x\n]"
-    assert [list(_bound_names(ast.parse(text))) for text in (short, long)] == [[], [(3, "one")]]
-    assert list(_bound_names(ast.parse("def f(own): told = 1"))) == [(1, "own"), (1, "told")]

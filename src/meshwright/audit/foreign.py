@@ -41,13 +41,13 @@ from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import accidents, at_the_root, joined_alike
 from meshwright.audit.remarks.activations import UNCONSTRAINED
 from meshwright.audit.remarks.arithmetic import double_products, one_hot_products, tiny_sums
+from meshwright.audit.remarks.beyond_memory import beyond_memory
 from meshwright.audit.remarks.by_index import FOR_A_PART
 from meshwright.audit.remarks.compiler_log import compiler_warnings, replicates
 from meshwright.audit.remarks.donation import copied_caches, undonated_note
 from meshwright.audit.remarks.dropped import dropped_products
 from meshwright.audit.remarks.given_whole import given_whole
 from meshwright.audit.remarks.loops import repeated_in_loops
-from meshwright.audit.remarks.memory import beyond_memory
 from meshwright.audit.remarks.promoted import promoted_products
 from meshwright.audit.remarks.replication import (
     REPEATED,
@@ -238,13 +238,13 @@ def _without_small_work(remarks: Sequence[Remark], step: Cost | None) -> tuple[l
     A step that generates reads all weights and caches, so products that all devices repeat take no time.
     """
     small = [
-        one
-        for one in remarks
-        if step and one.kind == REPEATED and (one.seconds or step.work) < _SHARE_OF_WORK * step.work
+        remark
+        for remark in remarks
+        if step and remark.kind == REPEATED and (remark.seconds or step.work) < _SHARE_OF_WORK * step.work
     ]
     notes = [
-        f"{one.what}: {format_seconds(one.seconds or 0.0)} of {format_seconds(step.work)} of work"
-        for one in small
+        f"{remark.what}: {format_seconds(remark.seconds or 0.0)} of {format_seconds(step.work)} of work"
+        for remark in small
         if step
     ]
     return [one for one in remarks if one not in small], notes

@@ -42,7 +42,7 @@ from meshwright.validate.load_test_settings import (
     streamed_tokens,
     tokens_of_step,
 )
-from meshwright.validate.processes import results_of
+from meshwright.validate.parallel_rows import results_of
 from meshwright.validate.published import UnreadRow
 from meshwright.validate.score import grouped
 from meshwright.validate.static_batches import dtype_of_source

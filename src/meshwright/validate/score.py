@@ -21,7 +21,7 @@ from meshwright.plan.assumptions import spread_on
 from meshwright.plan.spread import quantile
 from meshwright.validate.alike import TRUST, Traits, expected_error
 from meshwright.validate.choice import fastest_mix
-from meshwright.validate.processes import results_of
+from meshwright.validate.parallel_rows import results_of
 from meshwright.validate.published import MEMORY, AnyRow, InferenceRow, PublishedRow, UnreadRow
 from meshwright.validate.reproduce import Case, reproduce
 from meshwright.validate.static_batches import reproduce_inference

@@ -9,7 +9,7 @@ from meshwright.notation.collective import Collective
 from meshwright.notation.einsum import Einsum
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
-from meshwright.report.pictures.blocks import block_colour
+from meshwright.report.pictures.block_maps import block_colour
 from meshwright.report.pictures.device_blocks import contraction_svg, reshard_svg
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,9 +17,9 @@ from jax._src import literals
 from jax.experimental import pallas
 
 from meshwright.audit.numerics import reference, reference_update
-from meshwright.audit.numerics.checks import TwinCheck
 from meshwright.audit.numerics.rotations import rotation_check
 from meshwright.audit.numerics.twin import CUDNN, INTERPRETED
+from meshwright.audit.numerics.twin_checks import TwinCheck
 from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding

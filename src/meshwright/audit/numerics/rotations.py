@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.audit.numerics import reference
-from meshwright.audit.numerics.checks import TwinCheck
+from meshwright.audit.numerics.twin_checks import TwinCheck
 from meshwright.layout import Layout
 from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import ModelConfig

@@ -51,10 +51,10 @@ def promoted_products(program: Program, prices: Prices, sent: Iterable[Emitted])
     made = {id(product.value.instruction) for product, _, _ in promoted}
     on_the_way = {name for _, _, each in promoted for name in _sent_before(program, each)}
     moved = [
-        one
-        for one in sent
-        if one.value.instruction.name in on_the_way
-        or id(resolve(program, one.operand(), MOVES).instruction) in made
+        emitted
+        for emitted in sent
+        if emitted.value.instruction.name in on_the_way
+        or id(resolve(program, emitted.operand(), MOVES).instruction) in made
     ]
     if moved:
         others += f" and {format_number_of(len(moved), 'collective')} of their operands or results"

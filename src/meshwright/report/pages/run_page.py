@@ -18,7 +18,7 @@ from meshwright.report import audit_tables as audits
 from meshwright.report.answer import answer_of_audit, answer_of_plan
 from meshwright.report.cards import cards, run_facts
 from meshwright.report.draw.figure import Figure
-from meshwright.report.pictures.blocks import Grid
+from meshwright.report.pictures.block_maps import Grid
 from meshwright.report.pictures.layer import layer_figure
 from meshwright.report.pictures.mesh_arrays import axis_colour, drawings, mesh_of, mesh_panel, notation_html
 from meshwright.report.pictures.plan_figures import document_figures, plan_figures

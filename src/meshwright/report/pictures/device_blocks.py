@@ -17,7 +17,7 @@ from meshwright.notation.array import ShardedArray, subscript
 from meshwright.notation.mesh import Mesh
 from meshwright.report.draw.figure import svg_file
 from meshwright.report.draw.marks import arrow, bar, disc, label, line, subscripted
-from meshwright.report.pictures.blocks import BlockMap, Grid, block_colour
+from meshwright.report.pictures.block_maps import BlockMap, Grid, block_colour
 from meshwright.units import format_bytes, format_count, format_seconds
 
 MAX_PARTS = 16  # of an array along one side

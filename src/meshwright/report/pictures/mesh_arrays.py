@@ -12,7 +12,7 @@ from meshwright.errors import NotationError
 from meshwright.notation.mesh import Mesh
 from meshwright.report.draw.figure import PHONE, TABLET, Panel, at_widths
 from meshwright.report.draw.marks import arrow, bar, label, line
-from meshwright.report.pictures.blocks import MAX_SHOWN, BlockMap, Grid, block_colour, read_block_map
+from meshwright.report.pictures.block_maps import MAX_SHOWN, BlockMap, Grid, block_colour, read_block_map
 from meshwright.report.run_documents import JsonDocument, winner
 
 _NARROW = 250  # pixels of a mesh of few columns

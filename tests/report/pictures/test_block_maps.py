@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from meshwright.notation.mesh import Mesh
 from meshwright.notation.parse import parse_array
-from meshwright.report.pictures.blocks import (
+from meshwright.report.pictures.block_maps import (
     MAX_PANELS,
     MAX_SHOWN,
     BlockMap,
