@@ -477,3 +477,17 @@ def test_copies_of_a_row_cross_to_a_node_once() -> None:
     assert collective_seconds("all_to_all", 1e9, "expert", inside, copies=Copies(8)) == collective_seconds(
         "all_to_all", 1e9, "expert", inside
     )
+
+
+def test_nccls_exchange_is_slow_over_many_gpus_of_a_domain() -> None:
+    """64 GPUs of an NVL72 send (n - 1)/n of V / n each; kernels that send a token once are not NCCL's."""
+    num_bytes = 64 * 1e9
+
+    def seconds(op: Op, size: int, copies: Copies = ALONE) -> float:
+        placement = _place(f"gb200:{size}", x=size)
+        return collective_seconds(op, num_bytes * size / 64, "x", placement, copies=copies).seconds
+
+    assert seconds("all_to_all", 64) == pytest.approx(63 / 64 * 1e9 / 4.29e10, rel=0.01)
+    assert seconds("all_to_all", 8) == pytest.approx(7 / 8 * 1e9 / 9e11, rel=0.1)
+    assert seconds("all_to_all", 64, Copies(8)) < seconds("all_to_all", 64) / 10
+    assert seconds("all_gather", 64) == pytest.approx(63 / 64 * num_bytes / 9e11, rel=0.1)

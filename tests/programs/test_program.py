@@ -5,8 +5,13 @@ from importlib import resources
 
 import pytest
 
+from meshwright.cost.record import record_training
+from meshwright.cost.recorder import PassShape
 from meshwright.errors import HardwareError
 from meshwright.hardware.catalog import load
+from meshwright.layout import Layout
+from meshwright.models.presets import load_model
+from meshwright.plan.space import different_remats
 from meshwright.programs.efficiency import StepEfficiency
 from meshwright.programs.program import PROGRAMS, at_odds
 
@@ -45,6 +50,7 @@ def test_every_value_has_a_source_and_differs_from_the_parents(name: str) -> Non
         ("aleph-alpha", ["megatron-lm", "eager"]),
         ("megatron-te", ["megatron-core", "te"]),
         ("nemo-automodel", ["te"]),
+        ("nemo-25.04", ["nemo", "megatron-core", "te"]),
         ("maxtext", ["xla"]),
         ("axlearn", ["xla"]),
     ],
@@ -145,3 +151,17 @@ def test_pytorch_calls_the_vendors_attention_on_blackwell(chip: str, is_vendors:
     for name in ("pytorch-compiled", "torchtitan", "pytorch-eager", "llm-foundry"):
         found = machine.running(name).chip.step
         assert (found.attention == machine.chip.step.attention) == is_vendors, name
+
+
+def test_wide_heads_had_no_flash_kernel_on_blackwell() -> None:
+    """DeepSeek-V3's heads of 192 need cuDNN 9.11 there; those of an H100 do not."""
+    before, after = PROGRAMS["nemo-25.04"], PROGRAMS["nemo"]
+    assert PROGRAMS.of_table("NVIDIA dgxc-benchmarking (NeMo pretraining) v25.05.04") == before
+    assert not before.has_flash(192, 10.0) and before.has_flash(128, 10.0) and before.has_flash(192, 9.0)
+    assert after.has_flash(192, 10.0) and before.has_flash(192, None)
+    model = load_model("deepseek-v3")
+    for program, kept in ((before, True), (after, False)):
+        machine = load("gb200-nvl72:128").running(program.name)
+        assert ("attention" in different_remats(model, machine)) == kept
+        graph = record_training(model, machine, Layout.of(data=128), PassShape(128, 4096, 4096))
+        assert any(node.kind == "softmax" for _, node in graph.nodes()) == kept

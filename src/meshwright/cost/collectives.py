@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 from meshwright.cost.arrays import larger, smaller
-from meshwright.hardware.chip import LinearCost, SharedMemory, Switch, Torus
+from meshwright.hardware.chip import EXCHANGE_PEERS, LinearCost, SharedMemory, Switch, Torus
 from meshwright.hardware.links import Link, LinkKind, link_rates
 from meshwright.hardware.topology import Placement
 from meshwright.layout.grouped import nodes_of_token
@@ -340,6 +340,8 @@ def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Cop
         network.scatter_passes if op == "reduce_scatter" and spread and isinstance(network, Torus) else passes
     )
     parts = [_part(op, inner, inner_share, launch, whole)] if inner else []
+    if op == "all_to_all" and isinstance(network, Switch) and num_inner > EXCHANGE_PEERS and copies == ALONE:
+        parts = [_exchanged(part, num_inner, network) for part in parts]
     if outer:
         between = _part(op, outer, copies.crossing(num_outer) / num_inner, 0.0 if inner else launch, passes)
         if isinstance(network, Switch):
@@ -347,6 +349,14 @@ def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Cop
             between = between._replace(seconds_per_byte=rate)
         parts.append(between)
     return tuple(parts)
+
+
+def _exchanged(part: _Part, num_devices: int, network: Switch) -> _Part:
+    """`part` at the rate of NCCL's all-to-all in a domain (`Switch.exchange_bytes_per_second`)."""
+    if not network.exchange_bytes_per_second:
+        return part
+    rate = (num_devices - 1) / num_devices**2 / network.exchange_bytes_per_second
+    return part._replace(seconds_per_byte=larger(part.seconds_per_byte, rate))
 
 
 def _part(op: Op, links: tuple[Link, ...], share: float, launch: float, passes: int) -> _Part:

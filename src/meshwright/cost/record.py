@@ -52,10 +52,11 @@ def record_training(
     if has_kernel is None:
         has_kernel = lacks_flash(config, hardware, layout, shape.key_len) is None
     platform, software = hardware.chip.platform, hardware.software
-    kernel = platform.flash if software.flash and has_kernel else None
+    flash = software.has_flash(config.d_head, hardware.chip.compute_capability)
+    kernel = platform.flash if flash and has_kernel else None
     lowering = Lowering(
-        flash_attention=software.flash,
-        by_blocks=software.flash and not has_kernel,
+        flash_attention=flash,
+        by_blocks=flash and not has_kernel,
         kernel=kernel,
         head_tile=kernel.head_tile if kernel else 1,
         scores_dtype=layout.precision.compute_dtype if platform.fused_softmax else "f32",

@@ -595,7 +595,7 @@ def dump_toml(hardware: Hardware) -> str:
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:
         tables["network"] = _present(
-            {key: value for key, value in vars(network).items() if key not in _NOT_FIGURES}
+            {key: value for key, value in vars(network).items() if key not in _NOT_FIGURES and value != 0}
         )
         tables |= {f"network.efficiency.{link}": dict(by_op) for link, by_op in network.efficiency.items()}
         if isinstance(network, Switch) and network.by_nodes:

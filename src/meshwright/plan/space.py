@@ -401,7 +401,8 @@ def different_remats(
 
     Where attention saves no scores `attention` is `none`, and without latents `latents` is `matmuls`.
     """
-    alike = {"attention"} if hardware.software.flash else set()
+    flash = hardware.software.has_flash(config.d_head, hardware.chip.compute_capability)
+    alike = {"attention"} if flash else set()
     return [remat for remat in remats if remat in remats_of(config) and remat not in alike]
 
 

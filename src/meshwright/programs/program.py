@@ -25,6 +25,8 @@ _OF_PROGRAMS = (
 )  # fmt: skip
 # Operations that PyTorch runs, and keeps for the backward pass, step by step.
 STEPS = ("norms", "gates", "keys")
+# The widest head of `TrainingProgram.narrow_flash_from`.
+NARROW_HEAD = 128
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class TrainingProgram(Record):
     first year in which it is.
     vendor_attention_from: the least compute capability whose attention is the vendor's kernel, as XLA's, so
     that the odds of attention do not apply; 0: never.
+    narrow_flash_from: the least compute capability on which its flash kernels are for heads of at most
+    NARROW_HEAD elements, so that models with wider heads keep scores in memory; 0: on all chips for any.
     fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
     and keep only their operands; others keep the results of their steps.
     loss_arrays: number of further float32 arrays, as large as the logits, that a loss has; split_loss_arrays:
@@ -97,6 +101,7 @@ class TrainingProgram(Record):
     is_ours: bool = False
     flash_since: int = 0
     vendor_attention_from: float = 0.0
+    narrow_flash_from: float = 0.0
     once_since: int = 0
     flash: bool = True
     fused: tuple[str, ...] = field(default=(), metadata={"words": STEPS})
@@ -119,6 +124,11 @@ class TrainingProgram(Record):
     def calls_vendor_attention(self, compute_capability: float | None) -> bool:
         """Whether attention is the vendor's kernel, as XLA's, on a chip of this compute capability."""
         return bool(self.vendor_attention_from) and self.vendor_attention_from <= (compute_capability or 0)
+
+    def has_flash(self, d_head: int, compute_capability: float | None) -> bool:
+        """Whether attention with heads of this size is a flash kernel on a chip of a compute capability."""
+        is_narrow = 0 < self.narrow_flash_from <= (compute_capability or 0)
+        return self.flash and (not is_narrow or d_head <= NARROW_HEAD)
 
     def applied(self, step: StepEfficiency, compute_capability: float | None = None) -> StepEfficiency:
         """The efficiency of this program's steps on a chip whose XLA steps have `step`."""

@@ -4,7 +4,8 @@ Rows of one source share a part of their errors, and similar rows a larger part.
 
     trust * exp(-|x - y|^2 / (2 REACH^2) - number of words that differ)
 
-    x, y: logarithms of the model's parameters, chips, sequence lengths, batch per chip and degrees
+    x, y: logarithms of the model's parameters, chips, sequence lengths, batch per chip and degrees,
+    with those of experts and of a stage's chunks
     words: chip, dtype, experts or none, recomputation, ZeRO stage
 
 and the expected error of a row is linear in the errors of some anchors (kriging; Cressie, 1993).
@@ -38,6 +39,8 @@ class Traits:
             (row.tensor, 2),
             (row.pipe, 2),
             (row.context, 2),
+            (row.expert, 2),
+            (row.interleave, 2),
             (row.micro_batch, 2),
             (row.global_batch_sequences / row.chips, 3),
         )
