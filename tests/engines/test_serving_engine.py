@@ -30,12 +30,23 @@ PARSERS = {
     ),
     "sglang-jax": (
         "cddbf6f1",
-        "--model-path --tp-size --ep-size --max-running-requests --chunked-prefill-size --context-length "
-        "--mem-fraction-static",
+        "--model-path --tp-size --dp-size --ep-size --max-running-requests --chunked-prefill-size "
+        "--context-length --mem-fraction-static",
+    ),
+    "vllm-tpu": (
+        "b8692ff0",
+        "--tensor-parallel-size --data-parallel-size --enable-expert-parallel --max-num-seqs "
+        "--max-num-batched-tokens --max-model-len --gpu-memory-utilization --kv-cache-dtype "
+        "--additional-config",
     ),
 }
 # Values of --kv-cache-dtype that the parsers take.
-CACHES = {"vllm": {"auto", "fp8"}, "sglang": {"auto", "fp8_e4m3"}, "tensorrt-llm": {"auto", "fp8"}}
+CACHES = {
+    "vllm": {"auto", "fp8"},
+    "vllm-tpu": {"auto", "fp8"},
+    "sglang": {"auto", "fp8_e4m3"},
+    "tensorrt-llm": {"auto", "fp8"},
+}
 
 
 @pytest.mark.parametrize("name", PARSERS)

@@ -46,7 +46,8 @@ class ServingEngine(Record):
     capture graphs.
 
     command: starts the server, with {model}. flags, file: how the command line or its file of settings sets
-    each of FLAGS, with {} for its value. cache_names: its names of types of caches. defaults: settings that a
+    each of FLAGS, with {} for its value; an empty flag is a parent's that this engine does not use. needs:
+    what else a setting needs, in words. cache_names: its names of types of caches. defaults: settings that a
     plan leaves as they are.
     """
 
@@ -73,6 +74,7 @@ class ServingEngine(Record):
     command: str = ""
     flags: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"keys": FLAGS})
     file: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"keys": FLAGS})
+    needs: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"keys": FLAGS})
     cache_names: Mapping[str, str] = field(default_factory=dict, hash=False)
     defaults: tuple[str, ...] = ()
     tpu: Mapping[str, float] = field(default_factory=dict, hash=False, metadata=_REACHED)

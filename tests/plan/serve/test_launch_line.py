@@ -1,6 +1,10 @@
 """The lines that start other engines."""
 
+import json
+import shlex
+
 import pytest
+from tests.engines.test_serving_engine import PARSERS
 
 from meshwright.engines.serving_engine import ENGINES
 from meshwright.layout import Layout
@@ -31,6 +35,23 @@ def test_ranks_of_a_dense_model_are_servers():
     assert "--tp_size 4 " in line.command and line.needs == ("2 such servers and a load balancer",)
 
 
+def test_groups_of_attention_on_tpus():
+    """Degrees of tensor parallelism count the groups: SGLang-JAX's cookbook, tpu-inference's sharding.py."""
+    layout = Layout.of(data=4, tensor=2, expert=8)
+    line = launch_line(ENGINES["sglang-jax"], MIXTURE, layout, sequences=64, context=4096)
+    assert "--tp-size 8 --dp-size 4 --ep-size 8 --max-running-requests 64" in line.command
+    line = launch_line(ENGINES["vllm-tpu"], MIXTURE, layout, sequences=64, context=4096)
+    words = shlex.split(line.command)
+    config = json.loads(words[words.index("--additional-config") + 1])
+    assert config == {"sharding": {"sharding_strategy": {"enable_dp_attention": True, "attn_dp_size": 4}}}
+    assert words[words.index("--tensor-parallel-size") + 1] == "8" and "--data-parallel-size" not in words
+    assert words[words.index("--max-num-seqs") + 1] == "16" and "--enable-expert-parallel" in words
+    assert "NEW_MODEL_DESIGN=1 in its environment" in line.needs
+    dense = launch_line(ENGINES["vllm-tpu"], DENSE, Layout.of(data=2, tensor=4), sequences=64, context=4096)
+    assert "--data-parallel-size 2" in dense.command and "--tensor-parallel-size 4" in dense.command
+    assert not dense.needs and "  " not in dense.command
+
+
 @pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt-llm", "sglang-jax", "vllm-tpu"])
 def test_settings_that_engines_lack_are_not_planned(name: str):
     engine = ENGINES[name]
@@ -39,21 +60,9 @@ def test_settings_that_engines_lack_are_not_planned(name: str):
     assert engine.command and engine.defaults and {"step_tokens", "context"} <= set(engine.flags)
 
 
-# Flags of `EngineArgs` in the wheel of vLLM 0.33.0, and of `ServerArgs` in SGLang-JAX of August 2026.
-_KNOWN = {
-    "vllm": {
-        "--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel", "--max-num-seqs",
-        "--max-num-batched-tokens", "--max-model-len", "--gpu-memory-utilization", "--kv-cache-dtype",
-    },
-    "sglang-jax": {
-        "--model-path", "--tp-size", "--ep-size", "--max-running-requests", "--chunked-prefill-size",
-        "--context-length", "--mem-fraction-static",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", _KNOWN)
+@pytest.mark.parametrize("name", PARSERS)
 def test_lines_have_flags_that_the_engine_reads(name: str):
-    for config, words in ((DENSE, {"tensor": 8}), (MIXTURE, {"data": 8, "expert": 8})):
-        line = launch_line(ENGINES[name], config, Layout.of(**words), sequences=64, context=4096)
-        assert {word for word in line.command.split() if word.startswith("--")} <= _KNOWN[name]
+    for config, degrees in ((DENSE, {"tensor": 8}), (MIXTURE, {"data": 8, "expert": 8})):
+        line = launch_line(ENGINES[name], config, Layout.of(**degrees), sequences=64, context=4096)
+        words = shlex.split(line.command)
+        assert {word for word in words if word.startswith("--")} <= {*PARSERS[name][1].split()}

@@ -67,12 +67,13 @@ def launch_line(
         "cache": engine.cache_names.get(cache),
     }
     given = {name: value for name, value in values.items() if value is not None}
-    flags = [flag.format(given[name]) for name, flag in engine.flags.items() if name in given]
+    flags = [flag.format(given[name]) for name, flag in engine.flags.items() if flag and name in given]
     lines = tuple(line.format(given[name]) for name, line in engine.file.items() if name in given)
     weights = layout.precision.experts_dtype or layout.precision.weights_dtype
     needs = [] if weights == layout.precision.compute_dtype else [f"a checkpoint with weights in {weights}"]
     if copies > 1 and "replicas" not in engine.flags:
         needs.append(f"{copies} such servers and a load balancer")
+    needs += [need for name, need in engine.needs.items() if name in given]
     if cache not in engine.cache_names and engine.cache_names:
         needs.append(f"a cache in {cache}, whose setting is not known")
     command = " ".join([engine.command.format(model=config.name), *flags])
