@@ -140,6 +140,9 @@ class Recorder:
         self._used: set[int] = set()
         self._used_here: list[int] = []
         self._stored: dict[str, StoredWeights] = {}
+        # Many values have one block's size. The sizes of its dimensions are kept, so that their ids last.
+        self._block_elements: dict[tuple, tuple[list[Any], Any]] = {}
+        self._block_bytes: dict[tuple[int, str], Any] = {}
 
     def graph(self) -> Graph:
         """The recorded graph, with the nodes since the layers as the last segment."""
@@ -178,8 +181,12 @@ class Recorder:
     # Values
 
     def value(self, array: ShardedArray, dtype: str) -> Value:
-        num_bytes = whole(self.elements(array) * dtype_bytes(dtype))
-        return Value(array, dtype, num_bytes, padding_bytes=whole(num_bytes * self._padding(array)))
+        elements, padding = self.elements(array), self._padding(array)
+        key = id(elements), dtype
+        if key not in self._block_bytes:
+            self._block_bytes[key] = _fixed(whole(elements * dtype_bytes(dtype)))
+        num_bytes = self._block_bytes[key]
+        return Value(array, dtype, num_bytes, padding_bytes=whole(num_bytes * padding) if padding else 0)
 
     def _padding(self, array: ShardedArray) -> float:
         """The share that tiles of a kernel, with H as minor dimension, add to queries, keys and values."""
@@ -247,8 +254,13 @@ class Recorder:
 
     def elements(self, array: ShardedArray) -> float:
         """Elements of one device's block."""
-        size = self.mesh.size
-        return prod(self.sizes[dim] / size(axes) for dim, axes in zip(array.dims, array.axes, strict=True))
+        sizes = [self.sizes[dim] for dim in array.dims]
+        key = array.dims, array.axes, *map(id, sizes)
+        if key not in self._block_elements:
+            splits = map(self.mesh.size, array.axes)
+            elements = prod(size / split for size, split in zip(sizes, splits, strict=True))
+            self._block_elements[key] = sizes, _fixed(elements)
+        return self._block_elements[key][1]
 
     # Transfers
 
@@ -442,6 +454,13 @@ class Recorder:
                     name, "gather", (stored,), (stored,), backward_transfers=backward, update_transfers=update
                 )
             )
+
+
+def _fixed(figure: Any) -> Any:
+    """A number, or an array that several values share and nothing may write to."""
+    if not isinstance(figure, float | int):
+        figure.flags.writeable = False
+    return figure
 
 
 def _place(config: ModelConfig, stack: str, name: str) -> WeightsPlace:
