@@ -279,25 +279,32 @@ def unsharded(rules: Rules) -> Rules:
 class _States:
     """States of the members with one placement of layers on stages.
 
-    layout: of the first member. stages: bytes of (weights, gradients, optimizer) and of the host's memory,
-    for the first stage of each kind.
+    layout: of the first member. least_bytes: on one chip of the stage with the most, without activations, of
+    each member.
     """
 
     def __init__(self, family: LayoutFamily, schedule: str, pipe: int, interleave: int) -> None:
         self.layout = family.layout.replace(pipe=pipe, interleave=interleave, schedule=schedule)
-        different = different_stages(family.graph, schedule, pipe, interleave)
-        states = {stage: StageState(family.graph, self.layout, stage) for stage in different}
-        microbatches = self.layout.schedule.microbatches
-        self.stages = {
-            stage: (stage_state_bytes(state, microbatches, family.software), state.host_bytes)
-            for stage, state in states.items()
-        }
         self._family, self._rows = family, family.rows[pipe]
+        self._stages = different_stages(family.graph, schedule, pipe, interleave)
+        totals = [sum(parts) for parts, _ in self._bytes_of_stages().values()]
+        self.least_bytes = _at(self._rows, largest(totals))
 
     @cached_property
-    def least_bytes(self) -> Any:
-        """Bytes on one chip of the stage with the most, without activations, of each member."""
-        return _at(self._rows, largest(sum(parts) for parts, _ in self.stages.values()))
+    def stages(self) -> dict[int, tuple[tuple[Any, Any, Any], Any]]:
+        """Bytes of (weights, gradients, optimizer) and of the host's memory, for a stage of each kind.
+
+        Most members never fit and are not asked for them, so they are not kept from the start.
+        """
+        return self._bytes_of_stages()
+
+    def _bytes_of_stages(self) -> dict[int, tuple[tuple[Any, Any, Any], Any]]:
+        microbatches, software = self.layout.schedule.microbatches, self._family.software
+        states = {stage: StageState(self._family.graph, self.layout, stage) for stage in self._stages}
+        return {
+            stage: (stage_state_bytes(state, microbatches, software), state.host_bytes)
+            for stage, state in states.items()
+        }
 
     @cached_property
     def update_seconds(self) -> Any:
