@@ -26,7 +26,7 @@ def _answer(typed: str, capsys: pytest.CaptureFixture[str]) -> str:
             "2048 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --recompute-activations "
             "--use-distributed-optimizer",
             "plan train --model gpt-3-175b --hardware a100-80gb:128x8 --batch-tokens 3145728 --seq-len 2048 "
-            "--given tensor=8,pipe=16,remat=full,zero=1",
+            "--given tensor=8,pipe=16,remat=attention,zero=1",
         ),
         (
             "plan train --model llama-2-70b --hardware v5e:16x16 --per_device_batch_size 4 "

@@ -48,6 +48,7 @@ _FORMS: tuple[tuple[Role, str], ...] = (
     ("context", rf"\b(?:context|ctx|seq(?:uence)?)[-\s]?(?:len(?:gth)?|size|window)?\s(?:of\s)?{_LENGTH}\b"),
     ("context", rf"{_LENGTH}[-\s]?(?:tokens?[-\s])?{_CONTEXTS}\b"),
     ("tokens", rf"{_COUNT}[-\s]?(?:tokens?|toks?)\b"),
+    ("tokens", r"(?P<n>\d+(?:\.\d+)?t)\b"),  # 15T, of a run
     ("epochs", rf"(?P<n>{_NUMBER})\s?(?:epochs?|passes)\b"),
     ("tpot", rf"\b(?:tpot|itl|per\stoken)\s(?:of\s|under\s)?(?P<n>{_NUMBER}\s?{_SECONDS})\b"),
     ("latency", rf"(?P<n>{_NUMBER}\s?{_SECONDS})\b"),
@@ -56,7 +57,7 @@ _FORMS: tuple[tuple[Role, str], ...] = (
     ("memory", r"(?P<n>\d+)\s?gi?b\b(?:\sof\s(?:v?ram|memory))?"),
 )  # fmt: skip
 _MOST_OF_A_CHIP = 50.0  # dollars an hour; a higher price is taken for the whole machine's
-_FACTORS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
+FACTORS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _amount(role: Role, match: re.Match[str]) -> Amount:
 def _plain(number: str) -> str:
     """A number without separators, with a suffix in place of a word: `500 thousand` is 500k."""
     text = number.strip().replace(",", "").replace("_", "")
-    for word, suffix in _FACTORS.items():
+    for word, suffix in FACTORS.items():
         text = re.sub(rf"\s?{word}$", suffix, text, flags=re.I)
     return text
 

@@ -27,13 +27,14 @@ from meshwright.cli.line_forms import (
 )
 from meshwright.cli.line_intents import FILLERS, without_fillers
 from meshwright.cli.line_notes import left_out
-from meshwright.cli.line_options import joined_words, placed, replaced
+from meshwright.cli.line_options import asks_for_price, joined_words, placed, replaced
 from meshwright.cli.line_pieces import LAUNCHED, Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import RANGE, is_no_value, is_unknown_name, with_a_right_value
 from meshwright.cli.other_files import step_of
 from meshwright.cli.other_notation import (
     array_of_bytes,
+    array_of_dims,
     expression_here,
     is_collective,
     matmul_here,
@@ -194,9 +195,14 @@ def _rewritten(args: Sequence[str]) -> list[str]:
 def _line_of(words: Sequence[str], commands: Collection[str]) -> str:
     """The line in place of these words; empty if none is accepted."""
     possible = list(candidates(words, commands))
+    fine_tunes = any("--from" in rest for _, rest in possible)
 
     for command, rest in possible:
-        if command.path == ("train",) and (line := _planned_first(command, rest) or _on_hosts(command, rest)):
+        if (
+            command.path == ("train",)
+            and not fine_tunes
+            and (line := _planned_first(command, rest) or _on_hosts(command, rest))
+        ):
             return line
         if command.path[0] == "plan" and (line := _with_page(command, rest)):
             return line
@@ -380,6 +386,8 @@ def _parts_of_launch(words: Sequence[str], command: Command) -> tuple[list[str],
 def _in_our_words(piece: Piece, command: Command) -> list[Piece] | None:
     """The pieces that replace a typed one; [] to leave it out, None if no replacement is known."""
     known = command.takes_value(piece.option) if piece.value else piece.option in command.options
+    if asks_for_price(piece, command.options):
+        return []
     if command.takes_value(piece.option) and not piece.value:
         piece = replace(piece, value=command.example_of(piece.option))
     if _is_count_of_output(piece, command):
@@ -433,6 +441,11 @@ def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
         )
     except MeshwrightError:
         return words
+    dims = next((piece.value for piece in pieces if piece.option == "--dims"), "")
+    is_named = not any("[" in piece.value for piece in bare)
+    if not made and mesh and is_named and (letters := re.findall("([A-Z])[=:]", dims)):
+        over = axis.value if axis else re.findall("[A-Z]", mesh)[0]
+        made = [array_of_dims(name, letters, over), "--mesh", mesh, "--dims", dims]
     if not made or not (mesh or chips):
         return words
     others = (piece.option for piece in (size, axis, number) if piece)

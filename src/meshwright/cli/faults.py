@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -13,7 +14,7 @@ import typer
 from typer.main import get_command as to_command
 
 from meshwright.cli.other_subjects import HOSTS, meaning, subject, words_of
-from meshwright.cli.other_values import KINDS_OF_CHIPS, in_words, plain_words, strategy, with_value
+from meshwright.cli.other_values import KINDS_OF_CHIPS, VERBS, in_words, plain_words, strategy, with_value
 from meshwright.cli.other_words import (
     ALIKE,
     TYPO,
@@ -39,8 +40,6 @@ _QUESTIONS = (
     "which layout: mw plan train; to size a service: mw plan serve; does it fit: mw fit; to train or "
     "fine-tune: mw train; all commands: mw help"
 )
-# Words of other programs' commands that have no counterpart in ours: `mw model show llama-3-8b`.
-_VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
 _LONGEST_NAME = 255  # bytes of a file's name
 _LONGEST_VAGUE = 6  # characters, with dashes, of an option that its value explains: --on rtx4090
 _LEAST_BEGUN = 4  # characters, with dashes, of the beginning of an option
@@ -107,6 +106,8 @@ def with_line(answer: str, args: Sequence[str], commands: Sequence[str]) -> str:
 def _usage_answer(error: typer.TyperException, args: Sequence[str], commands: Sequence[str]) -> str:
     context, given = getattr(error, "ctx", None), getattr(error, "option_name", "")
     if match := _NO_VALUE.match(error.message):
+        if match[1] == "--price":
+            return "--price is that of a chip-hour, such as 2.5; without it the list price is taken and shown"
         return f"{match[1]} is last and has no value; write it after the option"
     if context is None:
         return _of_parser(error)
@@ -210,17 +211,38 @@ def _unknown_options(first: str, context: Any, args: Sequence[str], commands: Se
 
 
 def _unknown_option(given: str, context: Any, args: Sequence[str], commands: Sequence[str]) -> str:
-    path = context.command_path
     if answer := _too_early(given, context, args, commands):
         return answer
+    return _agreeing(_named_option(given, context, args, commands), given, _value_of(given, args), context)
+
+
+def _agreeing(answer: str, given: str, value: str, context: Any) -> str:
+    """An answer to an unknown option, or another one if the line to type takes other options for it."""
+    from meshwright.cli.line_commands import command_at
+    from meshwright.cli.line_options import replaced
+    from meshwright.cli.line_pieces import Piece
+
+    path = tuple(context.command_path.split()[1:])
+    command = command_at(path) if path else None
+    pieces = command and replaced(Piece(given, value), command)
+    if not command or not pieces or not all(piece.option in command.options for piece in pieces):
+        return answer
+    words = shlex.join(word for piece in pieces for word in piece.words)
+    is_said = any(piece.option in answer for piece in pieces)
+    return answer if is_said or "=all" in words else f"{f'{given} {value}'.rstrip()} is {words} here"
+
+
+def _named_option(given: str, context: Any, args: Sequence[str], commands: Sequence[str]) -> str:
+    """The answer to an unknown option by its name, its value, its owners or similar names."""
+    path = context.command_path
     options = [name for param in context.command.params for name in (*param.opts, *param.secondary_opts)]
     value = _value_of(given, args)
     if answer := _short_option(given, context, args) or _renamed(given, path, options, value):
         return answer
     if argument := _argument(given, context):
         return f"{given} has no dashes here: {path} {argument}"
-    if ours := meaning(given, options):
-        return f"{given} is {with_value(ours, value)} here"
+    if ours := with_value(meaning(given, options), value):
+        return f"{given} is {ours} here"
     if len(given) <= _LONGEST_VAGUE and (answer := _by_value(value, options, given)):
         return answer
     owners = _with_option(given, commands)
@@ -360,18 +382,20 @@ def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
             return f"{word!r} belongs to no option; write {option} {word}"
     word = words[0]
     before = list(args[: args.index(word)]) if word in args else []
-    joined = "" if before and before[-1] in _VERBS else _joined(word, context, args)
+    joined = "" if before and before[-1] in VERBS else _joined(word, context, args)
     if joined:
         return f"write {context.command_path} {joined}"
     if word == "=" and len(before) >= 2:
         return f"write {before[-2]} {before[-1]}={''.join(words[1:2])} without spaces"
-    if before and before[-1] in _VERBS:
+    if before and before[-1] in VERBS:
         return f"leave out {before[-1]!r}: {path} {word}"
     if len(before) >= 2 and "," in (getattr(options.get(before[-2]), "metavar", None) or ""):
         joint = "," if "=" in before[-1] or "=" not in getattr(options[before[-2]], "metavar", "") else "="
         return f"{word!r} belongs to no option; write {before[-2]} {before[-1]}{joint}{word}"
     if len(before) >= 2 and before[-2] in options and not options[before[-2]].is_flag:
         return f"{word!r} belongs to no option; quote '{before[-1]} {word}', or leave it out"
+    if path == "mw generate":
+        return "write the prompt in quotes"
     if before and before[-1] in options:
         return f"{before[-1]} takes no value; leave out {word!r}"
     arguments = [_shown(param) for param in params if param.param_type_name == "argument"]
@@ -381,14 +405,17 @@ def _extra(words: Sequence[str], context: Any, args: Sequence[str]) -> str:
 
 def _joined(word: str, context: Any, args: Sequence[str]) -> str:
     """The argument before a surplus word, joined with it, if both together are a value: `rtx 4090`."""
+    from meshwright.cli.spoken_names import preset_alike  # here, since most command lines are right
+
     before = args[args.index(word) - 1] if word in args[1:] else ""
     arguments = {param.name for param in context.command.params if param.param_type_name == "argument"}
     kinds = [known for name, known in KINDS.items() if arguments & {name.lstrip("-"), ARGUMENTS.get(name)}]
     if before.endswith(".py") and word.isidentifier():
         return f"{before}:{word}"
     for joint in ("", "-"):
-        if before and any(known(f"{before}{joint}{word}") for known in kinds):
-            return f"{before}{joint}{word}"
+        both = preset_alike(f"{before}{joint}{word}")
+        if before and any(known(both) for known in kinds):
+            return both
     return ""
 
 

@@ -79,7 +79,7 @@ def candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tupl
 
 # Options that mw fit answers and mw model does not: `model llama-3-8b --gpu h100`.
 _FIT_OPTIONS = {
-    "--dtype", "--weights-dtype", "--bits", "--gpu", "--hardware", "--vram",
+    "--dtype", "--weights-dtype", "--bits", "--gpu", "--hardware", "--vram", "--memory",
 }  # fmt: skip
 _RANGE = re.compile(r"(\d+)(?:(?::|-|\.\.)(\d+)|((?:,\d+)+))")
 

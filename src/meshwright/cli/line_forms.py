@@ -11,6 +11,7 @@ from pathlib import Path
 from meshwright.cli.line_pieces import Command, Piece
 from meshwright.cli.other_values import LISTS, RUN_TOKENS, SLICE
 from meshwright.errors import MeshwrightError
+from meshwright.hardware.catalog import usual
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
@@ -49,7 +50,8 @@ def _both(first: Piece, second: Piece) -> Piece | None:
     if first.value == second.value:
         return first
     if first.option == "--hardware" and (first.is_other or second.is_other):
-        return replace(second, value=_machine_of(first.value, second.value))
+        typed, other = (first, second) if second.is_other else (second, first)
+        return replace(second, value=_machine_of(typed.value, other.value))
     if first.option not in LISTS:
         return None
     words: dict[str, str] = {}
@@ -74,13 +76,17 @@ def _url_of(first: str, second: str) -> str:
 def _machine_of(first: str, second: str) -> str:
     """One machine of two: the hosts of one and the chips per host of the other.
 
-    h100 counts as no name, since options of other programs that count chips become `h100:N`.
+    first: the typed one. h100 counts as no name, since options of other programs that count chips become
+    `h100:N`.
 
-    >>> _machine_of("h100:4x8", "a100:4"), _machine_of("h200", "h100:16")
-    ('a100:4x4', 'h200:16')
+    >>> _machine_of("h100:4x8", "a100:4"), _machine_of("h200", "h100:16"), _machine_of("h100:4x8", "h100x8")
+    ('a100:4x4', 'h200:16', 'h100:4x8')
+    >>> _machine_of("h100:32", "h100:4x8"), _machine_of("h100:1x8", "h100:2x8")
+    ('h100:4x8', 'h100:2x8')
     >>> _machine_of("v5e:16x16", "2*v5p:4x4x4")
     '2*v5e:16x16'
     """
+    first, second = usual(first), usual(second)
     for machine, other in ((first, second), (second, first)):
         slices, star, example = machine.partition("*")
         if star and example == SLICE:
@@ -90,9 +96,13 @@ def _machine_of(first: str, second: str) -> str:
         # The number of hosts, here as `h100:NxM`, follows from the chips of a torus.
         if other_name == "h100" and ":" in machine and _is_of_torus(chip_name):
             return machine
+    chip = other if name == "h100" else name
+    if "x" in others and sizes:  # a number of hosts for a typed machine
+        hosts, each = int(others.partition("x")[0]), sizes.rpartition("x")[2]
+        is_of_all = "x" not in sizes and int(each) > _MOST_OF_A_HOST and int(each) % hosts == 0
+        return f"{chip}:{hosts}x{int(each) // hosts if is_of_all else each}"
     by_host = next((each for each in (sizes, others) if "x" in each), "")
     plain = next((each for each in (others, sizes) if each and "x" not in each), "")
-    chip = other if name == "h100" else name
     return (
         f"{chip}:{by_host.partition('x')[0]}x{plain}" if by_host and plain else f"{chip}:{plain or by_host}"
     )
@@ -107,6 +117,7 @@ def _is_of_torus(name: str) -> bool:
     return False
 
 
+_MOST_OF_A_HOST = 8  # chips; a larger number counts those of all hosts
 # Examples for lines that lack them: the lengths of requests that arrive at a rate, and a checkpoint.
 _LENGTHS_AT_A_RATE = {"--prompt-tokens": "1k", "--output-tokens": "256"}
 _CHECKPOINT = "runs/demo"
@@ -201,7 +212,7 @@ def _in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
     for piece in pieces:
         if piece.is_sequences and "--seq-len" in given:
             with suppress(MeshwrightError):
-                factor = int(piece.value) * parse_length(given["--seq-len"])
+                factor = Fraction(piece.value) * parse_length(given["--seq-len"])
                 if piece.of_a_device:
                     factor *= load(given.get("--hardware", "")).num_chips
                     factor *= int(accumulated[1]) if accumulated else 1
@@ -284,7 +295,7 @@ def on_all_chips(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     A training layout with a pipeline but without microbatches becomes --given.
     """
     from meshwright.errors import HardwareError, LayoutError
-    from meshwright.hardware.catalog import load, usual
+    from meshwright.hardware.catalog import load
     from meshwright.layout.short import DEGREES, read_words
 
     machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
@@ -300,7 +311,12 @@ def on_all_chips(pieces: Sequence[Piece], command: Command) -> list[Piece]:
                 num_devices = prod(int(str(words.get(axis, 1))) for axis in DEGREES if axis != "expert")
                 left = num_chips // num_devices if num_devices > 0 else 0
                 if left > 1 and left * num_devices == num_chips and not {"data", "fsdp"} & set(words):
-                    piece = replace(piece, value=f"data={left},{piece.value}")
+                    is_part = piece.is_other and command.path == ("plan", "train")  # --fix tensor=8
+                    piece = (
+                        replace(piece, option="--given")
+                        if is_part
+                        else replace(piece, value=f"data={left},{piece.value}")
+                    )
                 # With one microbatch a pipeline is idle, so the search finds their number.
                 if command.path == ("plan", "train") and not _is_whole(words):
                     piece = replace(piece, option="--given")
@@ -552,8 +568,6 @@ def _num_chips(name: str, pieces: Sequence[Piece], command: Command) -> int:
 
 def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     """The pieces with a number of chips for each chip that --hardware names bare: the same for all."""
-    from meshwright.hardware.catalog import usual
-
     at = next((at for at, piece in enumerate(pieces) if piece.option == "--hardware"), None)
     given = {piece.option: piece.value for piece in pieces}
     if at is None or (command.path == ("plan", "serve") and not {"--phase", "--layout"} <= given.keys()):

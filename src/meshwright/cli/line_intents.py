@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from meshwright.cli.other_values import VERBS
 from meshwright.cli.other_words import QLORA, command_of_words
 from meshwright.cli.value_kinds import is_corpus, is_in_usual_folder, is_machine, is_model
 
@@ -63,21 +64,26 @@ _SHOWN_BY = {"model": "model", "machine": "hardware"}  # commands that show a th
 _FIRST_OF_QUESTIONS = {question.split()[0] for _, questions in _QUESTIONS for question in questions}
 # Words that only join names and numbers in a sentence.
 FILLERS = {"the", "on", "for", "with", "using", "of", "to", "and", "vs", "versus", "against", "please"}
+_OF_NAMES = {"model", "hardware", "fit", "support"}  # commands whose argument is a name
 _REQUESTS = {"requests", "request", "req", "reqs", "queries", "prompts", "calls"}
 _PERIODS = {"second", "sec", "minute", "min", "hour", "day"}
 _PLAIN = re.compile(r"[a-z'?]+", re.I)  # a word of a sentence, without figures
 
 
 def without_fillers(words: Sequence[str]) -> list[str]:
-    """The words without FILLERS, except the first word.
+    """The words without FILLERS, except the first word, and without a verb after a command for a name.
 
     >>> without_fillers(["plan", "train", "llama-3-8b", "on", "h100:8"])
     ['plan', 'train', 'llama-3-8b', 'h100:8']
+    >>> without_fillers(["model", "info", "llama-3-8b"])
+    ['model', 'llama-3-8b']
     >>> without_fillers(["--rate", "1000", "per", "minute"])
     ['--rate', '1000/minute']
     """
     kept: list[str] = []
     for before, word in zip(("-", *words), words, strict=False):
+        if before in _OF_NAMES and word in VERBS and kept == [before]:
+            continue
         if before == "--resume" and word.lower() in ("latest", "last", "auto"):
             continue
         is_rate = before.lower() in ("per", "a", "an") and word.lower() in _PERIODS

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from meshwright.cli.line_forms import SHOWN_DEFERRED
 from meshwright.cli.line_options import replaced
@@ -11,14 +12,16 @@ from meshwright.cli.other_subjects import subject
 from meshwright.cli.other_words import answer_here, option_here
 from meshwright.cli.spoken_names import environment
 
+_NAMED = re.compile(r" is (--|the machine is --)|: the machine is --|^write --layout ")
 _RENAMED = re.compile(r"--?[\w.-]+ is (--[a-z-]+)\b.* here")
 _UNKNOWN = re.compile(
     r"(?P<command>mw [a-z ]+) has no (?P<option>--?[^;]+); (?:leave it out, or take an option that [^;]*"
     r"|it is an option of [^;]*)(?:; |$)"
 )
+_HOSTS = re.compile(r", \d+ hosts of \d+\b")
 # The texts by which an offered line shows an option: any one is enough.
 _SHOWN = {
-    "--given": ("--given ", "--layout "),
+    **dict.fromkeys(("--given", "--layout"), ("--given ", "--layout ")),
     "--prompt-tokens": ("--prompt-tokens ", "--context "),
     "--output-tokens": ("--output-tokens ", "--context "),
     **{option: (text,) for option, text in SHOWN_DEFERRED.items()},
@@ -79,8 +82,45 @@ def without_kept(answer: str, notes: Mapping[str, str]) -> str:
     return "; ".join(filter(None, (f"{unknown[0]['command']} has no {names}", answer.removesuffix("; "))))
 
 
+def _with_values_of(part: str, values: Mapping[str, str]) -> str:
+    """The part of an answer that renames an option, with the values that an offered line has for it."""
+
+    if part.endswith(" is --context here") and "--context" not in values and "--output-tokens" in values:
+        lengths = (f"{name} {values.get(name, '')}" for name in ("--prompt-tokens", "--output-tokens"))
+        return part.replace("--context", " and ".join(lengths))
+
+    if "--layout" not in values and "--given" in values:
+        part = part.replace("--layout", "--given")
+
+    def right(match: re.Match[str]) -> str:
+        option, value = match.groups()
+        ours = values.get(option, value)
+        if ours.startswith(value.strip("'")):  # the beginning of the value, which has blanks
+            return match[0]
+        if option in ("--given", "--layout"):
+            listed = f"{values.get('--given', '')},{values.get('--layout', '')}".split(",")
+            by_name = {word.partition("=")[0]: word for word in listed if word}
+            ours = ",".join(by_name.get(word.partition("=")[0], word) for word in value.split(","))
+        return f"{option} {ours}"
+
+    said = re.sub(r"(?<= )(--[a-z][a-z-]+) (\S*\d\S*[^\s,]|\d|\w+=\w+)(?=[, ]|$)", right, part)
+    hosts = re.search(r":(\d+)x(\d+)$", values.get("--hardware", ""))
+    of_hosts = f", {hosts[1]} hosts of {hosts[2]}" if hosts and said.count("--hardware") else ""
+    return _HOSTS.sub(of_hosts, said)
+
+
 def without_contradictions(parts: Sequence[str], line: str) -> list[str]:
-    """The parts of an answer, without renamed options that an offered line of two commands does not use."""
+    """The parts of an answer with the values of the offered line.
+
+    Of a line of two commands, renamed options that it does not use are left out.
+
+    >>> without_contradictions(["--gpus is --hardware h100:2 here"], "mw fit gpt2 --hardware rtx4090:2")
+    ['--gpus is --hardware rtx4090:2 here']
+    >>> without_contradictions(["--tp is --given tensor=8 here"], "mw plan train --given pipe=2,tensor=4")
+    ['--tp is --given tensor=4 here']
+    """
     if " && " not in line:
-        return list(parts)
+        words = shlex.split(line)
+        values = {option: value for option, value in pairwise(words) if option.startswith("--")}
+        return [_with_values_of(part, values) if _NAMED.search(part) else part for part in parts]
     return [part for part in parts if not (match := _RENAMED.fullmatch(part)) or f"{match[1]} " in f"{line} "]

@@ -7,13 +7,15 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from meshwright.cli.amounts import amounts_of
 from meshwright.cli.line_forms import deferred_option, lacking
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import layout_here, with_a_right_value
-from meshwright.cli.other_subjects import is_of_users, meaning, subject
+from meshwright.cli.other_subjects import is_of_users, meaning, subject, words_of
 from meshwright.cli.other_values import BATCH_TOKENS, KINDS_OF_CHIPS, LISTS, in_unit_of, strategy, with_value
 from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
-from meshwright.cli.value_kinds import KINDS, OF_PLANS, RESHARD_WORDS
+from meshwright.cli.sentences import option_of
+from meshwright.cli.value_kinds import KINDS, OF_PLANS, RESHARD_WORDS, is_checkpoint
 from meshwright.hardware.catalog import usual
 
 # Options of other programs for the model, which some commands take as an argument.
@@ -22,6 +24,7 @@ _BEGINNING = 5  # characters, with dashes, that a misspelt option has in common 
 _NONSENSE = "?!"  # refused except by options that take any text
 _SETTING = re.compile(r"\w+\s*[<>=!]")  # a word of --given or --layout
 _LETTER = 2  # characters, with its dash, of an option of one letter
+_LEAST_OF_PROMPT = 2  # words of a prompt without quotes
 _MOST_JOINED = 4  # words of one value
 # Words in messages that the reader has to replace: NAME, N, C.
 PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
@@ -31,43 +34,115 @@ _INPUTS = {"model", "model-path", "input", "checkpoint", "path", "dir", "folder"
 _MESHES = {"mesh", "mesh-shape", "mesh-axes", "axes", "parallelism", "sharding", "strategy"}
 _PRICE = {"cost", "costs", "price", "pricing"}  # parts of the names of options that ask for a price
 _OF_EPOCHS = {"epoch", "epochs"}
+# Words of options whose value names a way to train.
+_OF_RECIPES = {
+    *("method", "technique", "mode", "type", "algorithm", "adapter", "peft", "stage", "recipe"),
+    *("training", "tuning", "finetune", "finetuning"),
+}
+_OF_EXCLUSION = {"exclude", "avoid", "without", "no", "disable", "forbid", "skip"}
+_CURRENCIES = {"eur", "euro", "euros", "usd", "dollars"}
+# Roles of amounts that state their unit, so that the name of their option may be unknown.
+_WITH_UNITS = {"days", "budget", "price", "hourly", "rate", "tokens"}
 _LEAST_BATCH_TOKENS = 100_000  # of a batch; smaller numbers count sequences
 _OF_A_DEVICE = {"device", "chip", "gpu", "per", "micro", "local"}
 
 
 def replaced(piece: Piece, command: Command) -> list[Piece] | None:
-    """The pieces in place of an unknown option; [] to leave it out, None if it has no replacement."""
-    given, value, path = piece.option, piece.value, " ".join(("mw", *command.path))
-    options = list(command.options)
-    if value and given in command.options:
-        return _flag(given, value)
-    if pieces := _deferred(given, value, command):
-        return pieces
-    if value and (_is_of_argument(given, value, command) or _is_plan_of(value, command)):
-        return [Piece("", value)]
-    if value and {"--run", "--resume"} <= set(options) and "resume" in given:
-        return [Piece("--run", value.rstrip("/").partition("/checkpoints")[0]), Piece("--resume")]
-    if words := strategy(given, options, value):
-        # `all` becomes the number of chips when the machine is known.
-        return pieces_of(shlex.split(re.sub(r"\b(data|fsdp)=8$", r"\1=all", words)), command)
-    if _has_no_place(piece, path, options):
-        return []
-    if words := option_here(given, options, value) or with_value(meaning(given, options), value):
-        return _bounded(given, _in_other_words(piece, words, command))
-    if close := get_close_matches(given.lower(), options, n=1, cutoff=TYPO):
-        return [Piece(close[0], value)] if command.takes_value(close[0]) or not value else None
-    is_kind = value.lower() in KINDS_OF_CHIPS  # --offload cpu names no machine
-    named = (name for name in OF_PLANS if value and not is_kind and name in options and KINDS[name](value))
-    if ours := next(named, ""):
-        return [Piece(ours, value)]
-    if subject(given, path) or subject(given, ""):
-        # One request a minute for each user, as the answer says.
-        is_load = is_of_users(given) and value.isdecimal() and "--rate" in options
-        return [Piece("--rate", f"{value}/min")] if is_load else []
-    is_input = given.lstrip("-").replace("_", "-") in _INPUTS
-    if command.arguments and is_input and value and Path(value).exists():
-        return [Piece("", value)]
-    return _by_likeness(given, value, command)
+    """The pieces in place of an unknown option; [] to leave it out, None if it has no replacement.
+
+    The first of `_READERS` that knows the option decides.
+    """
+    return next((pieces for read in _READERS if (pieces := read(piece, command)) is not None), None)
+
+
+def _as_flag(piece: Piece, command: Command) -> list[Piece] | None:
+    return _flag(piece.option, piece.value) if piece.value and piece.option in command.options else None
+
+
+def _as_argument(piece: Piece, command: Command) -> list[Piece] | None:
+    given, value = piece.option, piece.value
+    is_input = bool(command.arguments) and given.lstrip("-").replace("_", "-") in _INPUTS
+    is_given = value and (_is_of_argument(given, value, command) or _is_plan_of(value, command))
+    return [Piece("", value)] if is_given or (is_input and value and Path(value).exists()) else None
+
+
+def _as_run(piece: Piece, command: Command) -> list[Piece] | None:
+    """`--resume DIR` as the run that continues."""
+    is_run = piece.value and {"--run", "--resume"} <= set(command.options) and "resume" in piece.option
+    folder = piece.value.rstrip("/").partition("/checkpoints")[0]
+    return [Piece("--run", folder), Piece("--resume")] if is_run else None
+
+
+def _as_strategy(piece: Piece, command: Command) -> list[Piece] | None:
+    words = strategy(piece.option, list(command.options), piece.value)
+    # `all` becomes the number of chips when the machine is known.
+    alike = re.sub(r"\b(data|fsdp)=8$", r"\1=all", words)
+    return pieces_of(shlex.split(alike), command) if words else None
+
+
+def _left_out(piece: Piece, command: Command) -> list[Piece] | None:
+    return [] if _has_no_place(piece, " ".join(("mw", *command.path)), list(command.options)) else None
+
+
+def _as_flag_of_value(piece: Piece, command: Command) -> list[Piece] | None:
+    """An option whose value is a flag's name: --method qlora as --qlora, --exclude pipe as --no-pipe."""
+    words, options = set(words_of(piece.option)), list(command.options)
+    if not piece.value.isalpha():
+        return None
+    if words <= _OF_RECIPES and option_here(f"--{piece.value}", options):
+        return replaced(Piece(f"--{piece.value}"), command)
+    without = meaning(f"--no-{piece.value}", options) if words <= _OF_EXCLUSION else ""
+    return pieces_of(without.split(), command) if without else None
+
+
+def _as_named(piece: Piece, command: Command) -> list[Piece] | None:
+    """By the words of the option's name, which tables list."""
+    given, value, options = piece.option, piece.value, list(command.options)
+    words = option_here(given, options, value) or with_value(meaning(given, options), value)
+    return _bounded(given, _in_other_words(piece, words, command)) if words else None
+
+
+def _as_misspelt(piece: Piece, command: Command) -> list[Piece] | None:
+    for name in get_close_matches(piece.option.lower(), list(command.options), n=1, cutoff=TYPO):
+        if command.takes_value(name) or not piece.value:
+            return [Piece(name, piece.value)]
+    return None
+
+
+def _as_layout(piece: Piece, command: Command) -> list[Piece] | None:
+    """By a value that is a layout, a machine or a model."""
+    if piece.value.lower() in KINDS_OF_CHIPS:  # --offload cpu names no machine
+        return None
+    known = (name for name in OF_PLANS if name in command.options)
+    named = (name for name in known if piece.value and KINDS[name](piece.value))
+    return next(([Piece(name, piece.value)] for name in named), None)
+
+
+def _as_currency(piece: Piece, command: Command) -> list[Piece] | None:
+    """A currency with a number, such as --eur 2.1, which is a price of a chip-hour or a budget."""
+    return _as_amount(piece, command) if set(words_of(piece.option)) <= _CURRENCIES else None
+
+
+def _as_amount(piece: Piece, command: Command) -> list[Piece] | None:
+    """By a value with its own unit, as in a sentence: --finish-by '2 weeks' as --smallest --days 14."""
+    unit = next((word for word in words_of(piece.option) if word in _CURRENCIES), "")
+    amounts, others = amounts_of(f"{piece.value} {unit}")
+    if others or len(amounts) != 1 or amounts[0].role not in _WITH_UNITS:
+        return None
+    amount = amounts[0]
+    if amount.role == "budget" and re.fullmatch(r"\d\d?(\.\d+)?", amount.value):
+        euros = f"{amount.value} EUR" if unit.startswith("eur") else amount.value
+        return [Piece("--price", euros)] if "--price" in command.options else None
+    return pieces_of(option_of(amount, command.path), command) or None
+
+
+def _as_subject(piece: Piece, command: Command) -> list[Piece] | None:
+    """Left out, or as its answer says: one request a minute of each user."""
+    given, path = piece.option, " ".join(("mw", *command.path))
+    if not (subject(given, path) or subject(given, "")):
+        return None
+    is_load = is_of_users(given) and piece.value.isdecimal() and "--rate" in command.options
+    return [Piece("--rate", f"{piece.value}/min")] if is_load else []
 
 
 def _bounded(given: str, pieces: list[Piece] | None) -> list[Piece] | None:
@@ -91,18 +166,19 @@ def _has_no_place(piece: Piece, path: str, options: Collection[str]) -> bool:
     is_boundless = is_infinite and "--rate" in option_here(piece.option, options)
     is_of_epochs = "--epochs" not in options and _OF_EPOCHS & set(re.split(r"\W|_", piece.option.lower()))
     return bool(
-        is_boundless or is_of_epochs or _asks_for_price(piece, options) or answer_here(piece.option, path)
+        is_boundless or is_of_epochs or asks_for_price(piece, options) or answer_here(piece.option, path)
     )
 
 
-def _asks_for_price(piece: Piece, options: Collection[str]) -> bool:
+def asks_for_price(piece: Piece, options: Collection[str]) -> bool:
     """Whether an option without a value, such as --cost, asks for the price that every plan shows."""
     names_price = bool(_PRICE & set(re.split(r"\W|_", piece.option.lower())))
     return names_price and not piece.value and "--price" in options
 
 
-def _deferred(given: str, value: str, command: Command) -> list[Piece]:
-    """A deferred option, a mesh as --layout, or `--B 4096` as --dims or --mesh; [] for other options."""
+def _as_deferred(piece: Piece, command: Command) -> list[Piece] | None:
+    """A deferred option, a mesh as --layout, or `--B 4096` as --dims or --mesh; None for other options."""
+    given, value = piece.option, piece.value
     is_mesh = given.lstrip("-").replace("_", "-") in _MESHES and "--layout" in command.options
     value = re.sub(r",\s+", ",", value) if is_mesh else value
     if is_mesh and KINDS["--layout"](layout_here(value)):
@@ -112,7 +188,7 @@ def _deferred(given: str, value: str, command: Command) -> list[Piece]:
     if ours := _of_letter(given, value, command) or _of_number_type(given, value, command):
         return [Piece(*ours, is_sequences=ours[0] == "--batch-tokens")]
     if not value or "--dims" not in command.options or not re.fullmatch("--?[A-Z]", given):
-        return []
+        return None
     return [Piece("--mesh" if given[-1] in "XYZ" else "--dims", f"{given[-1]}={value}")]
 
 
@@ -155,8 +231,9 @@ def _flag(flag: str, value: str) -> list[Piece]:
     return [Piece(flag), Piece("", value)]
 
 
-def _by_likeness(given: str, value: str, command: Command) -> list[Piece] | None:
+def _by_likeness(piece: Piece, command: Command) -> list[Piece] | None:
     """An unknown option as one that takes its value or has a similar name; None if there is none."""
+    given, value = piece.option, piece.value
     options = list(command.options)
     near = get_close_matches(given.lower(), options, n=1, cutoff=ALIKE)
     is_kind = value.lower() in KINDS_OF_CHIPS and "--target" not in options
@@ -166,6 +243,12 @@ def _by_likeness(given: str, value: str, command: Command) -> list[Piece] | None
         (each for each in near if _begins_alike(given, each) and command.takes_value(each)), ""
     )
     return [Piece(ours, value)] if ours else None
+
+
+_READERS = (
+    _as_flag, _as_deferred, _as_argument, _as_run, _as_strategy, _left_out, _as_flag_of_value, _as_currency,
+    _as_named, _as_misspelt, _as_layout, _as_amount, _as_subject, _by_likeness,
+)  # fmt: skip
 
 
 def _begins_alike(option: str, other: str) -> bool:
@@ -198,15 +281,21 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     """The pieces of the words to type for an option; [] if the reader has to complete them."""
     if words == BATCH_TOKENS:
         of_a_device = bool(_OF_A_DEVICE & set(re.split(r"\W|_", piece.option.lower())))
-        is_count = piece.value.isdecimal() and int(piece.value) < _LEAST_BATCH_TOKENS
+        is_number = re.fullmatch(r"\d*\.?\d+", piece.value) is not None
+        is_count = is_number and float(piece.value) < _LEAST_BATCH_TOKENS
         return [Piece("--batch-tokens", piece.value, is_sequences=is_count, of_a_device=of_a_device)]
     plain = words.partition(", ")[0].rstrip(",")
     if words.startswith("--hardware") and piece.value.lower() in KINDS_OF_CHIPS:
         return [Piece("--target", piece.value.lower())] if "--target" in command.options else []
     if piece.value == "-1" and (axis := re.fullmatch(r"(--given|--layout) (\w+)=\d+", plain)):
         return [Piece(axis[1], f"{axis[2]}=all")]  # MaxText and torchtitan write the remaining chips as -1
+    if piece.value and (replicas := re.fullmatch(r"(--given|--layout) (data=\d+),fsdp=\d+", plain)):
+        return [
+            Piece(replicas[1], f"{replicas[2]},fsdp=all")
+        ]  # replicas of a model split over the other chips
     value = piece.value if piece.value in plain else in_unit_of(plain, piece.value)
-    given, offered = (set(re.findall(r"\d+", text)) for text in (value, plain))
+    # Numbers in names of options, as in --ttft-p95, are no values.
+    given, offered = (set(re.findall(r"\d+", re.sub(r"--[\w-]+", "", text))) for text in (value, plain))
     if (
         given
         and offered
@@ -232,6 +321,9 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     joined: list[Piece] = []
     for piece in _with_machines(pieces, command):
         before = joined[-1] if joined else None
+        if before and before.option not in ("", *command.options) and _are_numbers(before, piece):
+            joined[-1] = replace(before, value=f"{before.value} {piece.value}")
+            continue
         if piece.option or before is None or not command.takes_value(before.option):
             joined.append(piece)
             continue
@@ -252,6 +344,12 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         else:
             joined.append(piece)
     return joined
+
+
+def _are_numbers(before: Piece, piece: Piece) -> bool:
+    """Whether a bare number follows one of another program's option: --rampup-batch-size 32 32 2000000."""
+    is_bare = not piece.option and piece.value.isdecimal()
+    return is_bare and before.value.rpartition(" ")[2].isdecimal()
 
 
 def _with_machines(pieces: Sequence[Piece], command: Command) -> list[Piece]:
@@ -278,6 +376,8 @@ def placed(pieces: Sequence[Piece], command: Command) -> list[Piece] | None:
     """The pieces, with each surplus argument as the value of an option; None if one fits no option."""
     if command.path in (("shard",), ("collective",)):
         pieces = _with_one_expression(pieces)
+    if command.path == ("generate",):
+        pieces = _with_one_prompt(pieces)
     given = {piece.option for piece in pieces}
     required = [name for name, param in command.options.items() if param.required and name not in given]
     if command.path == ("plan", "serve"):
@@ -333,6 +433,16 @@ def _fits(value: str, option: str, command: Command) -> bool:
         return False
     right = with_a_right_value(Piece(option, value), command)
     return not command.fault(right.option, right.value)
+
+
+def _with_one_prompt(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces with the words of a prompt without quotes joined; a checkpoint before them stays alone."""
+    words = [piece.value for piece in pieces if not piece.option]
+    first = int(bool(words) and is_checkpoint(words[0]))
+    if len(words) - first < _LEAST_OF_PROMPT or any(map(is_checkpoint, words[1:])):
+        return list(pieces)
+    bare = [Piece("", word) for word in (*words[:first], " ".join(words[first:]))]
+    return [*bare, *(piece for piece in pieces if piece.option)]
 
 
 def _with_one_expression(pieces: Sequence[Piece]) -> list[Piece]:

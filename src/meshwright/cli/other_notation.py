@@ -17,6 +17,8 @@ _QUOTED = re.compile(
     r"['\"]\s*([a-z]+)\s*,\s*([a-z]+)\s*->\s*([a-z]+)\s*['\"]"
 )  # jnp.einsum('ij,jk->ik', ...)
 _ARRAY = re.compile(r"\[([^\]]*)\](\{[^}]*\})?")
+# A collective with its axis as an argument: AllGather([B_X, D], X), psum(x[B]{U_X}, axis_name="X").
+_AXIS_LAST = re.compile(r"^\s*([A-Za-z]+)\((.*\](?:\{[^}]*\})?)\s*,\s*(?:axis\w*=)?['\"]?([A-Z])['\"]?\s*\)$")
 # Collectives, by their names in other programs without punctuation.
 _OPS = {
     **dict.fromkeys(("allgather", "gather"), "AllGather"),
@@ -56,12 +58,15 @@ def expression_here(text: str, axes: str) -> str:
     ('A[I_X, J] . B[J, K_Y]', 'A[I, J] . B[J, K] -> C[I, K]')
     >>> expression_here("A[Ix, Jy] . B[Jy, K]", "XY"), expression_here("AllReduce_X [B]{U_X}", "X")
     ('A[I_X, J_Y] . B[J_Y, K]', 'AllReduce_X([B]{U_X})')
+    >>> expression_here("AllGather([B_X, D_Y], X)", "XY")
+    'AllGather_X([B_X, D_Y])'
     >>> expression_here("all-gather A[I_X, J]", "X"), expression_here("AllReduce([B_X, D])", "XY")
     ('AllGather_X([I_X, J])', 'AllReduce_Y([B_X, D]{U_Y})')
     """
     if match := _EINSUM.fullmatch(text) or _QUOTED.search(text):
         first, second, out = (f"[{', '.join(letters.upper())}]" for letters in match.groups())
         return f"A{first} . B{second} -> C{out}"
+    text = _AXIS_LAST.sub(r"\1_\3(\2)", text)
     text = re.sub(r"_\{([A-Z]{2,})\}", r"_\1", text)
     plain = re.sub(r"_([a-z])\b", lambda letter: f"_{letter[1].upper()}", text)
     plain = re.sub(r"\b([A-Z])([a-z])(?=\s*[,\]])", lambda two: f"{two[1]}_{two[2].upper()}", plain)
@@ -137,14 +142,24 @@ def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]
     if not op or axis is None or not is_size:
         return []
     is_exchange = op == "AllToAll"
-    dims = f"B_{axis[0]}, D" if is_exchange else f"B_{axis[0]}" if op == "AllGather" else "B"
-    partial = f"U_{axis[0]}" if op in ("AllReduce", "ReduceScatter") else ""
     entries = parse_bytes(size if size[-1] in "bB" else f"{size}B") // 2
     number = re.search(rf"{axis[0]}=(\d+)", mesh)
     width = int(number[1]) if number and is_exchange else 1  # D is divided over the axis
     sizes = f"B={entries // width},D={width}" if is_exchange else f"B={entries}"
-    expression = _collective(op, dims, partial and f"{{{partial}}}", axis[0])
+    expression = array_of_dims(name, ["B", "D"] if is_exchange else ["B"], axis[0])
     return [expression, "--mesh", mesh, "--dims", sizes]
+
+
+def array_of_dims(name: str, dims: Sequence[str], axis: str) -> str:
+    """The expression of a collective's name on an array of these dimensions, over an axis; "" if unknown.
+
+    >>> array_of_dims("reduce-scatter", ["B", "D"], "X"), array_of_dims("allgather", ["B", "D"], "X")
+    ('ReduceScatter_{X,B}([B, D]{U_X})', 'AllGather_X([B_X, D])')
+    """
+    op = _op_of(plain_name(name))
+    first = f"{dims[0]}_{axis}" if op in ("AllGather", "AllToAll") else dims[0]
+    partial = f"{{U_{axis}}}" if op in ("AllReduce", "ReduceScatter") else ""
+    return _collective(op, ", ".join([first, *dims[1:]]), partial, axis) if op else ""
 
 
 def _collective(op: str, dims: str, partial: str, axes: str) -> str:

@@ -45,6 +45,7 @@ _MEANINGS: dict[str, str] = {
     "--given zero=1": "zero; optimization stage optimizer",
     "--given offload_optimizer=true": "offload offloading; optimizer optim states state cpu",
     "--given offload=true": "offload offloading; activation activations cpu",
+    "--given schedule=interleaved,interleave=2": "virtual vp vpp; pipeline pp stages chunks rank",
     "--given schedule=interleaved": "schedule interleave interleaved vp vpp; pipeline pp virtual",
     "--layout tensor=8": "tp tensor; attention mlp",
     "--layout pipe=4": "pp pipeline; stages",
@@ -65,7 +66,7 @@ _MEANINGS: dict[str, str] = {
     "--smallest --days 30": "days deadline; budget max within time",
     "--ttft-p95": "ttft first-token; ms p95 latency",
     "--ttft 500ms": "first; token latency time target slo",
-    "--max-price-per-hour": "cost price budget; limit cap hour hourly",
+    "--max-price-per-hour": "budget limit cap; cost price hour hourly",
     "--tpot-p95": "tpot itl; ms p95 latency",
     "--prompt-tokens": "input prompt isl; len length tokens seq random",
     "--output-tokens": "output answer completion osl response; len length tokens seq random size",
@@ -92,7 +93,7 @@ _MEANINGS: dict[str, str] = {
         "dtype quant quantization quantize bits wbits 4bit 8bit awq gptq bnb precision bit; method algorithm "
         "weight weights params model torch load"
     ),
-    "--price 2.5": "price cost spot reserved usd dollars hourly; hour gpu chip instance",
+    "--price 2.5": "price cost spot reserved usd dollars hourly; hour gpu chip instance rate",
     "--currency EUR": "euro eur currency",
     "--judge": "reward scorer; model",
     "--samples 8": "generations samples rollouts rollout group; prompt",
@@ -119,7 +120,7 @@ _MEANINGS: dict[str, str] = {
     "-o": "output out save export write; file path plan dir",
     "--json": "json csv yaml jsonl; format output as",
     "--explain": "explain why details; full",
-    "--top": "top rows results; k",
+    "--top": "top rows results show display list limit; k",
 }
 
 # Words in names of options for a number of users, and of hosts. The answers below have 100 and 2 as examples.
@@ -166,7 +167,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         ONE_STEP: "epochs epoch iters iterations max-steps",
         "no step depends on it; leave it out": (
             "lr grad-norm warmup dropout decay beta beta1 beta2 eps epsilon adam clip clipping std noise "
-            "loss seed smoothing momentum scheduler neftune determinism rng init kl tokenizer coeff "
+            "rampup loss seed smoothing momentum scheduler neftune determinism rng init kl tokenizer coeff "
             "z-loss"
         ),
         "its states are split by --given zero=1, or fsdp=8; type --given offload_optimizer=true to keep them "
@@ -199,7 +200,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "fsdp hsdp shard sharding sharded dp replicas"
         ),
         "the model's config.json has experts, and --given expert=8 splits them; leave other settings out": (
-            "moe expert experts router topk gemm"
+            "moe expert experts router topk gemm etp"
         ),
         _IN_FILE: (
             "layer layers hidden heads head embedding embeddings position rope rotary yarn vocab vocabulary "
@@ -318,7 +319,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "size params parameters"
         ),
     },
-    "mw model": {SHOWN: "flops params parameters memory cache count size intensity"},
+    "mw model": {SHOWN: "flops params parameters cache count size intensity"},
     "mw support": {
         "it shows every layout and machine; leave it out": "layout hardware phase tp pp dp gpu chip"
     },
@@ -388,6 +389,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         ),
     },
     "": {
+        "it prints its answer, which --json > FILE keeps": "output out outfile",
         "open the written page in a browser; leave it out": "open browser",
         "notes go to stderr; add 2>/dev/null": "quiet silent progress q",
         "everything is printed; leave it out": "verbose debug v",
@@ -403,6 +405,8 @@ def words_of(option: str) -> list[str]:
     (['tp', 'size'], ['context', 'length'])
     """
     plain = option.replace("_", "-").lower().replace("-model-parallel", "-parallel")
+    plain = re.sub(r"\b(in|out)-(?=(len|length|tokens|size)\b)", r"\1put-", plain)
+    plain = re.sub(r"\b(gpu|chip|tpu|card|device)-?(hour|hr)s?\b", "hourly", plain)
     for axis, short in _AXES.items():
         plain = re.sub(rf"\b{axis}-parallel(ism)?\b", short, plain)
     return [word for word in re.split(r"[-.]", plain.lstrip("-")) if word]
@@ -424,6 +428,8 @@ def meaning(given: str, options: Collection[str]) -> str:
         )
         return f"--given {axis[1]}=1" if axis else ""
     subject = set(words) - _FILLERS
+    if subject & {"price", "cost"} and {"max", "maximum"} & set(words):
+        subject.add("cap")
     for ours, theirs in _MEANINGS.items():
         keys, _, others = (set(part.split()) for part in theirs.partition(";"))
         if ours.split()[0].rstrip(",") in options and subject & keys and subject <= keys | others:

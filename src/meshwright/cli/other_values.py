@@ -29,6 +29,8 @@ _PAIRS = re.compile(r"([A-Za-z]+)\s*[=:<]+\s*([0-9][\w.]*)")  # ttft=1s,tpot=50m
 # Options whose values are names of strategies: --strategy ddp, --fsdp full_shard.
 _STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed", "zero"}
 
+# Words of other programs' commands that have no counterpart in ours: `mw model show llama-3-8b`.
+VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
 KINDS_OF_CHIPS = {"gpu", "cuda", "rocm", "mps", "tpu", "cpu", "auto"}
 _TARGETS: dict[str, str] = dict.fromkeys(("cuda", "rocm", "nvidia"), "gpu")
 
@@ -78,7 +80,7 @@ def with_value(words: str, value: str) -> str:
         from meshwright.layout.short import value_here
 
         ours = value_here(match[2], value)
-        return f"{match[1]} {ours}" if ours else words
+        return f"{match[1]} {ours}" if ours else words if value[:1].isdigit() else ""
     if re.search(r" \d+m?s\b", words) and re.fullmatch(r"\d+(\.\d+)?", value):
         value += "ms" if float(value) >= _LEAST_MILLISECONDS else "s"
     if _TIME.fullmatch(value):
@@ -127,7 +129,7 @@ def _special(words: str, value: str) -> str:
     """`with_value` for sizes, addresses and targets, which are not numbers; empty for other words."""
     example = words.split()[1] if " " in words else ""
     if words == PERCENTILES and _TIME.fullmatch(value):
-        return f"--ttft-p95 {value}"
+        return f"--ttft-p95 {value}, of the first token, with --tpot-p95 for each further one,"
     if words.count(" --") and (pairs := _PAIRS.findall(value)):
         for name, each in pairs:
             words = re.sub(rf"(?<=--){name.lower()}(\S*) \S+", rf"{name.lower()}\1 {each}", words)
@@ -194,7 +196,7 @@ def _machine(words: str, value: str) -> str:
     text = value.lower().removeprefix("gpu:").removeprefix("nvidia.com/gpu:").removeprefix("nvidia-")
     if words == HOSTS_OF_8:
         return words.replace("4", text) if text.isdigit() else words
-    if re.fullmatch(r"\d+(x\d+)+", text):
+    if re.fullmatch(r"\d+(x\d+)+", text) and usual(text) == text:  # 2x4090 is a machine
         return f"--hardware {'v5p' if text.count('x') == 2 else 'v5e'}:{text}"
     if text.isdigit():
         return f"--hardware {text if is_chip(text) else f'h100:{text}'}"
@@ -284,16 +286,25 @@ def plain_words(args: Sequence[str]) -> list[str]:
         if option == "--model" or option in _LISTS:
             words[at] = value.translate(_TYPOGRAPHIC)
         if option in _LISTS and value[:1] in ("[", "{"):
-            words[at] = _joined(value)
+            words[at] = _joined(value, option)
     return words
 
 
-def _joined(text: str) -> str:
-    """JSON of plain values as words joined by commas; any other text is returned unchanged."""
+def _joined(text: str, option: str) -> str:
+    """JSON of plain values as words joined by commas; any other text is returned unchanged.
+
+    >>> _joined('{"gpu": "h100", "nodes": 4, "gpus_per_node": 8}', "--hardware")
+    'h100:4x8'
+    """
     try:
         value = json.loads(text)
     except ValueError:
         return text
+    if isinstance(value, dict) and option == "--hardware":
+        names = [each for each in value.values() if isinstance(each, str)]
+        name = next(filter(is_chip, names), (*names, "")[0])
+        sizes = "x".join(str(each) for each in value.values() if isinstance(each, int))
+        return f"{name}:{sizes}" if sizes else name
     items = [f"{key}={_word(each)}" for key, each in value.items()] if isinstance(value, dict) else value
     return ",".join(map(_word, items))
 

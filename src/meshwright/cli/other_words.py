@@ -89,8 +89,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--activation-checkpoint", "--activation-checkpoint-mode", "--ac", "--remat",
         "--activation-checkpointing",
         "--gradient-checkpointing", "--recompute",
-        "--recompute-granularity", "--recompute-activations", "--checkpoint-activations",
+        "--recompute-granularity", "--checkpoint-activations",
     ),
+    "--given remat=attention": ("--recompute-activations",),  # Megatron recomputes selectively
     "--given microbatches=8": (
         "--microbatch", "--microbatches", "--micro-batches", "--gradient-accumulation-steps", "--grad-accum",
         "--accumulation", "--accumulate-grad-batches",
@@ -124,12 +125,12 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--kv-dtype": ("--kv-cache-dtype", "--cache-dtype", "--kv-bits"),
     "--requests-per-minute 100": ("--rate-limit", "--max-rpm", "--rpm", "--request-limit"),
     "--prompt-tokens": (
-        "--in", "--tokens-in", "--in-tokens", "--prompt", "--prefill",
+        "--in", "--tokens-in", "--prompt", "--prefill",
         "--input-len", "--input-tokens", "--isl", "--input-length", "--prompt-len", "--prompt-length",
         "--input", "--max-prompt-length", "--prefill-len", "--input-seq-len", "--random-input-len",
     ),
     "--output-tokens": (
-        "--tokens-out", "--out-tokens",
+        "--tokens-out",
         "--output-len", "--osl", "--output-length", "--max-new-tokens", "--generate-tokens",
         "--max-completion-length", "--max-response-length", "--completion-tokens", "--decode-len",
         "--generate", "--decode", "--gen", "--response-len",
@@ -253,8 +254,12 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--requests": ("--num-prompts", "--num-requests", "--total", "--total-requests", "--count"),
     "--duration": ("--for",),
     "--tpot-p95": ("--itl-p95",),
-    "--tpot-p95 30ms, the planned percentile,": ("--tpot-p99", "--tpot-p90", "--itl-p99", "--itl-p90"),
-    "--ttft-p95 1s, the planned percentile,": ("--ttft-p99", "--ttft-p90", "--p99-ttft", "--p90-ttft"),
+    "--tpot-p95 30ms, the planned percentile,": (
+        "--tpot-p99", "--tpot-p90", "--tpot-p50", "--itl-p99", "--itl-p90", "--itl-p50",
+    ),
+    "--ttft-p95 1s, the planned percentile,": (
+        "--ttft-p99", "--ttft-p90", "--ttft-p50", "--p99-ttft", "--p90-ttft", "--p50-ttft",
+    ),
     "--ttft-p95 1s": ("--p95-ttft",),
     "--tpot-p95 30ms": ("--p95-tpot", "--p95-itl", "--p99-tpot", "--p99-itl"),
     PERCENTILES: (
@@ -281,9 +286,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 # One-letter options of other programs, each with the options of mw that it may mean; the first that the
 # command has counts. -c is a context in llama.cpp and a checkpoint in others.
 _LETTERS: dict[str, tuple[str, ...]] = {
-    "-m": ("--model", "--checkpoint", "--from"), "-c": ("--context", "--concurrency", "--checkpoint"),
-    "-n": ("--max-tokens", "--requests"),
-    "-p": ("--port",), "-t": ("--temperature",), "-d": ("--data", "--hardware"), "-g": ("--hardware",),
+    "-m": ("--model", "--checkpoint", "--from", "--mesh"),
+    "-c": ("--context", "--concurrency", "--checkpoint"), "-n": ("--max-tokens", "--requests"),
+    "-p": ("--port",), "-t": ("--temperature",), "-d": ("--data", "--dims", "--hardware"),
+    "-g": ("--hardware",),
     "-b": ("--batch-tokens", "--batch"), "-s": ("--seq-len", "--steps", "--seed"), "-l": ("--layout",),
     "-r": ("--run", "--rate"), "-e": ("--engine", "--eval"), "-u": ("--url",), "-f": ("--for",),
     "-j": ("--json",),
@@ -314,7 +320,7 @@ _ANSWERS: dict[str, dict[str, tuple[str, ...]]] = {
         SHOWN: ("--kv-cache", "--cache", "--flops", "--params", "--kv", "--heads"),
         "mw model counts parameters; for bytes by number type and batch type mw fit MODEL": (
             "--quantize", "--quantization", "--dtype", "--weights-dtype",
-            "--load-in-4bit", "--bits", "--hardware", "--gpu",
+            "--load-in-4bit", "--bits", "--hardware", "--gpu", "--memory", "--vram",
         ),
     },
     "mw hardware": {
@@ -560,41 +566,14 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     >>> option_here("--gpu", ["--hardware"], "4090"), option_here("--gpus", ["--hardware"], "16")
     ('--hardware 4090', '--hardware h100:16')
     """
-    from meshwright.dtypes import types_for  # here, since most command lines are right
-
     plain = _LONG.get(given, _plain(given))
-    if plain == "--context" and "--given" in options and value.isdecimal() and int(value) <= _MOST_RANKS:
-        return f"--given context={value}"
-    if (
-        words := _program_named(plain, value, options)
-        or _phase(plain, value, options)
-        or _target(plain, value, options)
-        or _of_type(plain, value, options)
-    ):
+    if words := next(filter(None, (read(plain, value, options) for read in _BY_VALUE)), ""):
         return words
     unit = next((unit for unit in ("hour", "week", "month") if unit in plain), "")
     if unit and value.isdecimal() and "--days" in options:
         value = f"{value} {unit}s"
-    timed = next((ours for ours in ("--time", "--duration") if ours in options and ours != plain), "")
-    if timed and _is_of_time(plain):
-        return f"{timed} {time_here(plain, value) if value else '2h'}"
-    if plain == "--n" and "--max-tokens" in options and value.isdecimal() and int(value) > _MOST_SAMPLES:
-        return "--max-tokens"
-    if plain == "--out" and value[:1].isdigit() and "--output-tokens" in options:
-        return "--output-tokens"
-    meant = [
-        ours for name in (plain, *_other_number(plain)) for ours, theirs in _OPTIONS.items() if name in theirs
-    ]
-    for ours in meant:
-        first_option = ours.split()[0].rstrip(",")
-        if first_option in options:
-            # A type for products only: not of activations, or, in training, of weights.
-            is_compute = first_option == "--compute-dtype" and value not in types_for("activations")
-            is_training = first_option == "--weights-dtype" and "--batch-tokens" in options
-            is_of_products = is_compute or (is_training and value == "fp8")
-            if is_of_products and "--given" in options and value in types_for("operands"):
-                return f"--given matmul_dtype={value}"
-            return with_value(ours, value)
+    if words := _of_table(plain, value, options):
+        return words
     letter = f"-{given.lstrip('-')}"
     if letter in options and len(letter) == 2:
         return letter
@@ -602,6 +581,63 @@ def option_here(given: str, options: Collection[str], value: str = "") -> str:
     if letter == "-c" and not value.isdigit():
         letters = letters[::-1]
     return letters[0] if letters else plain if plain in options and plain != given else ""
+
+
+def _of_table(plain: str, value: str, options: Collection[str]) -> str:
+    """The words of `_OPTIONS` for a name, the first of which the command has; "" if there are none."""
+    from meshwright.dtypes import types_for  # here, since most command lines are right
+
+    names = (plain, *_other_number(plain))
+    meant = (ours for name in names for ours, theirs in _OPTIONS.items() if name in theirs)
+    ours = next((ours for ours in meant if ours.split()[0].rstrip(",") in options), "")
+    # A type for products only: not of activations, or, in training, of weights.
+    is_compute = ours.startswith("--compute-dtype") and value not in types_for("activations")
+    is_training = ours.startswith("--weights-dtype") and "--batch-tokens" in options
+    is_of_products = is_compute or (is_training and value == "fp8")
+    if is_of_products and "--given" in options and value in types_for("operands"):
+        return f"--given matmul_dtype={value}"
+    return with_value(ours, value)
+
+
+def _of_ranks(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for a number of context ranks, such as --context 2; "" for the length of a context."""
+    is_few = plain == "--context" and value.isdecimal() and int(value) <= _MOST_RANKS
+    return f"--given context={value}" if is_few and "--given" in options else ""
+
+
+def _of_slices(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for MaxText's division over slices, such as --dcn_fsdp_parallelism 2; "" for others."""
+    is_over_slices = re.fullmatch(r"--dcn-\w+-parallelism", plain) and "--hardware" in options
+    return with_value(SLICES, value) if is_over_slices and value not in ("", "1", "-1") else ""
+
+
+def _of_run_time(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for the time of a run or a load test, such as --minutes 30; "" for others."""
+    timed = next((ours for ours in ("--time", "--duration") if ours in options and ours != plain), "")
+    return f"{timed} {time_here(plain, value) if value else '2h'}" if timed and _is_of_time(plain) else ""
+
+
+def _of_remat(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for recomputation under another name, such as --checkpoint full; "" for others."""
+    from meshwright.layout.short import value_here
+
+    recomputed = value_here("remat", value) if "checkpoint" in plain and "--given" in options else ""
+    return f"--given {recomputed}" if recomputed else ""
+
+
+def _of_mixed(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for PyTorch Lightning's --precision bf16-mixed; "" for others."""
+    is_mixed = "mixed" in value.lower() and "--compute-dtype" in options
+    return "--compute-dtype bf16" if is_mixed else ""
+
+
+def _of_answers(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for tokens of an answer under a short name, --n or --out; "" for others."""
+    is_many = plain == "--n" and value.isdecimal() and int(value) > _MOST_SAMPLES
+    if is_many and "--max-tokens" in options:
+        return "--max-tokens"
+    is_number = plain == "--out" and value[:1].isdigit()
+    return "--output-tokens" if is_number and "--output-tokens" in options else ""
 
 
 # Words in the name of an option for a run's time: at least one of the first set, others of the second.
@@ -650,6 +686,12 @@ def _of_type(plain: str, value: str, options: Collection[str]) -> str:
     is_type = len(types) == 1 and types[0] and option in options and (use or "--weights-dtype" not in options)
     return f"{option} {types[0]}" if is_type and not value else ""
 
+
+# Readers of options whose value decides; the first that knows the option counts.
+_BY_VALUE = (
+    _of_ranks, _of_slices, _program_named, _phase, _target, _of_type, _of_run_time, _of_remat, _of_mixed,
+    _of_answers,
+)  # fmt: skip
 
 # Names of settings that are unclear without their group: --activation_checkpoint.mode.
 _WITH_GROUPS = {"mode", "enable", "enabled", "type", "policy", "recipe"}

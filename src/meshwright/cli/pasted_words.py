@@ -87,7 +87,9 @@ def _separate(words: Sequence[str]) -> Iterator[str]:
             continue
         if _OPTION_WITHIN.search(plain) and "\n" not in plain:
             yield from _split(plain)
-        elif (match := _SLASH.fullmatch(plain)) and not Path(plain).exists():
+        elif (
+            (match := _SLASH.fullmatch(plain)) and not before.startswith("-") and not Path(plain).exists()
+        ):  # and no value: --price /hr, of which a shell took the beginning
             yield f"--{match[1]}"
         else:
             yield plain

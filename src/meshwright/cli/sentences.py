@@ -10,7 +10,7 @@ from meshwright.cli.other_notation import is_collective
 from meshwright.cli.other_values import RUN_TOKENS
 from meshwright.cli.spoken_names import SIZE, of_this_size, preset_alike, preset_of_size, size_note
 from meshwright.cli.value_kinds import is_layout, is_machine, is_model
-from meshwright.hardware.catalog import everyday, usual
+from meshwright.hardware.catalog import NUMBER_WORDS, everyday, usual
 
 _LONGEST_NAME, _FEWEST_WORDS = 5, 3  # words of a name, and of a sentence
 _LEAST_DIGITS = 4  # of a card's name without letters: 4090
@@ -50,7 +50,6 @@ _REASONS: dict[Role, dict[tuple[str, ...] | None, str]] = {
     "epochs": {None: "a plan counts tokens, --tokens; mw train has --epochs"},
     "dtype": {None: "every type is shown"},
 }
-_NUMBERS = {"two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16"}
 _BETWEEN = "|"  # replaces a name, so that the words before and after it are not read as one amount
 _SPEED = {"tokens", "second"}  # both words: tokens per second
 _PRICE_OF_TOKENS = {"per", "million", "tokens"}  # all three words: per million tokens
@@ -94,7 +93,7 @@ def read(words: Sequence[str]) -> Sentence:
     >>> sentence.model, sentence.is_of_size, sentence.machines
     ('llama-2-13b', True, ('3090',))
     """
-    spoken = [_NUMBERS.get(word.lower(), word) for word in each_word(" ".join(words))]
+    spoken = [NUMBER_WORDS.get(word.lower(), word) for word in each_word(" ".join(words))]
     machines: list[str] = []
     model, of_size, left, at, has_several = "", "", list[str](), 0, False
     while at < len(spoken):
@@ -182,7 +181,7 @@ def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
     line = [*path, *(model if sentence.model else [])]
     if sentence.machines and path != ("model",):
         line += ["--hardware", ",".join(sentence.machines)]
-    line += [word for amount in sentence.amounts for word in _option_of(amount, path)]
+    line += [word for amount in sentence.amounts for word in option_of(amount, path)]
     if layout := [word for word in words if is_layout(word) and path == ("plan", "train")]:
         line += ["--layout", ",".join(map(layout_here, layout))]
     if "--budget" in line and "--tokens" not in line:
@@ -192,9 +191,9 @@ def line_of(words: Sequence[str], commands: Collection[str]) -> list[str]:
     return line
 
 
-def _option_of(amount: Amount, path: tuple[str, ...]) -> list[str]:
+def option_of(amount: Amount, path: tuple[str, ...]) -> list[str]:
     """The option and value of a command for an amount; [] if it has none."""
-    if amount.role in _OPTIONS[path]:
+    if amount.role in _OPTIONS.get(path, {}):
         return _OPTIONS[path][amount.role].format(amount.value).split()
     if amount.role == "batch" and path == ("plan", "train"):
         number, _, unit = amount.value.partition(" ")

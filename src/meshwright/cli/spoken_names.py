@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshwright.cli.amounts import FACTORS
 from meshwright.cli.other_notation import is_collective
 from meshwright.cli.other_values import LISTS
 from meshwright.cli.value_kinds import is_machine
@@ -43,10 +44,10 @@ def in_one_word(words: Sequence[str]) -> list[str]:
 
     >>> in_one_word(["plan", "train", "llama", "3", "70b", "1T", "tokens", "30", "days"])
     ['plan', 'train', 'llama-3-70b', '--tokens', '1T', '--days', '30']
-    >>> in_one_word(["hardware", "tpu", "v5e"]), in_one_word(["fit", "gpt2", "macbook", "pro"])
-    (['hardware', 'v5e'], ['fit', 'gpt2', 'm4-max'])
-    >>> in_one_word(["plan", "train", "--batch", "4e6", "tokens"])
-    ['plan', 'train', '--batch', '4e6']
+    >>> in_one_word(["hardware", "tpu", "v5e"]), in_one_word(["fit", "llama3", "8b", "macbook", "pro"])
+    (['hardware', 'v5e'], ['fit', 'llama-3-8b', 'm4-max'])
+    >>> in_one_word(["plan", "train", "--batch", "4e6", "tokens", "--tokens", "2", "trillion"])
+    ['plan', 'train', '--batch', '4e6', '--tokens', '2T']
     """
     made = _with_sizes(_with_dashes(_with_models(words)))
     if made and made[0] not in _WITHOUT_MACHINES and not is_collective(made[0]):  # 1GB is its array
@@ -61,8 +62,8 @@ def _with_models(words: Sequence[str]) -> list[str]:
     made, at = [], 0
     while at < len(words):
         for count in range(_MOST_WORDS, 1, -1):
-            name = "-".join(words[at : at + count]).lower()
-            if len(words) >= at + count and name in PRESETS and words[at].lower() not in PRESETS:
+            name = preset_alike("-".join(words[at : at + count]).lower())
+            if len(words) >= at + count and name in PRESETS and preset_alike(words[at]) not in PRESETS:
                 made.append(name)
                 at += count
                 break
@@ -223,6 +224,9 @@ def _with_amounts(words: Sequence[str]) -> list[str]:
     """The words with `30 days` as --days 30. After an option, the unit joins the number or is left out."""
     made: list[str] = []
     for word in words:
+        if (factor := FACTORS.get(word.lower())) and made and re.fullmatch(r"\d+(\.\d+)?", made[-1]):
+            made[-1] += factor  # 4 million
+            continue
         option = _UNITS.get(word.lower())
         if option is None or not made or not _NUMBER.fullmatch(made[-1]):
             made.append(word)

@@ -30,7 +30,7 @@ _FORMS = (
 _USUAL = (
     (r"(?P<number>\d+) ?x? ?(?P<name>[a-z][\w-]*)", "chips"),
     (r"(?P<number>\d+) ?x ?(?P<name>\d[\w-]*)", "chips"),
-    (r"(?P<name>[a-z][\w-]*?) ?[x*] ?(?P<number>\d+)", "chips"),
+    (r"(?P<name>[a-z\d][\w-]*?) ?[x*] ?(?P<number>\d+)", "chips"),
     (r"(?:tpu-?)?(?P<name>v\w+)-(?P<number>\d+)", "cores"),
 )
 
@@ -44,6 +44,9 @@ _HOSTS = tuple(
         r"(?P<hosts>\d+) ?x ?(?P<name>[a-z][\w-]*?) ?x ?(?P<each>\d+)",
     )
 )
+
+# Numbers in words, as in `two RTX 4090`.
+NUMBER_WORDS = {"two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16"}
 
 # Ten times the largest machine that trains one model.
 _MOST_CHIPS = 2**20
@@ -87,23 +90,26 @@ def usual(spec: str) -> str:
     ('v4p:16', 'v4p:16')
     >>> usual("RTX 4090"), usual("2x4090")
     ('rtx4090', 'rtx4090:2')
-    >>> usual("2 x RTX 3090"), usual("v5e 16x16")
-    ('rtx3090:2', 'v5e:16x16')
+    >>> usual("2 x RTX 3090"), usual("v5e 16x16"), usual("4090x2")
+    ('rtx3090:2', 'v5e:16x16', 'rtx4090:2')
     >>> usual("h100:8*8"), usual("h100:64gpus"), usual("64 H100 GPUs"), usual("h100*64")
     ('h100:8x8', 'h100:64', 'h100:64', 'h100:64')
     >>> usual("64 x H100 80GB SXM"), usual("A100-SXM4-40GB:8")
     ('h100:64', 'a100-40gb:8')
     >>> usual("v5p:8*8*8"), usual("v5p (8x8x8)"), usual("2*v5p:4x4x4"), usual("Google TPU v5p 4x4x4")
     ('v5p:8x8x8', 'v5p:8x8x8', '2*v5p:4x4x4', 'v5p:4x4x4')
+    >>> usual("two RTX 4090"), usual("rtx4090,rtx4090"), usual("v5e-pod")
+    ('rtx4090:2', 'rtx4090:2', 'v5e:16x16')
     >>> usual("2x8 H100"), usual("2*8*h100"), usual("2*v5e-256")
     ('h100:2x8', 'h100:2x8', '2*v5e:256')
     >>> usual("8 nodes of 8 H100"), usual("4 x 8 x A100-80GB"), usual("a100-80gb:128x8")
     ('h100:8x8', 'a100-80gb:4x8', 'a100-80gb:128x8')
     """
     spec = _as_sizes(re.sub(r"^(google |cloud |aws |amd |nvidia )*(tpu )?(?=\S)", "", spec, flags=re.I))
-    for form in _HOSTS:
-        if (hosts := form.fullmatch(spec)) and (name := _aliases().get(hosts["name"].lower())):
-            return f"{name}:{hosts['hosts']}x{hosts['each']}"
+    first, blank, rest = spec.partition(" ")
+    spec = f"{NUMBER_WORDS.get(first.lower(), first)}{blank}{rest}"
+    if of_parts := _pod(spec) or _hosts(spec):
+        return of_parts
     if match := re.fullmatch(r"(\d+) ((?!x )[a-z].*)", spec, re.I):  # 64 H100
         spec = f"{match[1]}x{match[2]}"
     for joined in (spec.replace(" ", ""), spec.replace(" ", "-")):
@@ -127,6 +133,22 @@ def usual(spec: str) -> str:
     return _by_words(spec) or spec
 
 
+def _pod(text: str) -> str:
+    """The spec of all chips of a pod, such as `v5e-pod`; "" for other texts."""
+    match = re.fullmatch(r"(?:a )?(?:full |whole )?(v\w+?)[- ](?:full[- ])?pod", text, re.I)
+    name = _aliases().get(match[1].lower()) if match else None
+    network = chip(name).network if name else None
+    return f"{name}:{'x'.join(map(str, network.pod))}" if isinstance(network, Torus) else ""
+
+
+def _hosts(text: str) -> str:
+    """The spec of hosts of several chips each, such as `8 nodes of 8 H100`; "" for other texts."""
+    for form in _HOSTS:
+        if (hosts := form.fullmatch(text)) and (name := _aliases().get(hosts["name"].lower())):
+            return f"{name}:{hosts['hosts']}x{hosts['each']}"
+    return ""
+
+
 # Words next to a chip's name that do not tell it from others.
 _BESIDE_CHIPS = re.compile(
     r"sxm\d?|pcie|hbm\de?|gddr\d\w?|nvidia|geforce|google|cloud|amd|intel|tpu|gpus?|chips?|cards?|devices?|"
@@ -146,7 +168,7 @@ def _by_words(text: str) -> str:
     """
     if re.fullmatch(r"[\w.*-]*:[\dx]+|[\w-]+", text) and not re.search(r"gb\b|hbm|\ds\b", text, re.I):
         return ""  # a chip with its number, or one word
-    same = text.lower().split("+")
+    same = re.split("[+,]", text.lower())
     if len(same) > 1 and len({*map(str.strip, same)}) == 1:
         return _by_words(f"{len(same)} {same[0].strip()}")
     if slices := re.fullmatch(r"(.*-\d+) *[x*] *(\d+)", text):

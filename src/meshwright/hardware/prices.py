@@ -151,8 +151,9 @@ def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
         match = _PRICE.fullmatch(price)
         value = float(match[2]) if match else 0.0
         if not equals or not 0 < value < float("inf"):
+            shell = " (a shell takes $2 for a variable; leave out the sign)" if re.match("[./]", item) else ""
             raise HardwareError(
-                f"--price {item!r} is not a price of a chip-hour; write 2.5, or v5p=4.2,h100=2.5"
+                f"--price {item!r} is not a price of a chip-hour{shell}; write 2.5, or v5p=4.2,h100=2.5"
             )
         prices[name if name in chips else catalog.chip(name).name] = value
     return prices

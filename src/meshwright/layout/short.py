@@ -178,6 +178,8 @@ def value_here(word: str, value: str) -> str:
     ('remat=attention', 'schedule=zb-v')
     >>> value_here("optimizer", "paged_adamw_8bit"), value_here("zero", "stage2")
     ('optimizer=adamw,optimizer_dtype=int8', 'zero=2')
+    >>> value_here("remat", "minimal_offloaded")
+    'remat=matmuls,offload=true'
     """
     plain = plain_name(value)
     if word == "remat":
@@ -195,6 +197,8 @@ def value_here(word: str, value: str) -> str:
     else:
         number = re.sub(r"\D", "", value)
         return f"{word}={number}" if word == "zero" and len(number) == 1 else ""
+    if word == "remat" and plain not in names and (kept := re.sub("offload(ed)?", "", plain)) in names:
+        return f"remat={names[kept]},offload=true"  # MaxText's minimal_offloaded
     return f"{word}={names[plain]}" if plain in names else ""
 
 

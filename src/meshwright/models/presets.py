@@ -107,7 +107,7 @@ _SAME = (
     (r"^qwen2\.5-coder-", "qwen2.5-"),
     (r"^qwq-", "qwen2.5-"),
     (r"^qwen3\.6-", "qwen3.5-"),
-    (r"^nano-?gpt$", "gpt2"),
+    (r"^(nano-?gpt|gpt-?2-small)$", "gpt2"),
     (r"^deepseek-v3\.1$", "deepseek-v3"),
     (r"^ring-", "ling-"),
     (r"^mistral-nemo$", "mistral-nemo-12b"),
