@@ -11,7 +11,7 @@ from pathlib import Path
 from meshwright.cli.line_pieces import Command, Piece
 from meshwright.cli.other_values import LISTS, RUN_TOKENS, SLICE
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.catalog import usual
+from meshwright.hardware.catalog import everyday, usual
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
@@ -566,19 +566,26 @@ def _num_chips(name: str, pieces: Sequence[Piece], command: Command) -> int:
     return 2 ** ceil(log2(chips))
 
 
+def _own(spec: str) -> str:
+    """A computer that people have, such as a Mac, as its one chip; other machines unchanged."""
+    chips = everyday(spec) if re.match(r"(i?mac|macbook|laptop)\b", spec, re.I) else ()
+    return f"{chips[0]}:1" if chips else spec
+
+
 def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     """The pieces with a number of chips for each chip that --hardware names bare: the same for all."""
     at = next((at for at, piece in enumerate(pieces) if piece.option == "--hardware"), None)
     given = {piece.option: piece.value for piece in pieces}
     if at is None or (command.path == ("plan", "serve") and not {"--phase", "--layout"} <= given.keys()):
         return list(pieces)
-    specs = [usual(spec.strip()) for spec in pieces[at].value.split(",")]
+    typed = [usual(spec.strip()) for spec in pieces[at].value.split(",")]
+    specs = list(map(_own, typed))
     with suppress(MeshwrightError, OSError, ValueError):
         bare = [spec for spec in specs if ":" not in spec and not spec.endswith(".toml")]
         number = max((_num_chips(spec, pieces, command) for spec in bare), default=0)
         if command.path == ("plan", "serve"):  # one step of one layout
             number = _num_devices(given["--layout"])
-        if bare:
+        if bare or specs != typed:
             sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in specs)
             return [*pieces[:at], replace(pieces[at], value=sized), *pieces[at + 1 :]]
     return list(pieces)

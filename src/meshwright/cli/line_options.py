@@ -12,7 +12,15 @@ from meshwright.cli.line_forms import deferred_option, lacking
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import layout_here, with_a_right_value
 from meshwright.cli.other_subjects import is_of_users, meaning, subject, words_of
-from meshwright.cli.other_values import BATCH_TOKENS, KINDS_OF_CHIPS, LISTS, in_unit_of, strategy, with_value
+from meshwright.cli.other_values import (
+    BATCH_TOKENS,
+    KINDS_OF_CHIPS,
+    LISTS,
+    in_unit_of,
+    per_period,
+    strategy,
+    with_value,
+)
 from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
 from meshwright.cli.sentences import option_of
 from meshwright.cli.value_kinds import KINDS, OF_PLANS, RESHARD_WORDS, is_checkpoint
@@ -98,8 +106,9 @@ def _as_flag_of_value(piece: Piece, command: Command) -> list[Piece] | None:
 def _as_named(piece: Piece, command: Command) -> list[Piece] | None:
     """By the words of the option's name, which tables list."""
     given, value, options = piece.option, piece.value, list(command.options)
+    value = per_period(given, value)
     words = option_here(given, options, value) or with_value(meaning(given, options), value)
-    return _bounded(given, _in_other_words(piece, words, command)) if words else None
+    return _bounded(given, _in_other_words(replace(piece, value=value), words, command)) if words else None
 
 
 def _as_misspelt(piece: Piece, command: Command) -> list[Piece] | None:

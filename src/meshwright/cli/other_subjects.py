@@ -43,7 +43,7 @@ _MEANINGS: dict[str, str] = {
         "method granularity policy selective full checkpoint"
     ),
     "--given zero=1": "zero; optimization stage optimizer",
-    "--given offload_optimizer=true": "offload offloading; optimizer optim states state cpu",
+    "--given offload_optimizer=true": "offload offloading; optimizer optim states state cpu memory host",
     "--given offload=true": "offload offloading; activation activations cpu",
     "--given schedule=interleaved,interleave=2": "virtual vp vpp; pipeline pp stages chunks rank",
     "--given schedule=interleaved": "schedule interleave interleaved vp vpp; pipeline pp virtual",
@@ -62,15 +62,15 @@ _MEANINGS: dict[str, str] = {
     "--prefix-cache": "prefix radix; caching cache",
     "--chunk 512": "chunk chunked; prefill tokens batched",
     "--paged": "paged; attention kv cache",
-    PERCENTILES: "p95 p99 p90 slo sla; latency",
+    PERCENTILES: "p95 p99 p90 slo sla deadline; latency",
     "--smallest --days 30": "days deadline; budget max within time",
     "--ttft-p95": "ttft first-token; ms p95 latency",
     "--ttft 500ms": "first; token latency time target slo",
-    "--max-price-per-hour": "budget limit cap; cost price hour hourly",
+    "--max-price-per-hour": "budget limit cap; cost price hour hourly day daily week weekly month monthly",
     "--tpot-p95": "tpot itl; ms p95 latency",
     "--prompt-tokens": "input prompt isl; len length tokens seq random",
     "--output-tokens": "output answer completion osl response; len length tokens seq random size",
-    "--rate 20": "rps qps; request rate requests second",
+    "--rate 20": "rps qps rate; request requests second peak arrival",
     "--rate 20/min": "minute minutely; requests request traffic rate rpm",
     "--rate 20/h": "hour hourly; requests request traffic rate",
     "--rate 20/month": "month monthly; requests request traffic rate",
@@ -84,7 +84,7 @@ _MEANINGS: dict[str, str] = {
     "--given 'memory<=70GB'": "mem memory vram hbm; limit gpu",
     "--kv-dtype": "kv kvbits; cache dtype quant quantization bits precision",
     "--matmul-dtype fp8": "fp8 w8a8; activations matmul linear",
-    "--given matmul_dtype=fp8": "fp8 float8; linear matmul format recipe",
+    "--given matmul_dtype=fp8": "fp8 float8; linear matmul format recipe hybrid",
     "--given gradients_dtype=f32": "fp32; grads gradient gradients grad reduce accumulate allreduce",
     "--given gradients_dtype=bf16": "grads gradient gradients grad; dtype main reduce accumulation fp32 bf16",
     "--given optimizer_dtype=bf16": "moment moments exp-avg optimizer optim state; dtype precision states",
@@ -148,7 +148,9 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "flash sdpa attn fused-attn"
         ),
         "it is predicted; to correct a plan by a measured run type --anchor metrics.jsonl": "mfu flops speed",
-        "layouts are ranked by step time; leave it out": "goal objective minimize maximize optimize",
+        "layouts are ranked by step time; leave it out": (
+            "goal objective minimize maximize optimize sort order"
+        ),
         "for energy type mw compare plan.toml": "power energy watts carbon tdp",
         "rollouts and updates are planned by mw plan rl": "rl grpo rollout rollouts",
         "inference is planned by mw plan serve": "inference speculative chunked-prefill kv-cache",
@@ -366,7 +368,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
     "mw bench serve": {
         "answers have the drawn length; with --no-ignore-eos they end at the end-of-sequence token": "eos",
         "it speaks OpenAI's API to any server; leave it out": "backend endpoint-type framework",
-        "texts are random tokens of the given lengths; leave it out": "tokenizer dataset-path",
+        "texts are random tokens of the given lengths; leave it out": "tokenizer dataset-path dataset-name",
         "percentiles p50, p95 and p99 are printed; leave it out": (
             "percentile percentiles percentile-metrics metric"
         ),

@@ -62,15 +62,13 @@ def with_value(words: str, value: str) -> str:
     >>> with_value("--engine NAME", "sglang"), with_value("--tpot-p95 30ms, the percentile,", "20ms")
     ('--engine sglang', '--tpot-p95 20ms, the percentile,')
     """
-    if not value:
+    if not value or (value.lower() == "true" and "=true" in words):
         return words
+    if words.startswith("--lengths") and value.lower() in ("random", "synthetic"):
+        return ""  # the lengths are options of their own
     if words.startswith("--hardware"):
         return _machine(words, value)
-    if words.startswith("--epochs ") and re.fullmatch(r"\d+(\.\d+)?", value):
-        return f"--epochs {value}"
-    if words.endswith("schedule=interleaved,interleave=2") and value.isdecimal():
-        return words.replace("interleave=2", f"interleave={value}")
-    if special := _special(words, value):
+    if special := _special(words, value) or _of_counts(words, value):
         return special
     if words.startswith("--headroom 10%"):
         return words.replace("10%", _rest(value))
@@ -112,17 +110,33 @@ def time_here(option: str, value: str) -> str:
     return f"{match[1]}{_UNITS_OF_TIME.get(unit, '')}" if match[2] != "ms" else value
 
 
+_SECONDS_OF = {"month": 730 * 3600, "week": 7 * 86400, "day": 86400, "min": 60}
+_IN_ADVERBS = {"monthly": "month", "weekly": "week", "daily": "day"}
+
+
+def per_period(given: str, value: str) -> str:
+    """The value of an option with the period in its name: 50k of --monthly-budget is 50k/month.
+
+    >>> per_period("--monthly-budget", "50k"), per_period("--daily-cost", "9/h")
+    ('50k/month', '9/h')
+    """
+    period = next((each for word, each in _IN_ADVERBS.items() if word in given), "")
+    return f"{value}/{period}" if period and re.fullmatch(r"\$?[\d.]+[kKmM]?", value) else value
+
+
 def in_unit_of(option: str, value: str) -> str:
     """A price a day as a price an hour, a rate a minute as a rate a second; other values unchanged.
 
     >>> in_unit_of("--max-price-per-hour", "$1200/day"), in_unit_of("--rate", "1200/min")
     ('50', '20')
+    >>> in_unit_of("--max-price-per-hour", "73k/month")
+    '100'
     """
-    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)/(day|min)", value)
+    number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)([kKmM]?)/(month|week|day|min)", value)
     if not number or not re.match(r"--(\S*per-hour|rate)\b", option):
         return value
-    seconds = float(number[1]) * (3600 if "per-hour" in option else 1)
-    return f"{seconds / {'day': 86400, 'min': 60}[number[2]]:.4g}"
+    amount = float(number[1]) * {"": 1, "k": 1e3, "m": 1e6}[number[2].lower()]
+    return f"{amount * (3600 if 'per-hour' in option else 1) / _SECONDS_OF[number[3]]:.4g}"
 
 
 def _special(words: str, value: str) -> str:
@@ -140,16 +154,25 @@ def _special(words: str, value: str) -> str:
         return words.replace(example, value, 1)
     if words.startswith("--url ") and value.isdigit():
         return words.replace("8000", value)
-    if re.fullmatch(r"--rate 20/\w+", words):
-        return words.replace("20", value.partition("/")[0])
-    if words == LOAD:
-        return f"--rate {value}{'/day' if value[-1:].isdigit() or value[-1:] in 'kKM' else ''}"
     if words.startswith("--target "):
         return f"--target {_TARGETS.get(value, value)}"
     if words.startswith("--host ") and re.fullmatch(r"[\w.-]+", value):
         return f"--host {value}"
     if words.startswith("--host ") and (address := re.fullmatch(r"(?:https?://)?([\w.-]+):(\d+)", value)):
         return f"--host {address[1]} --port {address[2]}"
+    return ""
+
+
+def _of_counts(words: str, value: str) -> str:
+    """`with_value` for epochs, chunks of a stage and rates; empty for other words and values."""
+    if words.startswith("--epochs ") and re.fullmatch(r"\d+(\.\d+)?", value):
+        return f"--epochs {value}"
+    if words.endswith("schedule=interleaved,interleave=2") and value.isdecimal():
+        return words.replace("interleave=2", f"interleave={value}")
+    if re.fullmatch(r"--rate 20/\w+", words):
+        return words.replace("20", value.partition("/")[0])
+    if words == LOAD:
+        return f"--rate {value}{'/day' if value[-1:].isdigit() or value[-1:] in 'kKM' else ''}"
     return ""
 
 

@@ -183,7 +183,8 @@ def _with_memory(words: Sequence[str]) -> list[str]:
         return list(words)
     made: list[str] = []
     for word in words:
-        size = re.fullmatch(r"(\d+) ?(g|gi?b)?", word.lower())
+        number, _, one = word.lower().rpartition("x")  # 2x24GB
+        size = re.fullmatch(r"(\d+) ?(g|gi?b)?", one)
         is_after = bool(made and _MEMORY.search(made[-1]))
         is_alone = bool(size and size[2] and made and not made[-1].startswith("-"))
         chips = everyday(f"{size[1]}GB") if size and (is_after or is_alone) else ()
@@ -191,7 +192,7 @@ def _with_memory(words: Sequence[str]) -> list[str]:
             made[-1] = "--hardware"
         elif chips:
             made.append("--hardware")
-        made.append(chips[0] if chips else word)
+        made.append((f"{chips[0]}:{number}" if number else chips[0]) if chips else word)
     return made
 
 

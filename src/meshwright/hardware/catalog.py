@@ -46,7 +46,9 @@ _HOSTS = tuple(
 )
 
 # Numbers in words, as in `two RTX 4090`.
-NUMBER_WORDS = {"two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16"}
+NUMBER_WORDS = {
+    "two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16", "dual": "2", "quad": "4",
+}  # fmt: skip
 
 # Ten times the largest machine that trains one model.
 _MOST_CHIPS = 2**20
@@ -98,16 +100,15 @@ def usual(spec: str) -> str:
     ('h100:64', 'a100-40gb:8')
     >>> usual("v5p:8*8*8"), usual("v5p (8x8x8)"), usual("2*v5p:4x4x4"), usual("Google TPU v5p 4x4x4")
     ('v5p:8x8x8', 'v5p:8x8x8', '2*v5p:4x4x4', 'v5p:4x4x4')
-    >>> usual("two RTX 4090"), usual("rtx4090,rtx4090"), usual("v5e-pod")
-    ('rtx4090:2', 'rtx4090:2', 'v5e:16x16')
+    >>> usual("two RTX 4090"), usual("dual-4090"), usual("rtx4090,rtx4090"), usual("v5e-pod")
+    ('rtx4090:2', 'rtx4090:2', 'rtx4090:2', 'v5e:16x16')
     >>> usual("2x8 H100"), usual("2*8*h100"), usual("2*v5e-256")
     ('h100:2x8', 'h100:2x8', '2*v5e:256')
     >>> usual("8 nodes of 8 H100"), usual("4 x 8 x A100-80GB"), usual("a100-80gb:128x8")
     ('h100:8x8', 'a100-80gb:4x8', 'a100-80gb:128x8')
     """
     spec = _as_sizes(re.sub(r"^(google |cloud |aws |amd |nvidia )*(tpu )?(?=\S)", "", spec, flags=re.I))
-    first, blank, rest = spec.partition(" ")
-    spec = f"{NUMBER_WORDS.get(first.lower(), first)}{blank}{rest}"
+    spec = re.sub(r"^([a-z]+)[ -](?=\S)", _in_figures, spec, flags=re.I)
     if of_parts := _pod(spec) or _hosts(spec):
         return of_parts
     if match := re.fullmatch(r"(\d+) ((?!x )[a-z].*)", spec, re.I):  # 64 H100
@@ -131,6 +132,12 @@ def usual(spec: str) -> str:
                 number //= known.cores_in_cloud_names or 1
             return f"{known.name}:{number}"
     return _by_words(spec) or spec
+
+
+def _in_figures(begin: re.Match[str]) -> str:
+    """A number in words at the beginning of a machine's name in figures; other words unchanged."""
+    number = NUMBER_WORDS.get(begin[1].lower())
+    return f"{number} " if number else begin[0]
 
 
 def _pod(text: str) -> str:
