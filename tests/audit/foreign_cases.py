@@ -1215,7 +1215,7 @@ CASES: dict[str, Case] = {
     ),
     "a sum's own slice": Case("summed_whole", _own_slice(scattered=False), _own_slice(scattered=True)),
     "microbatches by reshape": Case(
-        "computed_repeatedly", _microbatches(constrain=False), _microbatches(constrain=True)
+        "batch_gathered", _microbatches(constrain=False), _microbatches(constrain=True)
     ),
     "rows at sharded indices": Case("table_gathered", _rows(of_shards=False), _rows(of_shards=True)),
     "a pipeline's shift": Case(None, _pipeline),

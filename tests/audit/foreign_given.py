@@ -129,7 +129,96 @@ def _position(*, donated: bool) -> Callable[[], Any]:
     return run
 
 
+def _prefill(*heads: Any) -> Callable[[], Any]:
+    """Keys of all layers, returned whole or as they were computed, split by heads."""
+
+    def run() -> Any:
+        m = mesh("tensor")
+
+        def step(weights: Any, x: Any) -> Any:
+            def layer(x: Any, w: Any) -> Any:
+                keys = jnp.einsum("btd,dkh->btkh", x, w[0])
+                return x + jnp.einsum("btkh,khd->btd", jnp.tanh(keys), w[1]), keys
+
+            return lax.scan(layer, x, weights)[1]
+
+        out = NamedSharding(m, P(None, None, None, *heads))
+        weights = array(m, (4, 256, 8, 32), None, None, "tensor"), array(m, (4, 8, 32, 256), None, "tensor")
+        return jax.jit(step, out_shardings=out), (weights, array(m, (8, 512, 256)))
+
+    return run
+
+
+def _groups(*, exchanged: bool) -> Callable[[], Any]:
+    """Experts chosen by one-hot numbers, whose weights or whose rows are sent to the other devices."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def step(x: Any, first: Any, second: Any, chosen: Any) -> Any:
+            sent = jax.nn.one_hot(chosen, 8 * 128).reshape(*chosen.shape, 8, 128)
+            rows = jnp.einsum("gsec,gsd->egcd", sent, x)
+            rows = constrained(m, constrained(m, rows, None, "data"), "data") if exchanged else rows
+            rows = jnp.einsum(
+                "egcf,efd->egcd", jax.nn.relu(jnp.einsum("egcd,edf->egcf", rows, first)), second
+            )
+            rows = constrained(m, constrained(m, rows, "data"), None, "data") if exchanged else rows
+            return jnp.einsum("gsec,egcd->gsd", sent, rows)
+
+        weights = array(m, (8, 512, 8192), "data"), array(m, (8, 8192, 512), "data")
+        chosen = array(m, (64, 512), "data", dtype=jnp.int32)
+        return jax.jit(step), (array(m, (64, 512, 512), "data"), *weights, chosen)
+
+    return run
+
+
+def _positions(*, split: bool) -> Callable[[], Any]:
+    """The loss and its gradients by chunks of positions, of which each device has whole ones or parts."""
+
+    def run() -> Any:
+        m = mesh("sequence")
+
+        def loss(head: Any, h: Any) -> Any:
+            chunks = constrained(m, h, None, "sequence").reshape(4, 16, 64, 256).swapaxes(0, 1)
+            if split:
+                chunks = constrained(m, chunks, None, None, "sequence")
+            losses = lambda _, h: (None, jax.nn.logsumexp(h @ head, -1))  # noqa: E731
+            return lax.scan(losses, None, chunks)[1].sum()
+
+        args = array(m, (256, 4096)), array(m, (4, 1024, 256), None, "sequence")
+        return jax.jit(loss), args
+
+    return run
+
+
+def _accumulated_layers() -> Any:
+    """FSDP that gathers a layer's weights for each microbatch, and adds up sharded gradients."""
+    m = mesh("fsdp")
+
+    def loss(w: Any, x: Any) -> Any:
+        @jax.checkpoint
+        def layer(x: Any, w: Any) -> Any:
+            return constrained(m, jnp.tanh(x @ constrained(m, w)), "fsdp"), None
+
+        return jnp.mean(lax.scan(layer, x, w)[0] ** 2)
+
+    def step(w: Any, turns: Any) -> Any:
+        def turn(total: Any, x: Any) -> Any:
+            return constrained(m, total + jax.grad(loss)(w, x), None, "fsdp"), None
+
+        return w - 0.1 * lax.scan(turn, jnp.zeros_like(w), turns)[0]
+
+    args = array(m, (4, 256, 256), None, "fsdp"), array(m, (2, 4096, 256), None, "fsdp")
+    return jax.jit(step, donate_argnums=0), args
+
+
 GIVEN = {
+    "keys of all layers returned whole": Case("returned_whole", _prefill(), _prefill("tensor")),
+    "experts whose weights are sent": Case(
+        "weight_gathered_for_few_tokens", _groups(exchanged=False), _groups(exchanged=True)
+    ),
+    "chunks of split positions": Case("batch_gathered", _positions(split=False), _positions(split=True)),
+    "microbatches of FSDP": Case(None, _accumulated_layers),
     "microbatches of which each device has whole ones": Case(
         "batch_gathered", _turns(by_rows=False), _turns(by_rows=True)
     ),

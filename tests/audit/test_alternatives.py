@@ -9,7 +9,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from tests.audit.foreign_cases import array, constrained, mesh
 
-from meshwright.audit.alternatives import Place, alternatives, constraints, partition, spec_of
+from meshwright.audit import alternatives as alternatives_module
+from meshwright.audit import foreign
+from meshwright.audit.alternatives import (
+    Place,
+    alternatives,
+    constraints,
+    partition,
+    spec_of,
+    with_arguments,
+)
 from meshwright.audit.foreign import audit_compiled
 from meshwright.notation.mesh import Mesh
 
@@ -91,6 +100,35 @@ def test_alternatives_divide_their_dimensions() -> None:
     assert specs == {spec_of(P("x"), 3)}
 
 
+def test_alternatives_of_costly_places_come_first_and_together() -> None:
+    large, small = (Place(str(rows), (rows, 64), spec_of(P("x"), 2), True) for rows in (1024, 64))
+    mesh_of_x = Mesh({"x": 8})
+    by_size = alternatives([small, large], mesh_of_x)
+    assert [one.places for one in by_size] == [(large,), (small,)]
+    costs = {large: 1.0, small: 2.0}
+    assert [one.places for one in alternatives([small, large], mesh_of_x, costs.__getitem__)] == [
+        (small,),
+        (large,),
+    ]
+
+
+def test_a_search_ends_with_the_places_of_which_one_saves_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[alternatives_module.Alternative] = []
+
+    def counted(*args: Any) -> Any:
+        tried.append(args[-1])
+        return with_arguments(*args)
+
+    monkeypatch.setattr(foreign, "with_arguments", counted)
+    m = mesh("x")
+    # The weight is split along the sum of its matmul, whose results are large; the others are not used.
+    others = (array(m, (8, 8 * n), None, "x") for n in (1, 2))
+    args = array(m, (4096, 512)), array(m, (512, 2048), "x"), *others
+    (one,) = _found(jax.jit(lambda x, w, *others: jnp.tanh(x @ w).sum(1)), args)
+    assert one["tensor"] == "w"
+    assert {place.name for each in tried for place in each.places} == {"w"}
+
+
 def test_constraints_of_a_trace_are_recorded_by_line_and_restored() -> None:
     m = mesh("x")
 
@@ -125,3 +163,17 @@ def test_the_constraint_of_a_gradient_is_that_of_its_line() -> None:
     with constraints() as seen:
         jax.jit(step).trace(array(m, (8,)))
     assert len(seen) == 1
+
+
+def test_a_cause_comes_before_a_sharding_that_saves_little_more() -> None:
+    def ordered(kind: str, seconds: float) -> list[str]:
+        warnings = [
+            {"kind": "cheaper_sharding", "seconds": 1.0, "bytes": 0},
+            {"kind": kind, "seconds": seconds, "bytes": 0},
+        ]
+        return [one["kind"] for one in foreign._costliest_first(warnings)]
+
+    assert ordered("widened", 0.9)[0] == "widened"
+    assert ordered("widened", 0.7)[0] == "cheaper_sharding"
+    assert ordered("weight_resharded", 1.0)[0] == "cheaper_sharding"
+    assert ordered("weight_resharded", 1.1)[0] == "weight_resharded"

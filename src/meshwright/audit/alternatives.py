@@ -29,6 +29,7 @@ from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.matmuls import is_counted_branch, products, smaller_branches
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import Program
+from meshwright.audit.hlo.trace import MOVES, resolve
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import NUMBER_TYPES
 from meshwright.errors import MeshwrightError
@@ -212,8 +213,14 @@ def _name(path: tuple[Any, ...], parameters: Sequence[str]) -> str:
     return name + jax.tree_util.keystr(tuple(others))
 
 
-def alternatives(places: Sequence[Place], mesh: Mesh) -> list[Alternative]:
-    """The alternatives to each sharding of the places, those of larger arrays first."""
+def alternatives(
+    places: Sequence[Place], mesh: Mesh, cost: Callable[[Place], float] = lambda _: 0.0
+) -> list[Alternative]:
+    """The alternatives to each sharding of the places, those of costly and then of larger arrays first.
+
+    cost: seconds of the collectives that a place may cause (`costs_of_places`). All alternatives of the same
+    places follow each other.
+    """
     lines: dict[tuple[str, Spec], list[Place]] = {}
     alike: dict[tuple[tuple[int, ...], Spec], list[Place]] = {}
     for place in places:
@@ -229,13 +236,37 @@ def alternatives(places: Sequence[Place], mesh: Mesh) -> list[Alternative]:
         for several in {frozenset(one): one for one in groups}.values()
         for spec in _other_specs(several[0], mesh, add=not any(one.is_argument for one in several))
     ]
-    return sorted([*left_out, *moved], key=lambda one: -_elements_per_device(one, mesh))
+
+    def rank(one: Alternative) -> tuple[float, float]:
+        return -max(map(cost, one.places)), -_elements_per_device(one, mesh)
+
+    return sorted([*left_out, *moved], key=rank)
 
 
 def _elements_per_device(changed: Alternative, mesh: Mesh) -> float:
     """Elements of the largest of the places' arrays on one device."""
     sizes = (prod(one.shape) / prod(mesh.size(axes) for axes in one.spec if axes) for one in changed.places)
     return max(sizes)
+
+
+def costs_of_places(program: Program, sent: Sequence[Emitted], prices: Prices) -> Callable[[Place], float]:
+    """The seconds of the collectives that the sharding of a place may cause.
+
+    These send the place's argument, or the result of a matmul of it, are on the line of its constraint, or
+    send an array of its size.
+    """
+    by_name: dict[str, float] = {}
+    by_size: dict[int, float] = {}
+    for emitted in sent:
+        seconds = prices.seconds(emitted) or 0.0
+        value = resolve(program, emitted.operand(), MOVES)
+        near = [value, *(resolve(program, each, MOVES) for each in value.operands())]
+        inputs = {each.instruction.label for each in near if each.is_input}
+        for name in {*inputs, emitted.tensor, emitted.source}:
+            by_name[name] = by_name.get(name, 0.0) + seconds
+        size = emitted.elements_of_all
+        by_size[size] = by_size.get(size, 0.0) + seconds
+    return lambda place: max(by_name.get(place.name, 0.0), by_size.get(prod(place.shape), 0.0))
 
 
 def _other_specs(place: Place, mesh: Mesh, *, add: bool) -> Iterator[Spec]:
@@ -305,7 +336,8 @@ def cheaper_shardings(
 ) -> list[Remark]:
     """A warning of the alternative with the fastest step, if it saves enough.
 
-    compile_with: compiles the step with an alternative. found: places of the step's shardings. step: the
+    The search ends with the alternatives of the first places of which one saves enough. compile_with:
+    compiles the step with an alternative. found: places of the step's shardings. step: the
     program without an alternative. seconds: after these, no further alternative is compiled. is_wrong:
     whether a program has a mistake that another warning would report; such an alternative is not proposed.
     """
@@ -313,8 +345,12 @@ def cheaper_shardings(
     if before is None or before.communication < _SHARE_OF_STEP * before.seconds:
         return []
     started, cheaper = time.monotonic(), list[tuple[Alternative, Cost, Program]]()
-    for tried in alternatives(places, mesh)[:_MOST_COMPILED]:
-        if time.monotonic() - started > seconds:
+    widened = step.platform.compiler.widens
+    sent = [on_mesh(one, mesh, widened=widened) for one in collectives(step)]
+    costs = costs_of_places(step, sent, Prices(mesh, machine.place(mesh), machine.chip, mesh))
+    for tried in alternatives(places, mesh, costs)[:_MOST_COMPILED]:
+        is_enough = bool(cheaper) and not set(tried.places) & set(cheaper[-1][0].places)
+        if is_enough or time.monotonic() - started > seconds:
             break
         try:
             with constraints(tried):

@@ -61,7 +61,11 @@ from meshwright.audit.remarks.replication import (
     with_repeated_work,
 )
 from meshwright.audit.remarks.too_early import summed_too_early
-from meshwright.audit.remarks.tradeoffs import repeated_sums_note, whole_weights_note
+from meshwright.audit.remarks.tradeoffs import (
+    repeated_gathers_note,
+    repeated_sums_note,
+    whole_weights_note,
+)
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 from meshwright.hardware.catalog import load
@@ -160,6 +164,7 @@ def audit_program(
             undonated_note(program),
             whole_weights_note(program, prices),
             repeated_sums_note(reading.sent, prices),
+            repeated_gathers_note(program, reading.sent, prices),
         )
         if note
     ]
@@ -258,16 +263,25 @@ def _costliest_first(warnings: Iterable[dict]) -> list[dict]:
     """Warnings by their seconds, then by their bytes.
 
     A rule names the cause, so it comes before a sharding that a search has found and that saves little more.
+    A rule that only knows that an array is resharded comes after a sharding that saves as much.
     """
+    ordered = sorted(warnings, key=lambda one: (-(one["seconds"] or 0.0), -(one["bytes"] or 0)))
+    rules = [one for one in ordered if one["kind"] != CHEAPER]
+    for searched in (one for one in ordered if one["kind"] == CHEAPER):
+        saved = searched["seconds"] or 0.0
+        shares = (1.0 if one["kind"] in _RESHARDED else _NAMES_THE_CAUSE for one in rules)
+        later = (
+            at for at, share in enumerate(shares) if (rules[at]["seconds"] or 0.0) <= share * saved * _NEARLY
+        )
+        rules.insert(next(later, len(rules)), searched)
+    return rules
 
-    def seconds(warning: dict) -> float:
-        return (warning["seconds"] or 0.0) * (_OF_SEARCH if warning["kind"] == CHEAPER else 1.0)
 
-    return sorted(warnings, key=lambda one: (-seconds(one), -(one["bytes"] or 0)))
-
-
-# The weight of the seconds that a search has found, next to the seconds of a cause.
-_OF_SEARCH = 0.8
+_RESHARDED = ("activation_resharded", "input_resharded", "weight_resharded")
+# The share of a search's seconds from which a rule's finding comes first.
+_NAMES_THE_CAUSE = 0.8
+# Seconds of the same collective differ by rounding.
+_NEARLY = 1 + 1e-6
 
 
 def _without_remarks(sent: Iterable[Emitted], remarks: Iterable[Remark]) -> list[Emitted]:

@@ -51,7 +51,7 @@ def audit(
     mesh: str | None = option(None, help="With --hlo: the mesh's axes, data=2,tensor=4."),
     numerics: bool = option(True, help="Also compare the numbers of a tiny twin with plain formulas."),
     search: float = option(
-        60.0, least=0, help="For a script: seconds to compile it with other shardings, 0 for none."
+        30.0, least=0, help="For a script: seconds to compile it with other shardings, 0 for none."
     ),
     no_cache: bool = option(False, help="Compile again even if the cache has the program."),
     against: Path | None = option(None, help="Show what changed since this audit, written by -o."),

@@ -166,6 +166,8 @@ def over_the_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
         or emitted.is_written
         or emitted.elements <= context.batch_elements
         or _is_by_index(emitted, context)
+        # An exchange that a constraint asks for: rows that go to their experts.
+        or (emitted.op == "all_to_all" and primitive_of(c.op_name) in CONSTRAINTS)
         or not (is_computed(context.program, operand) or _is_carried(emitted, context.program))
     ):
         return None

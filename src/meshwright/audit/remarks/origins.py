@@ -108,7 +108,8 @@ def looped_batch(emitted: Emitted, context: ProgramContext) -> Fault | None:
         user.instruction for user, _ in emitted.uses(context.program) if user.instruction.opcode == "while"
     ]
     is_recurrence = any(_is_needed_next(context.program, loop) for loop in loops)
-    is_cut = len(origin.instruction.shapes[0].dims) < len(emitted.value.instruction.shapes[-1].dims)
+    stored = resolve(context.program, emitted.operand(), MOVES)
+    is_cut = len(stored.instruction.shapes[0].dims) < len(emitted.value.instruction.shapes[-1].dims)
     return (
         BATCH_GATHERED,
         f"the batch (`{emitted.tensor}`, {emitted.collective.gathered_bytes:,} B) is gathered over "
@@ -149,11 +150,6 @@ def _shares_its_weight(emitted: Emitted, context: ProgramContext) -> bool:
     A loop over layers multiplies each of them by an array that changes from turn to turn, and a recurrence
     passes its state on.
     """
-    stored = resolve(context.program, emitted.operand(), MOVES)
-    # A loop over microbatches has rows that a reshape cuts.
-    is_reshaped = len(stored.instruction.shapes[0].dims) != len(emitted.value.instruction.shapes[-1].dims)
-    if context.differentiated or is_reshaped:
-        return False
     for product in products(context.program):
         place = product.value.place
         if not place.loops:

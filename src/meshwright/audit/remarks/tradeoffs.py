@@ -10,6 +10,7 @@ from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.remarks.accidents import batch_of
 from meshwright.audit.remarks.fault_rule import is_integer
 from meshwright.audit.remarks.replication import multiplied_inputs
+from meshwright.audit.remarks.weights import is_of_layers, loop_that_repeats
 from meshwright.units import format_bytes
 
 # Whole weights with a smaller share of the inputs' bytes are not worth sharding.
@@ -34,6 +35,27 @@ def repeated_sums_note(sent: Iterable[Emitted], prices: Prices) -> str:
         f"jax.checkpoint repeats sums over {over} in the backward pass (`{largest.tensor}`, "
         f"{format_bytes(num_bytes)} a step); if memory allows, keep their results: name them by "
         "checkpoint_name, with policy=save_only_these_names(...)"
+    )
+
+
+def repeated_gathers_note(program: Program, sent: Iterable[Emitted], prices: Prices) -> str:
+    """A sentence on weights that FSDP gathers again for each microbatch; "" without any."""
+    repeated = [
+        emitted
+        for emitted in sent
+        if emitted.op == "all_gather"
+        and is_differentiated(program)
+        and (loop := loop_that_repeats(emitted, program)) is not None
+        and is_of_layers(emitted, loop)
+    ]
+    if not repeated:
+        return ""
+    largest = max(repeated, key=lambda one: one.bytes_per_step)
+    over = prices.over(largest.axes, largest.collective.groups.size)
+    return (
+        f"each microbatch gathers the layers' weights over {over} again (`{largest.tensor}`, "
+        f"{format_bytes(sum(one.bytes_per_step for one in repeated))} a step); if memory allows, gather them "
+        "once before the loop over microbatches, or make it shorter"
     )
 
 

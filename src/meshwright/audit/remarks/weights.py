@@ -2,6 +2,7 @@
 
 from meshwright.audit.facts.emitted import Emitted, is_computed
 from meshwright.audit.hlo.op_names import primitive_of
+from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import (
     MOVES,
     CallPath,
@@ -55,24 +56,36 @@ def repeated_gather(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """A weight gathered in each turn of a loop that does not change it."""
     if emitted.op != "all_gather":
         return None
+    repeating = loop_that_repeats(emitted, context.program)
+    if repeating is None or (context.differentiated and is_of_layers(emitted, repeating)):
+        return None
+    trips = trip_count(context.program, repeating)
+    turns = f"{round(trips):,} times" if trips else "in every iteration"
+    return (
+        "weight_gathered_repeatedly",
+        f"`{emitted.tensor}` is gathered over {context.over(emitted)} {turns} in the loop "
+        f"{repeating.instruction.label}, which does not change it",
+        "gather it once, before the loop, if memory allows; or keep it sharded as its matmuls use it "
+        + ("(tensor parallelism)" if context.differentiated else "(tensor parallelism), without FSDP"),
+    )
+
+
+def loop_that_repeats(emitted: Emitted, program: Program) -> TracedValue | None:
+    """The outermost loop of several turns, each of which gathers the same input; None without one."""
+    if is_computed(program, emitted.operand()):
+        return None
     for depth, frame in enumerate(emitted.value.place.frames):
-        if frame.caller.opcode != "while" or not same_each_turn(context.program, emitted.operand(), depth):
-            continue
-        if is_computed(context.program, emitted.operand()):
+        if frame.caller.opcode != "while" or not same_each_turn(program, emitted.operand(), depth):
             continue
         loop = TracedValue(frame.caller, _place_of(emitted, depth))
-        trips = trip_count(context.program, loop)
-        if trips == 1:
-            continue
-        turns = f"{round(trips):,} times" if trips else "in every iteration"
-        return (
-            "weight_gathered_repeatedly",
-            f"`{emitted.tensor}` is gathered over {context.over(emitted)} {turns} in the loop "
-            f"{frame.caller.label}, which does not change it",
-            "gather it once, before the loop, if memory allows; or keep it sharded as its matmuls use it "
-            + ("(tensor parallelism)" if context.differentiated else "(tensor parallelism), without FSDP"),
-        )
+        if trip_count(program, loop) != 1:
+            return loop
     return None
+
+
+def is_of_layers(emitted: Emitted, loop: TracedValue) -> bool:
+    """Whether a loop over layers is within `loop`, as in a loop over the microbatches of FSDP."""
+    return len(emitted.value.place.loops) > len(loop.place.loops) + 1
 
 
 def stack_of_layers(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -161,7 +174,8 @@ def of_all_experts(emitted: Emitted, context: ProgramContext) -> Fault | None:
         side = side_of_gathered(user, other)
         weight = user.operand(side).instruction.shapes[0]
         batch_sizes = {weight.dims[dim] for dim in user.instruction.numbers(f"{SIDES[side]}_batch_dims")}
-        activations = other.instruction.shapes[0].num_bytes + user.instruction.shapes[0].num_bytes
+        # Between the matmuls of experts the rows stay; before the first and after the last they are sent.
+        activations = min(other.instruction.shapes[0].num_bytes, user.instruction.shapes[0].num_bytes)
         if (
             len(along) == 1
             and shape.dims[along[0]] in batch_sizes
@@ -171,8 +185,9 @@ def of_all_experts(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 "weight_gathered_for_few_tokens",
                 f"{context.gathered(emitted)} along a batch dimension of its matmul, such as experts, for "
                 f"{activations:,} B of activations on each device",
-                "keep the experts where they are stored and exchange the tokens: shard the dispatched rows "
-                "along that dimension over the experts' axis (one all-to-all), and the results as before",
+                "keep the experts where they are stored and exchange the tokens: constrain the dispatched rows "
+                "as the tokens are split (P(None, axis)), then as the experts (P(axis)): one all-to-all; "
+                "and their results as the experts, then as the tokens",
             )
     return None
 
@@ -244,13 +259,14 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         None,
     )
     if stored is None or not context.differentiated:
-        if not set(emitted.axes) & context.batch_axes:
+        is_of_batch = bool(set(emitted.axes) & context.batch_axes)
+        if not is_of_batch and (len(shape.dims) < _OF_CACHES or emitted.is_part):
             return None
+        which, part = (", the batch's axis,", "part of the batch") if is_of_batch else ("", "own part")
         return (
             "returned_whole",
-            f"{context.gathered(emitted)}, the batch's axis, only to be returned: every device gets all "
-            "of it",
-            "return it as it was computed, each device with its part of the batch (out_shardings)",
+            f"{context.gathered(emitted)}{which} only to be returned: every device gets all of it",
+            f"return it as it was computed, each device with its {part} (out_shardings)",
         )
     if stored.shapes[0].num_elements * emitted.collective.groups.size != shape.num_elements:
         return None
@@ -267,6 +283,10 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         "and the next step, which gets whole arrays, is compiled again",
     )
 
+
+# Results of fewer dimensions, such as logits, may be wanted whole; caches have layers, sequences, positions,
+# heads and elements.
+_OF_CACHES = 4
 
 # Gathers of one operation of the update, from which it is an iteration of matmuls.
 _ITERATES = 3
