@@ -13,7 +13,7 @@ from meshwright.audit.foreign import audit_program
 from meshwright.audit.hlo.read import parse_hlo
 from meshwright.audit.hlo.trace import TracedValue, places
 from meshwright.hardware.catalog import load
-from meshwright.models.transformer import at_most_blocks, in_extra_passes
+from meshwright.models.scopes import at_most_blocks, in_extra_passes
 from meshwright.notation.mesh import Mesh
 
 UNPRICED = Prices(Mesh({}), None, None)

@@ -60,8 +60,8 @@ from meshwright.models.count import (
     read_positions,
 )
 from meshwright.models.count import caches as caches_of
+from meshwright.models.ops import Scoring
 from meshwright.models.parameters import dimensions
-from meshwright.models.transformer import Scoring
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.collective import reshard
 from meshwright.notation.einsum import Contraction, Reshard

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from meshwright.layout.layout import Layout
 from meshwright.layout.moves.experts import expert_table, has_fixed_rows, row_routing
 from meshwright.layout.rules import AxisTable, Rules
-from meshwright.models.transformer import input_of
+from meshwright.models.scopes import input_of
 from meshwright.notation.einsum import ChosenSteps, Contraction, Reshard, Roles, contraction
 from meshwright.notation.operation import placed_operation
 

@@ -23,13 +23,13 @@ Experts by a table: t token ids, r experts of each. Streams of the residual: o, 
 Draft head: h elements of an embedding and a hidden state together.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
-from meshwright.models.at_layer import AtLayer, Cache, CommonOps, Kind, Places, V
+from meshwright.models.at_layer import AtLayer, Cache, Places, V
 from meshwright.models.config import Layer, ModelConfig
-from meshwright.models.mixers.mixer import StateOps
+from meshwright.models.ops import Entries, LatentOps, Ops, Scoring
 from meshwright.models.parameters import (
     ADAPTER_A,
     ADAPTER_B,
@@ -43,68 +43,6 @@ from meshwright.models.parameters import (
     row_letter,
     value_letter,
 )
-from meshwright.models.streams import StreamOps
-
-# The scope of the sums of cotangents of layers that share keys and values.
-SHARED_KV = "shared_kv"
-
-
-def input_of(*names: str) -> str:
-    """The name of the shared input of the products with the weights `names`.
-
-    >>> input_of("wq", "wk", "wv")
-    'to_wq+wk+wv'
-    """
-    return f"to_{'+'.join(names)}"
-
-
-def at_most(num_trips: int, num_runs: int = 1) -> str:
-    """The scope of a loop whose trips depend on data: at most `num_trips` in `num_runs` runs.
-
-    >>> at_most(32), at_most(10, 4)
-    ('at_most_32_trips', 'at_most_10_trips_in_4_runs')
-    """
-    return f"at_most_{num_trips}_trips" + (f"_in_{num_runs}_runs" if num_runs > 1 else "")
-
-
-# The scope of gradients that a forward pass computes: the audit reads passes off names.
-BACKWARD = "backward"
-
-
-def at_most_blocks(num_blocks: int, among: int) -> str:
-    """The scope of a branch that is taken at most `num_blocks` times in `among`.
-
-    >>> at_most_blocks(3, 4)
-    'at_most_3_of_4_blocks'
-    """
-    return f"at_most_{num_blocks}_of_{among}_blocks"
-
-
-def by_even_load(num_trips: int) -> str:
-    """The scope of a loop over the experts' rows: `num_trips` if the load is even.
-
-    >>> by_even_load(64)
-    'by_even_load_64_trips'
-    """
-    return f"by_even_load_{num_trips}_trips"
-
-
-def in_extra_passes() -> str:
-    """The scope of extra passes, which run if one expert gets far more rows than the others.
-
-    >>> in_extra_passes()
-    'by_even_load_0_trips'
-    """
-    return by_even_load(0)
-
-
-def rows_by_even_load(op: str, num_rows: int) -> str:
-    """The scope of an exchange of the experts' rows: `op` of `num_rows` if the load is even.
-
-    >>> rows_by_even_load("all_to_all", 512)
-    'all_to_all_by_even_load_512_rows'
-    """
-    return f"{op}_by_even_load_{num_rows}_rows"
 
 
 class Ahead(NamedTuple):
@@ -115,169 +53,6 @@ class Ahead(NamedTuple):
 
     tokens: Any
     targets: Any
-
-
-class Entries(NamedTuple, Generic[V]):
-    """Compressed keys and values [B, S, H] of earlier positions, and their first positions."""
-
-    values: V
-    places: Places
-
-
-class Scoring(NamedTuple, Generic[V]):
-    """How queries score the keys of a layer, and which keys they read.
-
-    softcap: c in c tanh(x / c). scale: of q . k, H ** -0.5 if None. sinks[N]: a logit more for each head.
-    chosen: the keys, among those of the layer's window, that `index` chose; with `entries`, of these.
-    entries: compressed keys of earlier positions that are read too, in the window or not.
-    """
-
-    softcap: float | None = None
-    scale: float | None = None
-    sinks: V | None = None
-    chosen: V | None = None
-    entries: Entries[V] | None = None
-
-
-class Ops(CommonOps[V], Protocol[V]):
-    """The operations that every reader of the forward pass implements, on its own values (arrays, symbols).
-
-    rope: turns all of H, or `rotary_dim` elements; with latent attention the last A, or with `leading` the
-      first A. Leaves x as it is in layers without rotary positions. back: turns it the other way.
-    turned_norm: over H, without weights, in layers with rotary positions.
-    temperature: of queries, in layers without rotary positions.
-    attention: of q[B,T,N,H] over k[B,S,K,H], v[B,S,K,H or O]; a query sees its own position and the earlier
-      ones in its layer's window, and of these what `scoring` says.
-    dot: [B, T] of x[B, T, D] and w[D]. clip: x cut off at +- limit. gated: y times a sigmoid of `gate`, which
-      has the first letters of y.
-    activation: `up` is None if the feed-forward is not gated; slopes: of xIELU, a number each.
-    layers: runs `block(ops, w, x, at, shared)` for each of `layers`, in order. shared: the keys and values,
-      or chosen keys, that the last layer with its own returned; None before the first.
-    take: x[B, n, D] at indices[B, n] into T.
-    join: x[B, T, h] of two x[B, T, D], one after the other. detached: x without a gradient for its readers.
-    undifferentiated: the result of block(*inputs), through which no gradient passes.
-    with_draft_loss: the result of `layers`, and the loss of a draft head, which is weighed as it is.
-    loss: mean cross-entropy of targets[B, T], in nats per token; the last of each row may be missing
-      (`has_last`). The logits are the product of x[B, T, D]
-      with the weight in `head`, plus `unembed_bias` if there is one, capped if there is a cap.
-    """
-
-    def embed(self, name: str, tokens: V, table: V) -> V: ...
-    def add_positions(self, name: str, x: V, places: Places, table: V) -> V: ...
-    def scale(self, name: str, x: V, factor: float) -> V: ...
-    def dot(self, name: str, x: V, w: V) -> V: ...
-    def clip(self, name: str, x: V, limit: float) -> V: ...
-    def gated(self, name: str, y: V, gate: V) -> V: ...
-    def rope(self, name: str, x: V, at: AtLayer, *, leading: bool = False, back: bool = False) -> V: ...
-    def turned_norm(self, name: str, x: V, kind: Kind) -> V: ...
-    def temperature(self, name: str, q: V, at: AtLayer) -> V: ...
-    def for_layers(self, name: str, x: V) -> V: ...
-    def attention(
-        self,
-        name: str,
-        q: V,
-        k: V,
-        v: V,
-        at: AtLayer,
-        scoring: Scoring[V],
-    ) -> tuple[V, AtLayer]: ...
-    def activation(
-        self, name: str, gate: V, up: V | None, kind: str, slopes: tuple[V, V] | None = None
-    ) -> V: ...
-    def residual(self, name: str, x: V, y: V) -> V: ...
-    def layers(
-        self,
-        block: Callable,
-        weights: Mapping[str, V],
-        x: V,
-        places: Places,
-        cache: Cache,
-        layers: Sequence[Layer],
-    ) -> tuple[V, Cache]: ...
-    def take(self, name: str, x: V, indices: V) -> V: ...
-    def join(self, name: str, x: V, y: V) -> V: ...
-    def detached(self, x: V) -> V: ...
-    def undifferentiated(self, block: Callable[..., Any], *inputs: object) -> Any: ...
-    def with_draft_loss(self, handed_on: object, loss: V) -> object: ...
-    def softcap(self, name: str, logits: V, cap: float) -> V: ...
-    def loss(
-        self,
-        name: str,
-        x: V,
-        weights: Mapping[str, V],
-        targets: V,
-        cap: float | None = None,
-        *,
-        has_last: bool = True,
-        **head: str,
-    ) -> V: ...
-
-
-class LatentOps(Ops[V], Protocol[V]):
-    """The operations of latent attention.
-
-    join_rope: k[B,T,N,J] and rope[B,T,A], the same in all heads, to [B,T,N,H]. latent_attention: a[B,T,N,O]
-    of q[B,T,N,H] over the cached latent[B,S,R] and rope[B,S,A]; w has wk_up and wv_up. index: the keys that
-    each query reads, chosen by the scores of q[B,T,x,y] over k[B,S,y], weighed by [B,T,x], and the cache; or
-    the blocks of keys that the queries of each KV head read, by q[B,T,K,y] without weights. entries: the
-    first positions of compressed keys.
-    """
-
-    def index(
-        self, name: str, q: V, k: V, weights: V | None, at: AtLayer, entries: Places | None = None
-    ) -> tuple[V, AtLayer]: ...
-
-    def join_rope(self, name: str, k: V, rope: V) -> V: ...
-    def latent_attention(
-        self,
-        name: str,
-        q: V,
-        latent: V,
-        rope: V,
-        w: Mapping[str, V],
-        at: AtLayer,
-        scoring: Scoring[V],
-    ) -> tuple[V, AtLayer]: ...
-
-
-class CompressionOps(Ops[V], Protocol[V]):
-    """The operations of attention with compressed keys.
-
-    compressed: an entry for each w consecutive positions of a segment, the sum of values[B,T,c,H] weighed by
-    a softmax of gates[B,T,c,H] plus bias[w,c,H]. With two series an entry sums the second series of its own
-    positions and the first series of the w positions before. grouped: a[B,T,N,H] as [B,T,g,u,H].
-    """
-
-    def compressed(
-        self, name: str, values: V, gates: V, bias: V, at: AtLayer
-    ) -> tuple[Entries[V], AtLayer]: ...
-    def grouped(self, name: str, a: V) -> V: ...
-
-
-class ExpertOps(Ops[V], Protocol[V]):
-    """The operations of a mixture of experts.
-
-    router: gates[B, T, E], the weight of each expert in a token's result, zero except for its k experts;
-    choice[E] is added to the scores to choose them. table[t, r]: the experts of each token id, in place of a
-    choice. experts: y[B, T, D] of x[B, T, D]. Tokens are dispatched as rows d[E, C, D], block(ops, w, d)
-    computes rows of the same shape, and these are combined: weighted by the gates, or only summed if the
-    gates scaled the rows before. In one pass or several.
-    """
-
-    def router(
-        self,
-        name: str,
-        x: V,
-        w: V,
-        b: V | None = None,
-        choice: V | None = None,
-        *,
-        table: V | None = None,
-        places: Places | None = None,
-    ) -> V: ...
-    def experts(
-        self, block: "Callable[[ExpertOps[V], Mapping[str, V], V], V]", w: Mapping[str, V], x: V, gates: V
-    ) -> V: ...
 
 
 def _block(
@@ -301,8 +76,7 @@ def _block(
             mixed.append(y)
         if "state_out" in w:
             assert config.state_mixer is not None, "a model whose layers have states has a mixer for them"
-            state_ops = cast("StateOps[V]", ops)
-            y, at = config.state_mixer.mix(state_ops, w, h, at, norm_eps=config.norm_eps)
+            y, at = config.state_mixer.mix(ops, w, h, at, norm_eps=config.norm_eps)
             mixed.append(y)
         y = mixed[0] if len(mixed) == 1 else ops.residual("mixed", *mixed)
         if config.post_norms:
@@ -316,7 +90,7 @@ def _block(
         h, gates = _part_input(config, ops, w, "mlp", source if config.parallel else x)
         h = ops.kept("mlp_norm", norm("mlp_norm", h)) if config.pre_norms else h
     if "router" in w:
-        y = _mixture(config, cast("ExpertOps[V]", ops), w, h, at.places)
+        y = _mixture(config, ops, w, h, at.places)
     else:
         y = _feed_forward(config, ops, w, h, "w", "BTD,DF->BTF", "BTF,FD->BTD")
     if config.post_norms or ("router" in w and config.moe and config.moe.post_norm):
@@ -331,7 +105,7 @@ def _part_input(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], part: str,
     """
     if config.streams is None or f"{part}_streams" not in w:
         return x, None
-    return config.streams.enter(cast("StreamOps[V]", ops), w, part, x)
+    return config.streams.enter(ops, w, part, x)
 
 
 def _added(
@@ -343,7 +117,7 @@ def _added(
     has `residual_inputs`; number: the index of the part's factor in them.
     """
     if gates is not None:
-        return cast("StreamOps[V]", ops).mixed(f"{part}_residual", x, y, gates)
+        return ops.mixed(f"{part}_residual", x, y, gates)
     x = _entered(config, ops, f"{part}_residual_input", x, normed, number)
     return ops.residual(f"{part}_residual", x, _scaled(config, ops, f"{part}_residual_scale", y))
 
@@ -364,12 +138,12 @@ def _attend(
     """y[B, T, D] of the normed h[B, T, D], `at` with the new cache, and keys, values or a choice to share."""
     made = None
     if config.mla:
-        a, at, made = _latent_attention(config, cast("LatentOps[V]", ops), w, h, at, shared)
+        a, at, made = _latent_attention(config, ops, w, h, at, shared)
     else:
         a, at, made = _attention(config, ops, w, h, at, shared)
     o = value_letter(config)
     if "wo_down" in w:
-        a = cast("CompressionOps[V]", ops).grouped("heads", a)
+        a = ops.grouped("heads", a)
         (a,) = ops.einsums(a, w, wo_down=f"BTgu{o},gu{o}j->BTgj")
         (y,) = ops.einsums(a, w, wo="BTgj,gjD->BTD")
     else:
@@ -451,9 +225,9 @@ def _attention(
         products = (*ops.einsums(down, w, wq_up="BTQ,QNH->BTNH"), *products)
     entries = None
     if config.compressed:
-        entries, at = _compressed_keys(config, cast("CompressionOps[V]", ops), w, h, at)
-    first_positions, latent_ops = entries.places if entries else None, cast("LatentOps[V]", ops)
-    chosen, at = _chosen_keys(config, latent_ops, w, h, down, at, first_positions)
+        entries, at = _compressed_keys(config, ops, w, h, at)
+    first_positions = entries.places if entries else None
+    chosen, at = _chosen_keys(config, ops, w, h, down, at, first_positions)
     q, *kv = (_biased(ops, w, name, y) for name, y in zip(specs, products, strict=False))
     kv = [*kv, *kv] if config.values_are_keys or config.values_are_cached_keys else kv
     num_letters = 2 if config.qk_norm_over == "width" else 1
@@ -490,7 +264,7 @@ def _attention(
 
 def _compressed_keys(
     config: ModelConfig,
-    ops: CompressionOps[V],
+    ops: Ops[V],
     w: Mapping[str, V],
     h: V,
     at: AtLayer,
@@ -526,7 +300,7 @@ def _normed(
 
 
 def _latent_attention(
-    config: ModelConfig, ops: LatentOps[V], w: Mapping[str, V], h: V, at: AtLayer, shared: Sequence[V] | None
+    config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, at: AtLayer, shared: Sequence[V] | None
 ) -> tuple[V, AtLayer, tuple[V, ...] | None]:
     """a[B, T, N, O] of the normed h[B, T, D] through latents, and `at` with the new cache (DeepSeek-V2).
 
@@ -562,7 +336,7 @@ def _latent_attention(
 
 def _chosen_keys(
     config: ModelConfig,
-    ops: LatentOps[V],
+    ops: Ops[V],
     w: Mapping[str, V],
     h: V,
     down: V | None,
@@ -587,8 +361,7 @@ def _chosen_keys(
         if "index_q_norm" in w:
             q = ops.norm("index_q_norm", q, w["index_q_norm"], kind=norm, eps=indexer.norm_eps)
         if entries is not None:
-            compression_ops = cast("CompressionOps[V]", ops)
-            (k, _), after = _compressed_keys(config, compression_ops, w, h, at, "index", "y")
+            (k, _), after = _compressed_keys(config, ops, w, h, at, "index", "y")
             q = ops.rope("rope_index_q", q, at, leading=True)
             (heads,) = ops.einsums(h, w, index_weights="BTD,Dx->BTx")
             return ops.index("index", q, k, heads, after, entries)
@@ -632,12 +405,12 @@ def _feed_forward(
     return _biased(ops, w, f"{prefix}_out", y)
 
 
-def _mixture(config: ModelConfig, ops: ExpertOps[V], w: Mapping[str, V], h: V, places: Places) -> V:
+def _mixture(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, places: Places) -> V:
     """y[B, T, D] of h[B, T, D]: each token through its k experts and the shared experts."""
     bias, choice, table = (w.get(f"router_{name}") for name in ("bias", "choice_bias", "table"))
     gates = ops.router("router", h, w["router"], bias, choice, table=table, places=places)
 
-    def through(ops: ExpertOps[V], w: Mapping[str, V], d: V) -> V:
+    def through(ops: Ops[V], w: Mapping[str, V], d: V) -> V:
         d, m = ops.kept("dispatch", d), row_letter(config)
         return _feed_forward(config, ops, w, d, "expert", f"EC{m},E{m}M->ECM", f"ECM,EM{m}->EC{m}")
 
@@ -668,7 +441,7 @@ def enter(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], tokens: V, place
     if config.positions == "learned":
         x = ops.add_positions("positions", x, places, w["positions"])
     _planned(config, ops, w, x)
-    return cast("StreamOps[V]", ops).spread("streams", x, config.streams) if config.streams else x
+    return ops.spread("streams", x, config.streams) if config.streams else x
 
 
 def _embedded(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], tokens: V) -> V:
@@ -727,7 +500,7 @@ def _last_norm(config: ModelConfig) -> str:
 
 def _joined(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V) -> V:
     """x[B, T, D] after the last layer: the weighted sum of its streams, if it has several."""
-    return config.streams.joined(cast("StreamOps[V]", ops), w, x) if config.streams else x
+    return config.streams.joined(ops, w, x) if config.streams else x
 
 
 def leave_with_loss(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], x: V, targets: V) -> V:

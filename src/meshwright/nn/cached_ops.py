@@ -28,8 +28,8 @@ from meshwright.layout.moves.states import gathered_states
 from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import Layer, ModelConfig
 from meshwright.models.mixers import BLOCK_GATES
+from meshwright.models.ops import Entries, Scoring
 from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters
-from meshwright.models.transformer import Entries, Scoring
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.paged import PagedCache

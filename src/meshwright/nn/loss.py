@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec, reshard
 from jax.typing import DTypeLike
 
 from meshwright.layout.contractions import InputGroup
-from meshwright.models.transformer import BACKWARD
+from meshwright.models.scopes import BACKWARD
 from meshwright.nn.norms import log_sum_exp
 from meshwright.nn.products.contract import local_einsum
 from meshwright.nn.start.device_mesh import partition_spec, platform

@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from meshwright.models.config import Layer, LayerKind, Stack, Window
-from meshwright.models.transformer import SHARED_KV
+from meshwright.models.scopes import SHARED_KV
 
 # One layer: (x, its weights, a sum over the layers, kind, keys and values of the last layer that made any) ->
 # (x, the sum, its own keys and values).

@@ -29,7 +29,7 @@ from meshwright.audit.hlo.op_names import GRADIENTS, scope_of
 from meshwright.cost.collectives import Op
 from meshwright.cost.priced import PricedCollective
 from meshwright.dtypes import dtype_bytes
-from meshwright.models.transformer import input_of
+from meshwright.models.scopes import input_of
 from meshwright.notation.array import Axes
 
 # The scope of the loop over layers. XLA for GPU gives some sums of experts' gradients no other name, since it

@@ -11,7 +11,7 @@ from meshwright.audit.facts.groups import DeviceGroups
 from meshwright.audit.hlo.read import Computation, Instruction
 from meshwright.cost.collectives import Op
 from meshwright.errors import AuditError
-from meshwright.models.transformer import rows_by_even_load
+from meshwright.models.scopes import rows_by_even_load
 
 _OPS: dict[str, Op] = {
     "ALL_REDUCE": "all_reduce",

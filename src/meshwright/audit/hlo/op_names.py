@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Literal
 
-from meshwright.models.transformer import BACKWARD, at_most_blocks
+from meshwright.models.scopes import BACKWARD, at_most_blocks
 
 PassName = Literal["forward", "backward", "remat", "update"]
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from meshwright.audit.hlo.op_names import OF_BLOCKS
 from meshwright.audit.hlo.read import Computation, Instruction, Program
-from meshwright.models.transformer import at_most, by_even_load, in_extra_passes
+from meshwright.models.scopes import at_most, by_even_load, in_extra_passes
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
 SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})

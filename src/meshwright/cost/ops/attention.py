@@ -28,7 +28,8 @@ from meshwright.layout.moves.attention import (
 from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import Indexer, LayerKind, Window
 from meshwright.models.count import read_positions, seen_keys
-from meshwright.models.transformer import LatentOps, Scoring, spelt_out
+from meshwright.models.ops import LatentOps, Scoring
+from meshwright.models.transformer import spelt_out
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard
 from meshwright.notation.operation import placed_operation

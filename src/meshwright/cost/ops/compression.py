@@ -6,7 +6,7 @@ from meshwright.cost.graph import Node, Value
 from meshwright.cost.ops.attention import AttentionOps
 from meshwright.layout.moves.attention import gathered_series
 from meshwright.models.at_layer import AtLayer
-from meshwright.models.transformer import Entries
+from meshwright.models.ops import Entries
 from meshwright.notation.operation import placed_operation
 
 

@@ -25,7 +25,7 @@ from meshwright.layout.rules import STAGES
 from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import Layer, LayerKind, Window
 from meshwright.models.parameters import ENTERING, dimensions, parameters
-from meshwright.models.transformer import SHARED_KV
+from meshwright.models.scopes import SHARED_KV
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.operation import placed_operation
 from meshwright.units import whole

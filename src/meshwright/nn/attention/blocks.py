@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from meshwright.layout.attention_kernels import attention_block, visible_pairs, visible_share
 from meshwright.models.config import Window
-from meshwright.models.transformer import at_most_blocks
+from meshwright.models.scopes import at_most_blocks
 
 
 def visible_scope(

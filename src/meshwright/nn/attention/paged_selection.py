@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from meshwright.layout.page_sizes import KEYS_AT_ONCE, TOGETHER, pages_read
 from meshwright.models.config import Indexer, Window
-from meshwright.models.transformer import at_most
+from meshwright.models.scopes import at_most
 from meshwright.nn.attention.by_formula import HIDDEN
 from meshwright.nn.attention.selection import head_scores, index_scores, local_blocks
 

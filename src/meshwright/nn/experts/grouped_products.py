@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from meshwright.layout.grouped import Blocks
-from meshwright.models.transformer import by_even_load
+from meshwright.models.scopes import by_even_load
 from meshwright.nn.each_device import (
     axes_of,
     each_device,

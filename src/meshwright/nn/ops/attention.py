@@ -24,7 +24,8 @@ from meshwright.layout.moves.attention import (
 )
 from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import ModelConfig
-from meshwright.models.transformer import Entries, LatentOps, Scoring, spelt_out
+from meshwright.models.ops import Entries, LatentOps, Scoring
+from meshwright.models.transformer import spelt_out
 from meshwright.nn.attention.blockwise import blockwise
 from meshwright.nn.attention.by_formula import (
     ScoreForm,

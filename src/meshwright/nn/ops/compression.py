@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout.moves.attention import gathered_series, token_sharding
 from meshwright.models.at_layer import AtLayer, Places
-from meshwright.models.transformer import Entries
+from meshwright.models.ops import Entries
 from meshwright.nn.attention.blockwise import in_order
 from meshwright.nn.attention.compression import Windows, summed, windows_of
 from meshwright.nn.each_device import each_device, spec_of, with_gradient

@@ -38,7 +38,7 @@ from meshwright.models import transformer
 from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import STACK_LETTERS
-from meshwright.models.transformer import BACKWARD
+from meshwright.models.scopes import BACKWARD
 from meshwright.nn.gradients import Scattered, added, as_used, zeros
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import build, flatten, merged_params, trained
