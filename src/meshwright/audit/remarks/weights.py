@@ -185,9 +185,9 @@ def of_all_experts(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 "weight_gathered_for_few_tokens",
                 f"{context.gathered(emitted)} along a batch dimension of its matmul, such as experts, for "
                 f"{activations:,} B of activations on each device",
-                "keep the experts where they are stored and exchange the tokens: constrain the dispatched rows "
-                "as the tokens are split (P(None, axis)), then as the experts (P(axis)): one all-to-all; "
-                "and their results as the experts, then as the tokens",
+                "keep the experts where they are stored and exchange the tokens: constrain the dispatched "
+                "rows as tokens are split (P(None, axis)), then as the experts (P(axis)): one all-to-all; "
+                "and their results as the experts, then as tokens",
             )
     return None
 
