@@ -292,6 +292,9 @@ def test_the_page_fits_its_window_and_can_be_read(width: int, theme: str, browse
     with opened(browser, address, compared, width, theme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert wide(page) == [] == faint(browser, page)
+        page.locator("#ranking tbody td").first.wait_for(timeout=60_000)
+        ranking = page.locator("#ranking")
+        assert ranking.evaluate("(one) => one.scrollWidth") == ranking.evaluate("(one) => one.clientWidth")
 
 
 @pytest.mark.slow
