@@ -386,7 +386,8 @@ def programs() -> Iterator[tuple[str, dict]]:
     from meshwright.errors import MeshwrightError
     from meshwright.layout import Layout
     from meshwright.layout.workload import Workload
-    from meshwright.models.config import MLA, ModelConfig, MoE
+    from meshwright.models.config import ModelConfig
+    from meshwright.models.config_tables import MLA, MoE
     from meshwright.serve.device.programs import workload_step
     from meshwright.train.optimizers import OptimizerConfig
     from meshwright.train.step import CompiledStep

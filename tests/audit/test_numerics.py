@@ -14,9 +14,9 @@ from meshwright.errors import AuditError
 from meshwright.layout import Layout, grouped
 from meshwright.layout.grouped import Blocks
 from meshwright.layout.workload import Workload
-from meshwright.models.config import Window
 from meshwright.models.count import count_params
 from meshwright.models.families import load_family
+from meshwright.models.layer_kinds import Window
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.nn.experts import dropless
 from meshwright.plan_file import Plan

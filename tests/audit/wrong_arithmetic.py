@@ -20,7 +20,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from meshwright.audit.numerics import check_numerics
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 from meshwright.models.presets import load_model
 from meshwright.nn import cached_ops, loss, norms
 from meshwright.nn.attention import blockwise, flash, paged, paged_kernel, rotary

@@ -14,7 +14,7 @@ from meshwright.errors import OutputError, PlanError
 from meshwright.files import check_writable
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 from meshwright.models.presets import load_model
 from meshwright.plan_file import Plan
 

@@ -28,7 +28,8 @@ from meshwright.hardware.catalog import load
 from meshwright.layout import Layout
 from meshwright.layout.pipelines.pipeline import Alive
 from meshwright.layout.workload import Workload
-from meshwright.models.config import MLA, ModelConfig, MoE
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MLA, MoE
 from meshwright.models.count import count_params
 from meshwright.models.mixers import ShortConvolution
 from meshwright.models.presets import load_model

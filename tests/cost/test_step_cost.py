@@ -17,7 +17,7 @@ from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
 from meshwright.notation.mesh import Mesh

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.layout.attention_kernels import BLOCK, SMALL_BLOCK, attention_block, visible_pairs
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 
 
 @given(st.integers(1, 20_000))

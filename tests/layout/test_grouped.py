@@ -16,7 +16,7 @@ from meshwright.layout.moves.experts import (
     to_experts,
     to_nodes,
 )
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 from meshwright.platforms import CPU, GPU, TPU, Platform
 
 

@@ -15,7 +15,7 @@ from meshwright.load.padded import PaddedSteps
 from meshwright.load.settings import Traffic
 from meshwright.load.simulator import Planned, StepPrices, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn, poisson
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.models.presets import load_model
 from meshwright.plan.serve.steps import StepSeconds, end_of_one
 from meshwright.platforms import CPU

@@ -10,8 +10,10 @@ from tests.models.families.table import FILES
 from meshwright.errors import ModelError
 from meshwright.layout import Layout
 from meshwright.layout.runnable import why_not
-from meshwright.models.config import MLA, ModelConfig, MoE, RopeScaling, Window
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MLA, MoE, RopeScaling
 from meshwright.models.hf import to_hf
+from meshwright.models.layer_kinds import Window
 from meshwright.models.model_files import config_json
 from meshwright.models.presets import PRESETS, load_model
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.models.config import ModelConfig, MoE, Window
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MoE
 from meshwright.models.count import (
     cached_positions,
     choice_biases,
@@ -21,6 +22,7 @@ from meshwright.models.count import (
     seen_keys,
     train_flops_per_token,
 )
+from meshwright.models.layer_kinds import Window
 from meshwright.models.presets import PRESETS
 
 

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from tests.models.families.table import FILES
 
 from meshwright.errors import ModelError
-from meshwright.models.config import ModelConfig, RopeScaling, Window
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import RopeScaling
 from meshwright.models.count import count_params
 from meshwright.models.explained import explain_config
 from meshwright.models.hf import from_hf, to_hf
+from meshwright.models.layer_kinds import Window
 from meshwright.models.presets import PRESETS, load_model
 
 HF = FILES["llama-3.1-8b"]

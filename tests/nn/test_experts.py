@@ -19,7 +19,8 @@ import meshwright.nn.experts.grouped_products as products_module
 import meshwright.nn.experts.node_dispatch as crossing_module
 from meshwright.layout import Layout
 from meshwright.layout.moves.experts import row_routing
-from meshwright.models.config import ModelConfig, MoE
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MoE
 from meshwright.nn.experts.capacity import combine, dispatch, gates_of, router_losses, rows_of
 from meshwright.nn.experts.dropless import choices_of, gathered_gates
 from meshwright.nn.ops.jax_ops import JaxOps

@@ -17,7 +17,8 @@ import pytest
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, token_sharding
 from meshwright.models import transformer
-from meshwright.models.config import MLA, Indexer, ModelConfig, MoE, Variant
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MLA, Indexer, MoE, Variant
 from meshwright.models.mixers import (
     GatedDelta,
     Lightning,

@@ -28,8 +28,10 @@ from meshwright.errors import LayoutError, ModelError
 from meshwright.layout import Layout
 from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.runnable import why_not
-from meshwright.models.config import MLA, ModelConfig, Window
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MLA
 from meshwright.models.count import count_params, forward_flops, kv_bytes_per_token
+from meshwright.models.layer_kinds import Window
 from meshwright.models.parameters import parameters
 from meshwright.nn.params import flatten
 

@@ -16,7 +16,8 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import REMATS, Layout
 from meshwright.layout.pipelines import SCHEDULES
 from meshwright.layout.workload import Workload
-from meshwright.models.config import MLA, ModelConfig, MoE
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MLA, MoE
 from meshwright.plan.candidate import Candidate
 from meshwright.plan.explain.explanation import explain
 from meshwright.plan.train import price, search

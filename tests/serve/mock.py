@@ -8,7 +8,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.serve.device.sampling import NUM_TOP, batch_edits, batch_rows, sample
 from meshwright.serve.engine.batch import CACHED, PENDING, Batch, SequenceWork, WorkOutput
 from meshwright.serve.engine.engine import Engine

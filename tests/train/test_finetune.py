@@ -16,7 +16,8 @@ from meshwright.cli.main import main
 from meshwright.errors import CheckpointError, MeshwrightError, ModelError, PlanError
 from meshwright.layout.workload import Workload
 from meshwright.models.chat import ChatTemplate
-from meshwright.models.config import ModelConfig, MoE
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MoE
 from meshwright.models.count import train_flops_per_token
 from meshwright.models.model_files import read_model
 from meshwright.models.parameters import dimensions, is_adapter, parameters

@@ -8,7 +8,7 @@ from tests.train.test_accumulation import TOKENS, assert_agrees, compiled_step
 from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
 from meshwright.layout import Layout
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 
 pytestmark = pytest.mark.sampled(4)
 

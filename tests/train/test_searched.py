@@ -10,7 +10,8 @@ from tests.train.test_accumulation import assert_agrees
 
 from meshwright.hardware.catalog import load
 from meshwright.layout.workload import Workload
-from meshwright.models.config import ModelConfig, MoE
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MoE
 from meshwright.plan.given import parse_conditions
 from meshwright.plan.train import search
 

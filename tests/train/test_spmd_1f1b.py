@@ -27,7 +27,8 @@ from meshwright.errors import LayoutError
 from meshwright.layout import Layout
 from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.runnable import check_runs, why_not
-from meshwright.models.config import ModelConfig, MoE
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MoE
 
 pytestmark = pytest.mark.sampled(4)
 

@@ -237,8 +237,8 @@ def alternatives(
         for spec in _other_specs(several[0], mesh, add=not any(one.is_argument for one in several))
     ]
 
-    def rank(one: Alternative) -> tuple[float, float]:
-        return -max(map(cost, one.places)), -_elements_per_device(one, mesh)
+    def rank(changed: Alternative) -> tuple[float, float]:
+        return -max(map(cost, changed.places)), -_elements_per_device(changed, mesh)
 
     return sorted([*left_out, *moved], key=rank)
 

@@ -183,8 +183,8 @@ def _with_memory(words: Sequence[str]) -> list[str]:
         return list(words)
     made: list[str] = []
     for word in words:
-        number, _, one = word.lower().rpartition("x")  # 2x24GB
-        size = re.fullmatch(r"(\d+) ?(g|gi?b)?", one)
+        number, _, of_a_card = word.lower().rpartition("x")  # 2x24GB
+        size = re.fullmatch(r"(\d+) ?(g|gi?b)?", of_a_card)
         is_after = bool(made and _MEMORY.search(made[-1]))
         is_alone = bool(size and size[2] and made and not made[-1].startswith("-"))
         chips = everyday(f"{size[1]}GB") if size and (is_after or is_alone) else ()

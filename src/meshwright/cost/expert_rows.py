@@ -6,7 +6,7 @@ from typing import Any
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, Crossing, block_sizes, blocks_of, crossing_of
 from meshwright.layout.moves.experts import expert_rows, has_fixed_rows, row_routing
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 from meshwright.notation.mesh import Degrees
 from meshwright.platforms import ExpertBlocks
 

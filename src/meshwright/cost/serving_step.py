@@ -52,7 +52,8 @@ from meshwright.layout.runnable import has_static_rows
 from meshwright.layout.workload import InferencePhase
 from meshwright.models import transformer
 from meshwright.models.at_layer import AtLayer, Places
-from meshwright.models.config import ModelConfig, MoE, Window
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MoE
 from meshwright.models.count import (
     cache_arrays,
     cache_scales,
@@ -60,6 +61,7 @@ from meshwright.models.count import (
     read_positions,
 )
 from meshwright.models.count import caches as caches_of
+from meshwright.models.layer_kinds import Window
 from meshwright.models.ops import Scoring
 from meshwright.models.parameters import dimensions
 from meshwright.notation.array import ShardedArray

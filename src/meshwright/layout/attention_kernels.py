@@ -11,8 +11,9 @@ from math import ceil, log
 from meshwright.hardware.topology import Hardware
 from meshwright.layout.layout import Layout
 from meshwright.layout.moves.attention import attention_layout, uses_ring
-from meshwright.models.config import ModelConfig, Window
+from meshwright.models.config import ModelConfig
 from meshwright.models.count import cache_windows
+from meshwright.models.layer_kinds import Window
 from meshwright.platforms.platform import Attention, Platform
 from meshwright.platforms.tpu import LANES
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from meshwright.layout.layout import Layout
 from meshwright.layout.moves.experts import row_routing
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 from meshwright.platforms import ExpertBlocks
 
 # Numbers of rows that a block may have.

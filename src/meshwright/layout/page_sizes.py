@@ -10,8 +10,9 @@ from typing import Any
 from meshwright.errors import PlanError
 from meshwright.layout.layout import Layout
 from meshwright.layout.workload import DEFAULT_CHUNK
-from meshwright.models.config import ModelConfig, Window
+from meshwright.models.config import ModelConfig
 from meshwright.models.count import widest_window
+from meshwright.models.layer_kinds import Window
 from meshwright.units import Numeric
 
 # Positions of a page.

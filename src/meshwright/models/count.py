@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from meshwright.dtypes import dtype_bytes
 from meshwright.errors import ModelError
-from meshwright.models.config import ModelConfig, Window
+from meshwright.models.config import ModelConfig
+from meshwright.models.layer_kinds import Window
 from meshwright.models.parameters import (
     DRAFT_IN,
     Param,

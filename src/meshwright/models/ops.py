@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol
 
 from meshwright.models.at_layer import AtLayer, Cache, CommonOps, Kind, Places, V
-from meshwright.models.config import Layer
+from meshwright.models.layer_kinds import Layer
 from meshwright.models.mixers.mixer import StateOps
 from meshwright.models.streams import StreamOps
 

@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from meshwright.models.config import DRAFT_LAYERS, KV_SHARED, Extra, Layer, ModelConfig, Stack, base_stack
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import Extra
+from meshwright.models.layer_kinds import DRAFT_LAYERS, KV_SHARED, Layer, Stack, base_stack
 from meshwright.models.param import Param
 
 # The first letter of the parameters that are stacked over layers.

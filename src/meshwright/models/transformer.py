@@ -28,7 +28,8 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from meshwright.models.at_layer import AtLayer, Cache, Places, V
-from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.config import ModelConfig
+from meshwright.models.layer_kinds import Layer
 from meshwright.models.ops import Entries, LatentOps, Ops, Scoring
 from meshwright.models.parameters import (
     ADAPTER_A,

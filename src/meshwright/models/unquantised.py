@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from meshwright.models.config import ModelConfig, Unquantised
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import Unquantised
 from meshwright.models.families.family import Family
 from meshwright.models.parameters import parameters, stacked_layers
 from meshwright.models.stored import declared_quantisation, stored_dtype

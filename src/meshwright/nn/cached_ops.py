@@ -26,7 +26,8 @@ from meshwright.layout.contractions import contraction_of, input_groups
 from meshwright.layout.moves.attention import attention_layout, gathered_index, gathered_keys, uses_ring
 from meshwright.layout.moves.states import gathered_states
 from meshwright.models.at_layer import AtLayer, Places
-from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.config import ModelConfig
+from meshwright.models.layer_kinds import Layer
 from meshwright.models.mixers import BLOCK_GATES
 from meshwright.models.ops import Entries, Scoring
 from meshwright.models.parameters import Param, dimensions, of_a_layer, parameters

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from meshwright.models.config import Layer, LayerKind, Stack, Window
+from meshwright.models.layer_kinds import Layer, LayerKind, Stack, Window
 from meshwright.models.scopes import SHARED_KV
 
 # One layer: (x, its weights, a sum over the layers, kind, keys and values of the last layer that made any) ->

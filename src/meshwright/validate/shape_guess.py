@@ -11,7 +11,8 @@ from functools import lru_cache
 from itertools import product
 from math import log
 
-from meshwright.models.config import MLA, ModelConfig, MoE
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MLA, MoE
 from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS
 from meshwright.validate.published import AnyRow

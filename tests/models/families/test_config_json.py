@@ -12,7 +12,7 @@ from tests.models.families.table import COUNTED, FILES
 from meshwright.errors import ModelError
 from meshwright.layout.runnable import model_lacks
 from meshwright.models import families
-from meshwright.models.config import RopeScaling
+from meshwright.models.config_tables import RopeScaling
 from meshwright.models.count import count_params, forward_flops, kv_cache_bytes, mixer_state_bytes, mtp_params
 from meshwright.models.hf import from_hf, to_hf
 from meshwright.models.presets import PRESETS

@@ -11,7 +11,7 @@ from jax import Array
 
 from meshwright.layout import Layout
 from meshwright.models.at_layer import Places
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.nn.attention.blockwise import blockwise, zigzag
 from meshwright.nn.attention.by_formula import ScoreForm, attend, visible
 from meshwright.nn.start.device_mesh import device_mesh

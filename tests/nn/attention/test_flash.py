@@ -16,7 +16,8 @@ from tests.nn.test_layouts import TINY
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import gathered_keys, token_sharding
 from meshwright.models import transformer
-from meshwright.models.config import ModelConfig, Window
+from meshwright.models.config import ModelConfig
+from meshwright.models.layer_kinds import Window
 from meshwright.nn.attention.blockwise import blockwise, zigzag
 from meshwright.nn.attention.by_formula import ScoreForm, attend, visible
 from meshwright.nn.attention.flash import cudnn, flash_kernels, kernels_of, splash

@@ -10,7 +10,8 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from meshwright.layout import Layout
-from meshwright.models.config import MLA, Window
+from meshwright.models.config_tables import MLA
+from meshwright.models.layer_kinds import Window
 from meshwright.models.presets import PRESETS
 from meshwright.nn.attention import paged
 from meshwright.nn.attention.by_formula import ScoreForm

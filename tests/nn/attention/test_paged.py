@@ -19,8 +19,8 @@ from tests.native.needed import needs_native
 from meshwright.cost.serving_step import cache_bytes
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import why_no_paged
-from meshwright.models.config import Window
 from meshwright.models.count import cache_windows
+from meshwright.models.layer_kinds import Window
 from meshwright.models.presets import PRESETS
 from meshwright.nn.attention import over_pages, paged, paged_kernel
 from meshwright.nn.attention.by_formula import ScoreForm

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.layout import Layout
 from meshwright.models.at_layer import Places
-from meshwright.models.config import Indexer
+from meshwright.models.config_tables import Indexer
 from meshwright.nn.attention import paged_selection
 from meshwright.nn.attention.paged_selection import (
     NOT_CHOSEN,

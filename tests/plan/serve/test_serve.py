@@ -24,7 +24,8 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import uses_ring
 from meshwright.layout.workload import Workload
-from meshwright.models.config import ModelConfig, MoE
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MoE
 from meshwright.models.count import count_params
 from meshwright.models.presets import PRESETS, load_model
 from meshwright.plan.serve.explain import explain_serving

@@ -26,7 +26,7 @@ from tests.serve.answers import (
 
 from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.models.model_files import read_model
 from meshwright.nn import cached_ops
 from meshwright.nn.files.weights import load_hf

@@ -12,7 +12,7 @@ import pytest
 from tests.serve.mock import EOS, VOCAB_SIZE, MockRunner, answer_to, count_up, script, tokens_of
 
 from meshwright.errors import RequestError
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.serve.engine.batch import Batch
 from meshwright.serve.engine.engine import Engine
 from meshwright.serve.engine.pages import NO_PAGE

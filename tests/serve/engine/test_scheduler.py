@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from meshwright.errors import RequestError
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.serve.engine.batch import PENDING, Batch
 from meshwright.serve.engine.limits import Limits
 from meshwright.serve.engine.pages import NO_PAGE, Pages

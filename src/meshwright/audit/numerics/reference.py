@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from meshwright.models.config import DRAFT_WEIGHT, Layer, ModelConfig, MoE, Window
+from meshwright.models.config import DRAFT_WEIGHT, ModelConfig
+from meshwright.models.config_tables import MoE
+from meshwright.models.layer_kinds import Layer, Window
 from meshwright.models.mixers import (
     GatedDelta,
     Lightning,

@@ -11,7 +11,8 @@ from meshwright.layout.attention_kernels import why_no_flash, why_no_paged
 from meshwright.layout.axes import CONTEXT, DATA, DEGREES, EXPERT, EXPERT_NODES, FSDP, PIPE, TENSOR
 from meshwright.layout.layout_checks import check_fits
 from meshwright.layout.workload import Workload
-from meshwright.models.config import MLA, Indexer, ModelConfig, MoE, RopeScaling, Variant
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import MLA, Indexer, MoE, RopeScaling, Variant
 from meshwright.models.mixers import MIXERS, StateMixer
 from meshwright.plan_file import Plan
 

@@ -26,8 +26,9 @@ from meshwright.layout.moves.attention import (
     uses_ring,
 )
 from meshwright.models.at_layer import AtLayer, Places
-from meshwright.models.config import Indexer, LayerKind, Window
+from meshwright.models.config_tables import Indexer
 from meshwright.models.count import read_positions, seen_keys
+from meshwright.models.layer_kinds import LayerKind, Window
 from meshwright.models.ops import LatentOps, Scoring
 from meshwright.models.transformer import spelt_out
 from meshwright.notation.array import ShardedArray

@@ -15,8 +15,8 @@ from meshwright.dtypes import dtype_bytes
 from meshwright.layout.moves.attention import attention_layout, shared_by_heads, token_sharding
 from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.at_layer import AtLayer
-from meshwright.models.config import LayerKind
 from meshwright.models.count import state_arrays, state_variants
+from meshwright.models.layer_kinds import LayerKind
 from meshwright.models.mixers.mixer import CHUNK, HEADS, WIDE_FUNCTIONS, AddedFlops, LoopPass, StateMixer
 from meshwright.models.parameters import dimensions
 from meshwright.notation.array import ShardedArray

@@ -23,7 +23,7 @@ from meshwright.layout.moves.attention import (
 )
 from meshwright.layout.rules import STAGES
 from meshwright.models.at_layer import AtLayer, Places
-from meshwright.models.config import Layer, LayerKind, Window
+from meshwright.models.layer_kinds import Layer, LayerKind, Window
 from meshwright.models.parameters import ENTERING, dimensions, parameters
 from meshwright.models.scopes import SHARED_KV
 from meshwright.notation.array import ShardedArray

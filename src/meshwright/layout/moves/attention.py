@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from meshwright.layout.layout import Layout
 from meshwright.layout.rules import AxisTable, Rules
-from meshwright.models.config import Indexer
+from meshwright.models.config_tables import Indexer
 from meshwright.notation.array import ShardedArray
 from meshwright.notation.einsum import Reshard, cotangent, mirrored
 

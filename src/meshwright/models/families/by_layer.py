@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.models.config import Extra, ModelConfig, Variant
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import Extra, Variant
 from meshwright.models.families.family import Part
 
 _Reader = Callable[[Mapping[str, Any], Mapping[str, Any], str], dict[str, Any]]

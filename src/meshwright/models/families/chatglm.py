@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.models.config import RopeScaling
+from meshwright.models.config_tables import RopeScaling
 from meshwright.models.families.by_layer import ByLayer
 from meshwright.models.families.family import Family, Key, Tensor, fixed, ignored, needed
 from meshwright.models.families.tensors import QKV, fused, in_pairs, linear, norms

@@ -2,7 +2,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.config import Extra
+from meshwright.models.config_tables import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix
 from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LLAMA_KEYS

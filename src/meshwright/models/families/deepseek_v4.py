@@ -3,7 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.config import Indexer
+from meshwright.models.config_tables import Indexer
 from meshwright.models.families.by_layer import ByLayer, by_layer
 from meshwright.models.families.family import (
     Family,

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshwright.models.config import MLA
+from meshwright.models.config_tables import MLA
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
 from meshwright.models.families.family import Family, Key, ignored, without

@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.models.config import Extra
+from meshwright.models.config_tables import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, listed, matrix, vector
 from meshwright.models.families.family import Family, Key, ignored, without
 from meshwright.models.families.gemma4 import GEMMA_4_KEYS

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshwright.models.config import Extra, MoE
+from meshwright.models.config_tables import Extra, MoE
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
 from meshwright.models.families.family import Family, Key, Rule, ignored, without
 from meshwright.models.families.keys import ACTIVATION, SIZES

@@ -57,7 +57,7 @@ class _Experts:
     parts: Mapping[str, Part] = {"num_experts_per_tok": Part(("moe.experts_per_token",), (int,))}
 
     def read(self, given: Mapping[str, Any], fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-        from meshwright.models.config import MoE
+        from meshwright.models.config_tables import MoE
 
         chosen = given.get("num_experts_per_tok", 2)
         return {"moe": MoE(max(1, chosen), chosen, fields["d_ff"])} if chosen else {}

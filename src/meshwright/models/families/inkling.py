@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.models.config import Extra
+from meshwright.models.config_tables import Extra
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
 from meshwright.models.families.family import Family, Key, Rule, fixed, ignored, needed, without
 from meshwright.models.families.keys import LLAMA_KEYS, PLANNED_POSITIONS, ROUTER

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshwright.models.config import Variant
+from meshwright.models.config_tables import Variant
 from meshwright.models.families.by_layer import ByLayer, matrix, vector
 from meshwright.models.families.family import Family, Key, ignored, needed, without
 from meshwright.models.families.keys import ATTENTION_BIAS, EPS_1E_5, LATENT, LLAMA_KEYS, MTP, ROUTER

@@ -3,7 +3,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.config import Indexer, ModelConfig, Variant
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import Indexer, Variant
 from meshwright.models.families.family import (
     Family,
     Fixed,

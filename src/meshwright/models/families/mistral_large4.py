@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.config import MLA
+from meshwright.models.config_tables import MLA
 from meshwright.models.families.by_layer import ByLayer, by_layer, vector
 from meshwright.models.families.deepseek_v32 import FAMILY as V32
 from meshwright.models.families.family import Family, Fixed, Key, ignored, without

@@ -3,7 +3,7 @@ from math import isqrt
 from typing import Any
 
 from meshwright.errors import ModelError
-from meshwright.models.config import Extra, Indexer
+from meshwright.models.config_tables import Extra, Indexer
 from meshwright.models.families.by_layer import ByLayer, by_layer, matrix, vector
 from meshwright.models.families.family import Family, Key, fixed, ignored, needed, without
 from meshwright.models.families.keys import LLAMA_KEYS, NUM_EXPERTS, PLANNED_POSITIONS

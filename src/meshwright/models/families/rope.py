@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from meshwright.errors import ModelError
-from meshwright.models.config import ModelConfig, RopeKind, RopeScaling
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import RopeKind, RopeScaling
 from meshwright.models.families.family import Part
 
 _SCALING = {

@@ -7,7 +7,7 @@ import jax
 from jax import Array, lax
 
 from meshwright.layout.attention_kernels import attention_block, visible_pairs, visible_share
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.models.scopes import at_most_blocks
 
 

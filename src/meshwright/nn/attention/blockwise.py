@@ -27,7 +27,7 @@ from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import attention_block
 from meshwright.layout.moves.attention import token_sharding, uses_ring
 from meshwright.models.at_layer import Places
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.nn.attention.blocks import block_of, num_blocks, put, visible_scope
 from meshwright.nn.attention.by_formula import HIDDEN, ScoreForm
 from meshwright.nn.each_device import KEPT, each_device, of_cotangent, spec_of

@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import BLOCK, has_chunks, why_no_flash, window_block
-from meshwright.models.config import ModelConfig, Window
+from meshwright.models.config import ModelConfig
+from meshwright.models.layer_kinds import Window
 from meshwright.nn.attention.blockwise import dealt_positions, in_order, zigzag
 from meshwright.nn.attention.by_formula import ScoreForm
 from meshwright.nn.each_device import KEPT, spec_of, with_gradient

@@ -21,7 +21,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from meshwright.layout.page_sizes import SIDE_BY_SIDE, TOGETHER, most_pages, pages_read
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.models.scopes import at_most
 from meshwright.native import kernels
 from meshwright.nn.attention import paged_kernel

@@ -27,7 +27,8 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.page_sizes import KEYS_AT_ONCE
-from meshwright.models.config import Indexer, Window
+from meshwright.models.config_tables import Indexer
+from meshwright.models.layer_kinds import Window
 from meshwright.native import kernels
 from meshwright.nn.attention import paged_kernel
 from meshwright.nn.attention.by_formula import ScoreForm

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.nn.attention.by_formula import HIDDEN, ScoreForm
 from meshwright.nn.kernel_names import DECODE_PAGES, JOIN_PARTS
 

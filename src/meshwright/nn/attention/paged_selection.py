@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwright.layout.page_sizes import KEYS_AT_ONCE, TOGETHER, pages_read
-from meshwright.models.config import Indexer, Window
+from meshwright.models.config_tables import Indexer
+from meshwright.models.layer_kinds import Window
 from meshwright.models.scopes import at_most
 from meshwright.nn.attention.by_formula import HIDDEN
 from meshwright.nn.attention.selection import head_scores, index_scores, local_blocks

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from meshwright.models.config import ModelConfig, RopeScaling, yarn_magnitude
+from meshwright.models.config import ModelConfig
+from meshwright.models.config_tables import RopeScaling, yarn_magnitude
 from meshwright.nn.norms import norm
 from meshwright.nn.stack import KindInLoop
 

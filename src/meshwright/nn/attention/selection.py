@@ -23,7 +23,7 @@ from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import attention_block
 from meshwright.layout.moves.attention import chosen_keys, token_sharding
 from meshwright.models.at_layer import Places
-from meshwright.models.config import Indexer
+from meshwright.models.config_tables import Indexer
 from meshwright.nn.attention.blocks import block_of, num_blocks, put, visible_scope
 from meshwright.nn.attention.blockwise import dealt_pieces
 from meshwright.nn.attention.by_formula import visible

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec, reshard
 
 from meshwright.layout import Layout
 from meshwright.layout.moves.experts import sorted_rows
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 from meshwright.nn.each_device import with_gradient, zeros_after
 from meshwright.nn.norms import log_sum_exp
 from meshwright.nn.start.device_mesh import partition_spec

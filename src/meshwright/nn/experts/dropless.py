@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec, get_abstract_mesh
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Blocks, Crossing, block_sizes, blocks_of
 from meshwright.layout.moves.experts import RowRouting, row_routing
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 from meshwright.models.scopes import in_extra_passes, rows_by_even_load
 from meshwright.nn.each_device import (
     axes_of,

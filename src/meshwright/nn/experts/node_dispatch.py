@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from meshwright.layout import Layout
 from meshwright.layout.grouped import Crossing, crossing_of
 from meshwright.layout.moves.experts import row_routing
-from meshwright.models.config import MoE
+from meshwright.models.config_tables import MoE
 from meshwright.models.scopes import rows_by_even_load
 from meshwright.nn.each_device import each_device, spec_of, with_gradient, zeros_after
 from meshwright.nn.experts.dropless import Pieces, ragged_exchange

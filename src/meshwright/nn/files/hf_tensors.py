@@ -12,9 +12,10 @@ from math import prod
 import numpy as np
 
 from meshwright.errors import ModelError
-from meshwright.models.config import DRAFT_LAYERS, ModelConfig
+from meshwright.models.config import ModelConfig
 from meshwright.models.families.family import Family, Tensor
 from meshwright.models.families.tensors import LAYER
+from meshwright.models.layer_kinds import DRAFT_LAYERS
 from meshwright.models.parameters import (
     DRAFT_EMBED_NORM,
     DRAFT_HIDDEN_NORM,

@@ -18,7 +18,8 @@ from jax.ad_checkpoint import checkpoint_name
 from meshwright.layout import Layout
 from meshwright.layout.contractions import input_groups
 from meshwright.models.at_layer import AtLayer, Places
-from meshwright.models.config import Layer, ModelConfig
+from meshwright.models.config import ModelConfig
+from meshwright.models.layer_kinds import Layer
 from meshwright.nn.experts.grouped_products import computed_rows
 from meshwright.nn.loss import Names, Nats, loss_by_slices, nats_of, num_slices
 from meshwright.nn.norms import activate, clip, dot, gated, mean_of_last, norm, softcap

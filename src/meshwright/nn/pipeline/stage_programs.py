@@ -27,7 +27,8 @@ from meshwright.layout import Layout
 from meshwright.layout.pipelines.depths import layers_of_depths
 from meshwright.models import transformer
 from meshwright.models.at_layer import Places
-from meshwright.models.config import Layer, ModelConfig, Stack, base_stack
+from meshwright.models.config import ModelConfig
+from meshwright.models.layer_kinds import Layer, Stack, base_stack
 from meshwright.models.parameters import ENTERING, STACK_LETTERS
 from meshwright.nn.gradients import added, as_used, differentiated, zeros
 from meshwright.nn.ops.jax_ops import JaxOps

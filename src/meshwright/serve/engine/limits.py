@@ -18,8 +18,9 @@ from meshwright.layout.page_sizes import (
     whole_page,
 )
 from meshwright.layout.workload import DEFAULT_CHUNK
-from meshwright.models.config import ModelConfig, Window
+from meshwright.models.config import ModelConfig
 from meshwright.models.count import even_context, num_states, widest_window
+from meshwright.models.layer_kinds import Window
 from meshwright.platforms.platform import PROMPT_ROWS, Platform
 
 _TIMED_TOKENS = 64  # prompt tokens of the timed step

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from meshwright.layout.page_sizes import first_page
-from meshwright.models.config import Window
+from meshwright.models.layer_kinds import Window
 from meshwright.serve.engine.pages import NO_PAGE, Move, PagePool, Pages
 
 _Key = Hashable
