@@ -7,6 +7,7 @@ from tests.cost.recorded import BF16
 
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.memory import alive_in_inference
+from meshwright.cost.passes import Dtypes, compute_seconds
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import PassShape
 from meshwright.cost.serving_step import (
@@ -25,6 +26,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import kv_cache_bytes, kv_read_bytes, mixer_state_bytes
 from meshwright.models.presets import PRESETS
 from meshwright.plan.serve.with_engine import on_engine
+from meshwright.validate.load_test_settings import wide_weights
 
 # Within a window of 128, over one of 4,096, and far beyond every window.
 SEQ_LENS = (100, 8192, 131_072)
@@ -276,3 +278,20 @@ def test_engines_sum_chosen_and_shared_experts_at_once(name: str, engine: str) -
 
     for phase in ("prefill", "generate"):
         assert summed(machine, phase) - summed(on_engine(machine, ENGINES[engine]), phase) == {"shared_out"}
+
+
+def test_weights_that_files_keep_wide_are_multiplied_wide() -> None:
+    """NVIDIA's DeepSeek-R1 in NVFP4 keeps the projections of latents in bf16, and not that of the output."""
+    model, machine = PRESETS["deepseek-v3"], on_engine(load("b200:1x8"), ENGINES["tensorrt-llm"])
+    config = replace(model, unquantised=wide_weights(model, "fp4"))
+    layout = Layout.of(data=8, expert=8, weights_dtype="fp4", matmul_dtype="fp4", experts_dtype="fp4")
+    graph = record_inference(config, machine, layout.at("prefill"), PassShape(8, 1024, 1024))
+    works = {node.name: node.forward[0] for _, node in graph.nodes() if node.kind == "matmul"}
+    wide = {name for name, work in works.items() if work.wide}
+    assert {"wq_down", "wq_up", "wkv_down", "wk_up", "wv_up", "router"} <= wide
+    assert not wide & {"wo", "shared_in", "expert_in", "w_out"}
+    chip, dtypes = machine.chip, Dtypes.of(layout)
+    narrow = replace(works["wq_up"], wide=False)
+    seconds = [compute_seconds(work, "matmul", dtypes, chip) for work in (works["wq_up"], narrow)]
+    assert seconds[0] > 2 * seconds[1]
+    assert wide_weights(PRESETS["kimi-k2.5"], "fp4") == () == wide_weights(model, "fp8")

@@ -94,8 +94,9 @@ class Work:
     shape: (rows, contracted, columns) of a product, (queries, head dimension, keys) of attention; None for
     other work. batch: products of this shape at once. routed: a router gave the rows to
     experts. unfused_bytes: extra traffic if no kernel fuses the steps of the operation. widened: the weights
-    are stored in a narrower type than they are multiplied in. looped: 1 for work in a loop over blocks of
-    rows, during which no collective runs; otherwise 0.
+    are stored in a narrower type than they are multiplied in. wide: the weights are stored and multiplied in
+    the type of activations, where other products have a narrower one. looped: 1 for work in a loop over
+    blocks of rows, during which no collective runs; otherwise 0.
     """
 
     flops: float = 0.0
@@ -106,6 +107,7 @@ class Work:
     routed: bool = False
     unfused_bytes: float = 0.0
     widened: bool = False
+    wide: bool = False
     looped: Any = 0
 
 

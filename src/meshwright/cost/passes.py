@@ -190,7 +190,7 @@ def compute_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> float:
     if kind == "attention":
         assert work.shape is not None, "attention has a shape"
         return work.flops / chip.attention_flops_per_second(dtypes.compute, *work.shape[1:])
-    operands = (dtypes.experts if work.routed else None) or dtypes.matmul
+    operands = dtypes.compute if work.wide else (dtypes.experts if work.routed else None) or dtypes.matmul
     if operands in chip.matmul_rates:
         rates = chip.matmul_rates[operands]
         return work.flops / mapped(lambda flops: share_at(rates, flops), work.flops)

@@ -200,9 +200,14 @@ class _CachedOps(SymbolicOps):
             for transfer in self.transfers("activations", steps, name, dtype, critical=True)
         )
 
+    def multiplies_wide(self, w: Value) -> bool:
+        """Whether a weight is stored wide: its product is then neither cast nor in the narrower type."""
+        return dtype_bytes(w.dtype) > dtype_bytes(self.layout.precision.operand_dtype)
+
     def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
         """Casts only activations: weights are in memory in the products' type."""
-        super()._quantise(name, x, x, product)
+        if not self.multiplies_wide(w):
+            super()._quantise(name, x, x, product)
 
     def read_share(self, plan: Contraction) -> Any:
         """The share of its experts' weights that the busiest device reads, with equally likely experts.

@@ -47,7 +47,7 @@ class ServingEngine(Record):
 
     command: starts the server, with {model}. flags, file: how the command line or its file of settings sets
     each of FLAGS, with {} for its value; an empty flag is a parent's that this engine does not use. needs:
-    what else a setting needs, in words. cache_names: its names of types of caches. defaults: settings that a
+    a further condition of a setting. cache_names: its names of types of caches. defaults: settings that a
     plan leaves as they are.
     """
 

@@ -4,8 +4,7 @@ Rows of one source share a part of their errors, and similar rows a larger part.
 
     trust * exp(-|x - y|^2 / (2 REACH^2) - number of words that differ)
 
-    x, y: logarithms of the model's parameters, chips, sequence lengths, batch per chip and degrees,
-    with those of experts and of a stage's chunks
+    x, y: logarithms of the model's parameters, chips, sequence lengths, batch per chip and degrees of axes
     words: chip, dtype, experts or none, recomputation, ZeRO stage
 
 and the expected error of a row is linear in the errors of some anchors (kriging; Cressie, 1993).

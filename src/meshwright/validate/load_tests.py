@@ -41,6 +41,7 @@ from meshwright.validate.load_test_settings import (
     splits_heads,
     streamed_tokens,
     tokens_of_step,
+    wide_weights,
 )
 from meshwright.validate.parallel_rows import results_of
 from meshwright.validate.published import UnreadRow
@@ -444,10 +445,14 @@ def _layout(
     # With narrow floating-point weights engines keep caches in 8 bits.
     is_narrow = number_type(weights).scales is not None and not number_type(weights).is_integer
     kv = types_for("cache", "serve")[0] if is_narrow else "bf16"
-    experts = None
+    experts = tables = None
     if number_type(weights).bits < _LEAST_FOR_ALL and config.moe is not None:
-        # Published checkpoints of mixtures have only their experts in 4 bits.
-        experts, weights, matmul = weights, "bf16", None
+        # Published checkpoints of mixtures have only their experts in 4 bits, unless their list says more.
+        experts, wide = weights, wide_weights(config, weights)
+        if wide:
+            config, tables = replace(config, unquantised=wide), "bf16"
+        else:
+            weights, matmul = "bf16", None
     if matmul is not None and not _multiplies(hardware, matmul):
         matmul = None
     layout = Layout.of(
@@ -460,6 +465,7 @@ def _layout(
         kv_dtype=kv,
         matmul_dtype=matmul,
         experts_dtype=experts,
+        tables_dtype=tables,
     )
     check_fits(layout, config, padded=True)
     return layout, config

@@ -167,7 +167,7 @@ class ProductOps(Recorder):
                 (x, w),
                 (partial,),
                 (w,) if stored.frozen else (x, w),
-                forward=(replace(product, widened=widened), *copies),
+                forward=(replace(product, widened=widened, wide=self.multiplies_wide(w)), *copies),
                 backward=(replace(product, shape=(rows, columns, inner)), *copies),
                 weight_gradient=() if stored.frozen else (of_weight,),
                 carried=0 if blocks is None else self._carried(stored, blocks),
@@ -229,6 +229,10 @@ class ProductOps(Recorder):
     def multiplied_share(self, array: ShardedArray) -> Any:
         """The share of an array that is computed: only existing rows of experts."""
         return self.expert_rows.multiplied if "C" in array.dims else 1.0
+
+    def multiplies_wide(self, w: Value) -> bool:
+        """Whether a weight is multiplied in the type of activations where others have a narrower one."""
+        return False
 
     def read_share(self, plan: Contraction) -> Any:
         """The share of a product's weights that it reads: all in training."""
