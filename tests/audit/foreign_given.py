@@ -212,7 +212,43 @@ def _accumulated_layers() -> Any:
     return jax.jit(step, donate_argnums=0), args
 
 
+def _average(*spec: Any) -> Callable[[], Any]:
+    """The mean of checkpoints, returned whole or in the checkpoints' shards."""
+
+    def run() -> Any:
+        m = mesh("fsdp")
+        checkpoint = {"w": array(m, (512, 1024), None, "fsdp")}
+        mean = jax.jit(
+            lambda both: jax.tree.map(lambda *each: sum(each) / 2, *both),
+            out_shardings=NamedSharding(m, P(None, *spec)),
+        )
+        return mean, ((checkpoint, checkpoint),)
+
+    return run
+
+
+def _quantised(*, early: bool) -> Callable[[], Any]:
+    """Weights of 8 bits with scales for each column, sent before or after they are multiplied by these."""
+
+    def run() -> Any:
+        m = mesh("fsdp")
+
+        def forward(w: Any, scales: Any, x: Any) -> Any:
+            if early:
+                whole = constrained(m, constrained(m, w.astype(x.dtype) * scales, "fsdp"))
+            else:
+                whole = constrained(m, w).astype(x.dtype) * scales
+            return jnp.tanh(x @ whole)
+
+        args = array(m, (1024, 512), "fsdp", dtype=jnp.int8), array(m, (1, 512), dtype=jnp.bfloat16)
+        return jax.jit(forward), (*args, array(m, (4096, 1024), "fsdp", dtype=jnp.bfloat16))
+
+    return run
+
+
 GIVEN = {
+    "an average of checkpoints returned whole": Case("returned_whole", _average(), _average("fsdp")),
+    "weights scaled before they are sent": Case("widened", _quantised(early=True), _quantised(early=False)),
     "keys of all layers returned whole": Case("returned_whole", _prefill(), _prefill("tensor")),
     "experts whose weights are sent": Case(
         "weight_gathered_for_few_tokens", _groups(exchanged=False), _groups(exchanged=True)

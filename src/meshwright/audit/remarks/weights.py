@@ -1,6 +1,7 @@
 """Rules for stored arrays that are moved or gathered: weights, stacks of layers, and their updates."""
 
 from meshwright.audit.facts.emitted import Emitted, is_computed
+from meshwright.audit.facts.matmuls import products
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import (
@@ -238,11 +239,11 @@ def _is_exchanged_back(emitted: Emitted, context: ProgramContext) -> bool:
 
 def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An array gathered only to be returned: an update whose input is sharded, or results of a batch."""
-    if (
-        emitted.op != "all_gather"
-        or emitted.is_written
-        or not is_computed(context.program, emitted.operand())
-    ):
+    if emitted.op != "all_gather" or emitted.is_written:
+        return None
+    # A program without matmuls combines stored arrays, as an average of checkpoints does.
+    combines = not any(products(context.program))
+    if not (combines or is_computed(context.program, emitted.operand())):
         return None
     uses = list(emitted.uses(context.program))
     if not uses or any(at >= 0 for _, at in uses):
@@ -258,7 +259,7 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
         ),
         None,
     )
-    if stored is None or not context.differentiated:
+    if stored is None or not (context.differentiated or combines):
         is_of_batch = bool(set(emitted.axes) & context.batch_axes)
         if not is_of_batch and (len(shape.dims) < _OF_CACHES or emitted.is_part):
             return None

@@ -1,12 +1,12 @@
 """The rule for numbers that are sent in a wider type than they are stored or read in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from meshwright.audit.facts.communication import bits_of, is_cast
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import MOVES, TracedValue, history, resolve
-from meshwright.audit.remarks.fault_rule import REDUCES, Fault, ProgramContext
+from meshwright.audit.remarks.fault_rule import MOST_VALUES, REDUCES, Fault, ProgramContext
 from meshwright.dtypes import NUMBER_TYPES, number_type, of_hlo, types_for
 
 _NARROW = tuple(name for name in types_for("operands") if number_type(name).bits == 16)
@@ -35,11 +35,12 @@ def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> _Widened 
     if not (emitted.op in ("all_gather", "all_to_all") or is_sum) or wide <= _BITS:
         return None
     share = f"{_BITS / wide:.0%} of the bytes"
-    past = list(history(context.program, emitted.operand(), MOVES))
+    past = list(_unscaled(context.program, emitted.operand()))
     stored = _types_of(past) & _NARROWEST if any(is_cast(value.instruction) for value in past) else set[str]()
     if stored and not _types_of(value for value in past if is_cast(value.instruction)) <= _NARROWEST:
         narrow = min(stored)
-        why, change = f"it was upcast from {narrow} before", f"send it as {narrow} and upcast after: {share}"
+        why = f"it was upcast from {narrow} before"
+        change = f"send it as {narrow} and upcast after, also its scales: {share}"
         if is_sum:
             change = (
                 f"a sum cannot stay {narrow}: exchange the parts as {narrow} (jax.lax.all_to_all), sum them "
@@ -59,6 +60,25 @@ def sent_before_its_cast(emitted: Emitted, context: ProgramContext) -> _Widened 
         change = f"scale and cast it on each device, and constrain the result to the same shards: {share}"
     what = f"`{emitted.tensor}` is sent as {sent} over {context.over(emitted)}: {why}"
     return ("widened", what, change), 1 - _BITS / wide
+
+
+def _unscaled(program: Program, value: TracedValue) -> Iterator[TracedValue]:
+    """The earlier forms of a value, also before it was multiplied by scales, which are broadcast to it."""
+    for _ in range(MOST_VALUES):
+        *_, value = past = list(history(program, value, MOVES))
+        yield from past
+        if value.instruction.opcode not in ("multiply", "add", "subtract"):
+            return
+        operands = value.operands()
+        origins = [resolve(program, each, MOVES).instruction for each in operands]
+        computed = [
+            each
+            for each, origin in zip(operands, origins, strict=True)
+            if origin.opcode not in ("broadcast", "constant")
+        ]
+        if len(computed) != 1:
+            return
+        value = computed[0]
 
 
 def _types_of(values: Iterable[TracedValue]) -> set[str]:
