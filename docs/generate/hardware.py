@@ -8,7 +8,7 @@ from meshwright.cli.hardware_tables import figures_table, network_table
 from meshwright.hardware import catalog
 from meshwright.hardware.network import NETWORKS
 
-_WIDTH = 150
+_WIDTH = 144  # characters, as many as a page shows at 1280 px
 
 
 def text() -> str:

@@ -119,7 +119,7 @@ def test_a_programs_table_says_costs_and_cures(program: Path, capsys: pytest.Cap
         "change: keep the weight sharded and move the activations: tensor parallelism in place of FSDP" in out
     )
     assert "not understood: z: opcode teleport is unknown; its FLOPs and bytes are not counted" in out
-    assert out.startswith("verdict: differs (1 collectives, 2 warnings, 1 not understood)")
+    assert out.startswith("verdict: differs (1 collective, 2 warnings, 1 not understood)")
 
 
 def test_a_program_without_accidents_exits_0(program: Path, capsys: pytest.CaptureFixture):

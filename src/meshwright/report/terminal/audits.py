@@ -19,6 +19,7 @@ from meshwright.report.run_documents import JsonDocument
 from meshwright.report.table import Table
 from meshwright.report.terminal.tables import rich_table
 from meshwright.report.text import UNAVAILABLE, bytes_text, seconds_text
+from meshwright.units import format_number_of
 
 
 def audit_table(audit: JsonDocument) -> Group:
@@ -201,8 +202,9 @@ def _cost(row: JsonDocument) -> tuple[float, int]:
 def _program_verdict(audit: JsonDocument) -> Text:
     good = audit["verdict"] == "match"
     text = Text("verdict: ").append(audit["verdict"], style=f"bold {'green' if good else 'yellow'}")
-    number, gaps = len(audit["warnings"]), len(audit["not_understood"])
-    text.append(f" ({len(audit['emitted'])} collectives, {number} warnings, {gaps} not understood)")
+    collectives = format_number_of(len(audit["emitted"]), "collective")
+    warnings = format_number_of(len(audit["warnings"]), "warning")
+    text.append(f" ({collectives}, {warnings}, {len(audit['not_understood'])} not understood)")
     priced = audit["hardware"] and audit["seconds"] is not None
     seconds = seconds_text(audit["seconds"], UNAVAILABLE)
     return text.append(f", {seconds} of communication per step on {audit['hardware']}" if priced else "")
