@@ -155,7 +155,8 @@ def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     taken = [model for size in sizes if (model := of_this_size(size)) and model in line.split()]
     taken += [model for word in words if (model := preset_of_size(word)) and model in line.split()]
     notes = {model: size_note(model) for model in taken if model not in words}
-    ranges = [word for word in words if RANGE.fullmatch(word) and word not in line.split()]
+    given = line.split()
+    ranges = [word for word in words if (ends := RANGE.fullmatch(word)) and not {word, ends[1]} & {*given}]
     notes |= {word: f"{word} is its mean" for word in ranges if commands[-1].path == ("plan", "serve")}
     return notes | left_out(_rewritten(args), line, commands)
 

@@ -302,7 +302,8 @@ def _by_value(value: str, options: Sequence[str], given: str) -> str:
         return ""
     from meshwright.dtypes import KNOWN, named  # here, since most command lines are right
 
-    if ours := next((name for name, known in KINDS.items() if name in options and known(value)), ""):
+    fitting = (name for name, known in KINDS.items() if name in options and known(value))
+    if ours := next((name for name in fitting if name != "--port" or "port" in given), ""):
         return f"{given} is {ours} here; write {ours} {value}"
     dtypes = [name for name in options if name.endswith("-dtype")]
     if dtypes and named(value) in KNOWN:

@@ -247,7 +247,9 @@ def _by_likeness(piece: Piece, command: Command) -> list[Piece] | None:
     near = get_close_matches(given.lower(), options, n=1, cutoff=ALIKE)
     is_kind = value.lower() in KINDS_OF_CHIPS and "--target" not in options
     kinds = KINDS if value and not is_kind else {}
-    ours = next((name for name, fits in kinds.items() if name in options and fits(value)), "")
+    known = (name for name, fits in kinds.items() if name in options and fits(value))
+    # Any number may be a port, so that its option has to name one.
+    ours = next((name for name in known if name != "--port" or "port" in given), "")
     ours = ours or next(
         (each for each in near if _begins_alike(given, each) and command.takes_value(each)), ""
     )

@@ -28,7 +28,7 @@ _MEANINGS: dict[str, str] = {
     "--given context=2": "cp ulysses ring; context attention",
     "--given sequence_parallel=true": "sp",
     "--given data=8": "dp ddp replicate; data",
-    "--given fsdp=8": "fsdp hsdp shard sharding sharded; data dp strategy model states",
+    "--given fsdp=8": "fsdp hsdp shard sharding sharded; shards data dp strategy model states",
     "--given expert=8": "ep expert experts moe; model",
     "--given microbatches=8": (
         "accumulation accumulate microbatches micro ga gas; gradient gradients grad batches steps"
@@ -329,6 +329,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         SHOWN: "memory bandwidth flops specs sources topology power",
     },
     "mw serve": {
+        "--context 4k bounds prompt and answer together": "input prompt",
         "set --slots and --context, which need the memory": "gpu mem memory utilization gpu-memory",
         "the model has its folder's name; leave it out": "served name alias",
         "adapters are merged: mw export RUN -o DIR, then mw serve --checkpoint DIR": (

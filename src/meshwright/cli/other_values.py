@@ -64,8 +64,8 @@ def with_value(words: str, value: str) -> str:
     """
     if not value or (value.lower() == "true" and "=true" in words):
         return words
-    if words.startswith("--lengths") and value.lower() in ("random", "synthetic"):
-        return ""  # the lengths are options of their own
+    if words.startswith("--lengths") and (lengths := _lengths(value)) is not None:
+        return lengths
     if words.startswith("--hardware"):
         return _machine(words, value)
     if special := _special(words, value) or _of_counts(words, value):
@@ -88,6 +88,18 @@ def with_value(words: str, value: str) -> str:
     if not number or (not is_whole and not re.match(r"--(price|rate)", words)):
         return words
     return re.sub(r"(?<=[= ])\d+(?:\.\d+)?(?=$| --|,)", number[1], words, count=1)
+
+
+def _lengths(value: str) -> str | None:
+    """The options for lengths in place of a distribution's name; None for a name.
+
+    >>> _lengths("1000:200"), _lengths("random"), _lengths("sharegpt")
+    ('--prompt-tokens 1000 --output-tokens 200', '', None)
+    """
+    if value.lower() in ("random", "synthetic"):
+        return ""  # the lengths are options of their own
+    both = re.fullmatch(r"(\d+k?)[:,/x](\d+k?)", value)
+    return f"--prompt-tokens {both[1]} --output-tokens {both[2]}" if both else None
 
 
 def time_here(option: str, value: str) -> str:

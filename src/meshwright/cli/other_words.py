@@ -605,6 +605,13 @@ def _of_ranks(plain: str, value: str, options: Collection[str]) -> str:
     return f"--given context={value}" if is_few and "--given" in options else ""
 
 
+def _of_machine_price(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for a price an hour too high for one chip, such as --cost-per-hour 700; "" for others."""
+    is_price = plain in ("--cost-per-hour", "--price-per-hour", "--hourly-cost", "--hourly-price")
+    is_high = re.fullmatch(r"\$?\d{3,}(\.\d+)?", value) is not None
+    return "--max-price-per-hour" if is_price and is_high and "--max-price-per-hour" in options else ""
+
+
 def _of_slices(plain: str, value: str, options: Collection[str]) -> str:
     """The words for MaxText's division over slices, such as --dcn_fsdp_parallelism 2; "" for others."""
     is_over_slices = re.fullmatch(r"--dcn-\w+-parallelism", plain) and "--hardware" in options
@@ -689,8 +696,8 @@ def _of_type(plain: str, value: str, options: Collection[str]) -> str:
 
 # Readers of options whose value decides; the first that knows the option counts.
 _BY_VALUE = (
-    _of_ranks, _of_slices, _program_named, _phase, _target, _of_type, _of_run_time, _of_remat, _of_mixed,
-    _of_answers,
+    _of_machine_price, _of_ranks, _of_slices, _program_named, _phase, _target, _of_type, _of_run_time,
+    _of_remat, _of_mixed, _of_answers,
 )  # fmt: skip
 
 # Names of settings that are unclear without their group: --activation_checkpoint.mode.
