@@ -21,11 +21,12 @@ from tests.nn.test_layouts import TINY
 
 from meshwright.layout import Layout
 from meshwright.native import kernels
-from meshwright.nn import cached_ops
+from meshwright.nn import layer_weights
 from meshwright.nn.attention.paged import PADDING, Rows
-from meshwright.nn.cached_ops import layered, rows_product
+from meshwright.nn.layer_weights import layered
 from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import as_read, quantise, quantised_product, widened
+from meshwright.nn.products.stored_products import rows_product
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.platforms import CPU
 from meshwright.serve.device.cache_programs import CacheSizes
@@ -324,7 +325,7 @@ def test_joined_weights_give_the_same_logits(kind: str, monkeypatch: pytest.Monk
     """Bit for bit: an entry of a product depends only on its row and its column."""
     needs_native()
     joined, program = _logits(*LAYOUTS[kind], with_native=True)
-    monkeypatch.setattr(cached_ops, "platform_of", lambda _: replace(CPU, joins_weights=False))
+    monkeypatch.setattr(layer_weights, "platform_of", lambda _: replace(CPU, joins_weights=False))
     apart, longer = _logits(*LAYOUTS[kind], with_native=True)
     np.testing.assert_array_equal(joined, apart)
     # Two products a layer (queries, keys and values; gate and up) in place of five.

@@ -236,6 +236,11 @@ def spec_of(x: Array) -> PartitionSpec:
     return PartitionSpec(*parts, unreduced=spec.unreduced, reduced=spec.reduced)
 
 
+def partitions_of(x: Array) -> tuple[Any, ...]:
+    """The mesh axes that split each dimension of x."""
+    return jax.typeof(x).sharding.spec.partitions
+
+
 def _summed(cotangent: Array, spec: PartitionSpec, out_spec: PartitionSpec) -> Array:
     known = {*_axes(spec), *spec.reduced, *spec.unreduced}
     axes = tuple(axis for axis in (*_axes(out_spec), *out_spec.unreduced) if axis not in known)

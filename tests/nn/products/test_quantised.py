@@ -21,11 +21,13 @@ from meshwright.layout.contractions import contraction_of
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.nn.array_types import jax_dtype
-from meshwright.nn.cached_ops import InferenceOps, _in_order, _letters_there, layered
+from meshwright.nn.cached_ops import InferenceOps
 from meshwright.nn.files.quantised_files import dequantised
 from meshwright.nn.files.weights import _opened
+from meshwright.nn.layer_weights import layered
 from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import Quantised, as_read, quantise, widened
+from meshwright.nn.products.stored_products import in_order, letters_there
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec
 from meshwright.serve.device.programs import workload_step
 
@@ -146,17 +148,18 @@ def test_activations_are_cast_to_the_type_of_the_weights(dtype: str, compute_dty
             plan = contraction_of(layout, name, spec)
             w = quantise(jnp.asarray(RANDOM.normal(size=(48, 64)), jnp.float32), dtype, 1, 1)
             here = partition_spec(plan.lhs)
-            there = _in_order(plan.rhs_reshard, _letters_there(plan)).given
+            there = in_order(plan.rhs_reshard, letters_there(plan)).given
             values = jax.device_put(w.values, NamedSharding(mesh, partition_spec(there)))
             read = Quantised(values, w.scales)
             found = ops._einsum(name, plan, jax.device_put(x, NamedSharding(mesh, here)), read)
         shares = zip(
             np.split(row, parts, 1), np.split(np.asarray(w.values, np.float32), parts, 1), strict=True
         )
-        expected = sum(_by_hand(some, Quantised(values, w.scales), dtype) for some, values in shares)
+        partial_sums = [_by_hand(some, Quantised(values, w.scales), dtype) for some, values in shares]
+        expected = sum(partial_sums)
         # Of bfloat16 the partial sums of two devices are rounded, and what they add up to.
         off = 1e-5 if compute_dtype == "f32" else 2**-7
-        largest = np.abs(expected).max(1, keepdims=True)
+        largest = sum(np.abs(each).max(1, keepdims=True) for each in partial_sums)
         assert (np.abs(np.asarray(found, np.float32)[:, 0] - expected) < off * largest).all()
         wide = row.astype(np.float64) @ np.asarray(widened(w, jnp.float32), np.float64).T
         assert (np.abs(expected - wide).max(1, keepdims=True) > 1e-3 * largest).all()

@@ -14,7 +14,7 @@ from meshwright.layout import Layout
 from meshwright.layout.layout_checks import num_replicas
 from meshwright.layout.workload import InferencePhase, Workload
 from meshwright.models.config import ModelConfig
-from meshwright.nn.cached_ops import layered
+from meshwright.nn.layer_weights import layered
 from meshwright.nn.params import init_params
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device import programs

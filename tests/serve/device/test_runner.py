@@ -28,10 +28,11 @@ from meshwright.errors import LayoutError, PlanError
 from meshwright.layout import Layout
 from meshwright.models.layer_kinds import Window
 from meshwright.models.model_files import read_model
-from meshwright.nn import cached_ops
+from meshwright.nn import layer_weights
 from meshwright.nn.files.weights import load_hf
 from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import Quantised, as_read, widened
+from meshwright.nn.products.stored_products import Joined
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.platforms import CPU
 from meshwright.serve.device import shapes
@@ -223,14 +224,14 @@ def test_joined_weights_generate_the_same_tokens(reference, monkeypatch, dtype):
     """Also as on GPUs, where a step samples only as its rows need, and has its inputs in one array."""
     drawn = SamplingParams(temperature=1.0, top_p=0.9, seed=1, top_logprobs=2)
     asked = [greedy(PROMPTS[0]), Request(tuple(PROMPTS[1]), NUM_TOKENS, drawn)]
-    monkeypatch.setattr(cached_ops, "platform_of", lambda _: dataclasses.replace(CPU, joins_weights=False))
+    monkeypatch.setattr(layer_weights, "platform_of", lambda _: dataclasses.replace(CPU, joins_weights=False))
     wanted = events_of(make_runner(reference[0], 1, with_native=False, weights_dtype=dtype), *asked)
-    monkeypatch.setattr(cached_ops, "platform_of", lambda _: CPU)
+    monkeypatch.setattr(layer_weights, "platform_of", lambda _: CPU)
     monkeypatch.setattr(InferencePrograms, "has_choice_by_needs", True)
     monkeypatch.setattr(InferencePrograms, "joins_inputs", True)
     runner = make_runner(reference[0], 1, with_native=False, weights_dtype=dtype)
     first: Any = runner._params["layers"][0]
-    assert isinstance(first["wq"], cached_ops.Joined) and isinstance(first["w_gate"], cached_ops.Joined)
+    assert isinstance(first["wq"], Joined) and isinstance(first["w_gate"], Joined)
     found = events_of(runner, *asked)
     for ours, theirs in zip(found, wanted, strict=True):
         assert [event.token for event in ours] == [event.token for event in theirs]

@@ -17,11 +17,12 @@ from jax.sharding import PartitionSpec
 
 from meshwright.models.at_layer import AtLayer
 from meshwright.nn.attention.rotary import apply_rope, apply_temperature, norm_turned
-from meshwright.nn.cached_ops import InferenceOps, rows_product
+from meshwright.nn.cached_ops import InferenceOps
 from meshwright.nn.each_device import each_device, spec_of
 from meshwright.nn.norms import activate, dot, gated, mean_of_last, norm, softcap
 from meshwright.nn.products.narrow import Kept, wide
 from meshwright.nn.products.row_products import einsum_of_rows, in_tiles
+from meshwright.nn.products.stored_products import rows_product
 from meshwright.nn.stack import KindInLoop
 
 

@@ -36,8 +36,9 @@ from meshwright.models.count import widest_window
 from meshwright.nn.attention.blockwise import dealt_positions, zigzag
 from meshwright.nn.attention.paged import PADDING, PagedCache, Rows
 from meshwright.nn.attention.pools import Pools
-from meshwright.nn.cached_ops import InferenceOps, abstract_layered, passes_over_zeros
+from meshwright.nn.cached_ops import InferenceOps
 from meshwright.nn.each_device import spec_of
+from meshwright.nn.layer_weights import abstract_layered, passes_over_zeros
 from meshwright.nn.mixers.prompt_states import PromptStates
 from meshwright.nn.mixers.state_cache import StateCache
 from meshwright.nn.products.batch_invariant import BatchInvariantOps

@@ -26,9 +26,9 @@ from meshwright.models.hf import written_family
 from meshwright.models.parameters import Param, dimensions, parameters
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.paged import Rows
-from meshwright.nn.cached_ops import layered
 from meshwright.nn.files.hf_tensors import hf_tensors
 from meshwright.nn.files.weights import load_hf, save_hf
+from meshwright.nn.layer_weights import layered
 from meshwright.nn.params import flatten
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.cache_programs import CacheSizes

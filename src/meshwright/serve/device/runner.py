@@ -26,7 +26,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.native import kernels
 from meshwright.native.processor import put_in_huge_pages
 from meshwright.nn.attention.paged import Rows
-from meshwright.nn.cached_ops import layered
+from meshwright.nn.layer_weights import layered
 from meshwright.nn.start.compiled_cache import NothingCompiled
 from meshwright.platforms import platform_of
 from meshwright.serve.device.cache_programs import CacheSizes
