@@ -420,15 +420,16 @@ def meaning(given: str, options: Collection[str]) -> str:
 
     >>> meaning("--megatron_lm_tp_degree", ["--given"]), meaning("--tp-comm-overlap-cfg", ["--given"])
     ('--given tensor=8', '')
-    >>> meaning("--no-pipeline", ["--given"])
-    '--given pipe=1'
+    >>> meaning("--no-pipeline", ["--given"]), meaning("--no-sequence-parallel", ["--given"])
+    ('--given pipe=1', '--given sequence_parallel=false')
     """
     words = words_of(given)
     if _NEGATIONS & set(words):
         rest = "-".join(word for word in words if word not in _NEGATIONS)
-        axis = re.fullmatch(
-            r"--given (tensor|pipe|context|expert|fsdp|data)=\d+", rest and meaning(rest, options)
-        )
+        ours = rest and meaning(rest, options)
+        if flag := re.fullmatch(r"--given (\w+)=true", ours):
+            return f"--given {flag[1]}=false"
+        axis = re.fullmatch(r"--given (tensor|pipe|context|expert|fsdp|data)=\d+", ours)
         return f"--given {axis[1]}=1" if axis else ""
     subject = set(words) - _FILLERS
     if subject & {"price", "cost"} and {"max", "maximum"} & set(words):

@@ -42,6 +42,7 @@ _HOSTS = tuple(
         r"(?P<name>[a-z][\w-]*)",
         r"(?P<hosts>\d+) ?[x*] ?(?P<each>\d+) ?[x* ] ?(?P<name>[a-z][\w-]*)",
         r"(?P<hosts>\d+) ?x ?(?P<name>[a-z][\w-]*?) ?x ?(?P<each>\d+)",
+        r"(?P<hosts>\d+)[ -](?:node|host|server)s?[ -](?:of |with )?(?P<name>[a-z]+\d+)s?",
     )
 )
 
@@ -49,6 +50,8 @@ _HOSTS = tuple(
 NUMBER_WORDS = {
     "two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16", "dual": "2", "quad": "4",
 }  # fmt: skip
+
+_OF_A_HOST = 8  # GPUs, if a text gives only the number of hosts
 
 # Ten times the largest machine that trains one model.
 _MOST_CHIPS = 2**20
@@ -104,6 +107,8 @@ def usual(spec: str) -> str:
     ('rtx4090:2', 'rtx4090:2', 'rtx4090:2', 'v5e:16x16')
     >>> usual("2x8 H100"), usual("2*8*h100"), usual("2*v5e-256")
     ('h100:2x8', 'h100:2x8', '2*v5e:256')
+    >>> usual("32-node-h100"), usual("4 nodes of H100s")
+    ('h100:32x8', 'h100:4x8')
     >>> usual("8 nodes of 8 H100"), usual("4 x 8 x A100-80GB"), usual("a100-80gb:128x8")
     ('h100:8x8', 'a100-80gb:4x8', 'a100-80gb:128x8')
     """
@@ -152,7 +157,7 @@ def _hosts(text: str) -> str:
     """The spec of hosts of several chips each, such as `8 nodes of 8 H100`; "" for other texts."""
     for form in _HOSTS:
         if (hosts := form.fullmatch(text)) and (name := _aliases().get(hosts["name"].lower())):
-            return f"{name}:{hosts['hosts']}x{hosts['each']}"
+            return f"{name}:{hosts['hosts']}x{hosts.groupdict().get('each', _OF_A_HOST)}"
     return ""
 
 

@@ -63,7 +63,8 @@ def _like(spec: str) -> str:
         return re.sub(r"[^a-z0-9.]|meta|instruct|chat$|base$|hf$", "", text.lower())
 
     wanted = plain(spec.rpartition("/")[2])
-    same = [name for name in PRESETS if plain(name) == wanted]
+    untuned = plain(on_the_hub(spec))  # llama3.1-8b-q4
+    same = [name for name in PRESETS if plain(name) in (wanted, untuned)]
     is_size = re.fullmatch(r"\d+(\.\d+)?[bm]", wanted) is not None
     begin_so = [name for name in PRESETS if plain(name).startswith(wanted) and not is_size]
     of_size = [name for name in PRESETS if is_size and wanted in name.split("-")]
@@ -98,7 +99,7 @@ def on_the_hub(spec: str) -> str:
 # Ends of names that say how a model was tuned or stored.
 _TUNING = (
     r"(-(instruct|it|chat|base(-\d+k)?|hf|pt|think|thinking|reasoning|exp|terminus|nvfp4|fp8|bf16|awq|gptq|"
-    r"int4|w4a16|v0\.\d|\d{4}|\d{2}-\d{4}))+$"
+    r"int4|q\d(_\w+)?|gguf|[48]bit|w4a16|v0\.\d|\d{4}|\d{2}-\d{4}))+$"
 )
 # Models with the sizes of a preset under another name.
 _SAME = (
