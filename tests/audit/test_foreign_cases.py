@@ -192,7 +192,9 @@ def test_operations_along_one_dimension_are_one_finding() -> None:
     run, args = OPERATIONS["a sort, a sum and a look-up along one split dimension"].run()
     (found,) = meshwright.audit(run, *args)["warnings"]
     assert "so are `reduce_window_sum`, `sort`" in found["what"]
-    assert found["change"].startswith("constrain the array once, before the first of these operations")
+    assert found["change"].startswith(
+        "constrain the array once, before the first of these operations: as its product"
+    )
 
 
 def test_numbers_of_64_bits_are_named() -> None:

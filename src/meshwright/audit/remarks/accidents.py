@@ -208,8 +208,9 @@ def _of_one_dimension(first: Remark, others: Iterable[Remark]) -> Remark:
     return replace(
         first,
         what=f"{first.what}; so {'is' if len(others) == 1 else 'are'} {tensors}, of the same size",
-        change="constrain the array once, before the first of these operations, to be split along another "
-        "dimension, such as the batch (one all-to-all): all of them then read whole lines. Or: "
+        change="constrain the array once, before the first of these operations: as its product yields it, "
+        "then to be split along another dimension, such as the batch (one all-to-all); all of them then read "
+        "whole lines. Or: "
         f"{first.change}",
     )
 

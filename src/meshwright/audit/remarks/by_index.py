@@ -67,8 +67,9 @@ def _looked_up(emitted: Emitted, context: ProgramContext) -> Fault:
     return (
         WHOLE_DIMENSION,
         f"{context.moved(emitted)} to be read by index along its split dimension, no matmul",
-        "read it by index along a dimension that is whole: constrain it along another dimension before (one "
-        "all-to-all); or read each device's own elements in jax.shard_map, zeros for the others, and sum",
+        "read it by index along a dimension that is whole: constrain it as its product yields it, then along "
+        "another dimension (one all-to-all); or read each device's own elements in jax.shard_map, zeros for "
+        "the others, and sum",
     )
 
 
