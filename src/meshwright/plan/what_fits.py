@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from meshwright.dtypes import number_type, types_for
 from meshwright.errors import LayoutError, ModelError, PlanError
@@ -61,48 +63,55 @@ class Verdict:
     not_run: str | None
 
 
-def ways_that_fit(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iterator[Verdict]:
-    """Every way of TRAINING and SERVING.
+class _Way(NamedTuple):
+    """A way to use a model. changes: of the model's fields, for training."""
 
-    A type of published files that SERVING lacks is one more way. Training splits weights over all chips
-    (FSDP). Serving splits heads over the most chips that divide, and serves replicas with the rest.
+    name: str
+    trains: bool
+    layout: Layout
+    changes: Mapping[str, Any] = MappingProxyType({})
+
+
+def _ways(config: ModelConfig, hardware: Hardware) -> Iterator[_Way]:
+    """The ways of TRAINING and SERVING, and serving in a type of published files that SERVING lacks.
+
+    Training splits weights over all chips (FSDP). Serving splits heads over the most chips that divide, and
+    serves replicas with the rest.
     """
-    for way, (numbers, changes) in TRAINING.items():
-        layout = Layout.of(fsdp=hardware.num_chips).replace(**numbers)
-        try:
-            yield _training(replace(config, **changes), hardware, seq_len, way, layout)
-        except (ModelError, PlanError, LayoutError) as error:
-            yield _impossible(way, layout, str(error))
+    for name, (numbers, changes) in TRAINING.items():
+        yield _Way(name, True, Layout.of(fsdp=hardware.num_chips).replace(**numbers), changes)
     served = most_heads(config, hardware.num_chips)
-    ways = {way: {"weights_dtype": dtype} for way, dtype in SERVING.items()}
+    ways = {name: {"weights_dtype": dtype} for name, dtype in SERVING.items()}
     published = published_precision(config, by_engine=True)
     if published and published.get("weights_dtype") not in SERVING.values():
         ways[f"serve as published, {config.stored_dtype}"] = published
-    for way, words in ways.items():
-        layout = served.replace(**words)
+    for name, words in ways.items():
+        yield _Way(name, False, served.replace(**words))
+
+
+def ways_that_fit(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iterator[Verdict]:
+    """A verdict on every way of `_ways`."""
+    for way in _ways(config, hardware):
+        verdict = _training if way.trains else _serving
         try:
-            yield _serving(config, hardware, seq_len, way, layout)
-        except (PlanError, LayoutError) as error:
-            yield _impossible(way, layout, str(error))
+            yield verdict(replace(config, **way.changes), hardware, seq_len, way.name, way.layout)
+        except (ModelError, PlanError, LayoutError) as error:
+            yield _impossible(way.name, way.layout, str(error))
 
 
 def fitting_ways(config: ModelConfig, hardware: Hardware, seq_len: int) -> list[str]:
-    """The ways of TRAINING and SERVING that fit with one sequence of `seq_len` tokens a chip or replica."""
-    ways = []
-    for way, (numbers, changes) in TRAINING.items():
-        layout = Layout.of(fsdp=hardware.num_chips, remat="full").replace(**numbers)
+    """The names of `_ways` that fit with one sequence of `seq_len` tokens a chip or replica."""
+    names = []
+    for way in _ways(config, hardware):
         with suppress(ModelError, PlanError, LayoutError):
-            work = Workload(hardware.num_chips, seq_len)
-            if price(replace(config, **changes), hardware, work, layout).fits:
-                ways.append(way)
-    served = most_heads(config, hardware.num_chips)
-    for way, dtype in SERVING.items():
-        layout = served.replace(weights_dtype=dtype)
-        with suppress(PlanError, LayoutError):
-            work = Workload(layout.num_batch_shards, seq_len, "generate")
-            if price_phase(config, hardware, work, [layout]).fits:
-                ways.append(way)
-    return ways
+            if way.trains:
+                work, layout = Workload(hardware.num_chips, seq_len), way.layout.replace(remat="full")
+                fits = price(replace(config, **way.changes), hardware, work, layout).fits
+            else:
+                work = Workload(way.layout.num_batch_shards, seq_len, "generate")
+                fits = price_phase(config, hardware, work, [way.layout]).fits
+            names += [way.name] if fits else []
+    return names
 
 
 def _impossible(way: str, layout: Layout, why: str) -> Verdict:
