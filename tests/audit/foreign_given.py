@@ -212,6 +212,24 @@ def _accumulated_layers() -> Any:
     return jax.jit(step, donate_argnums=0), args
 
 
+def _means(*spec: Any) -> Callable[[], Any]:
+    """The running means of weights, whole on each device or split as the weights: one finding, of state."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def step(w: Any, means: Any, x: Any) -> Any:
+            g = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ constrained(m, w)) ** 2))(w)
+            w = constrained(m, w - 0.1 * g, "data")
+            return w, constrained(m, 0.9 * means + 0.1 * w, "data")
+
+        weight = array(m, (16384, 65536), "data")
+        means = array(m, weight.shape, *spec)
+        return jax.jit(step, donate_argnums=0), (weight, means, array(m, (1024, 16384), "data"))
+
+    return run
+
+
 def _average(*spec: Any) -> Callable[[], Any]:
     """The mean of checkpoints, returned whole or in the checkpoints' shards."""
 
@@ -247,6 +265,7 @@ def _quantised(*, early: bool) -> Callable[[], Any]:
 
 
 GIVEN = {
+    "running means, whole": Case("replicated_optimizer_state", _means(), _means("data")),
     "an average of checkpoints returned whole": Case("returned_whole", _average(), _average("fsdp")),
     "weights scaled before they are sent": Case("widened", _quantised(early=True), _quantised(early=False)),
     "keys of all layers returned whole": Case("returned_whole", _prefill(), _prefill("tensor")),

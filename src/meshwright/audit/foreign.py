@@ -57,6 +57,7 @@ from meshwright.audit.remarks.replication import (
     repeated_calls,
     repeated_products,
     replicated_state,
+    state_of,
     summed_after_gather,
     with_repeated_work,
 )
@@ -190,7 +191,7 @@ def audit_program(
             *dropped_products(program, prices),
             *repeated_in_loops(program, prices),
             *copied_caches(program, prices),
-            *given_whole(program, prices),
+            *given_whole(program, prices, {one.name for one in state_of(program)}),
             *summed_too_early(program, prices, _without_remarks(reading.sent, faults)),
             *drawn_whole(program, prices),
             *equal_values(program, prices, reading.sent),

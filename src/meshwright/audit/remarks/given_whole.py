@@ -1,5 +1,7 @@
 """Inputs that a step is given whole, although each device reads only its own part of them."""
 
+from collections.abc import Collection
+
 from meshwright.audit.facts.groups import changes_along, copies_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import Offsets, slice_offsets
@@ -14,17 +16,22 @@ _SHARE = 0.02
 GIVEN_WHOLE = "given_whole"
 
 
-def given_whole(program: Program, prices: Prices) -> list[Remark]:
+def given_whole(program: Program, prices: Prices, state: Collection[str]) -> list[Remark]:
     """A warning for each large input that is whole on devices that read only slices of it.
 
-    An example is a mask or a bias of each sequence, which the partitioner cuts as the batch is split.
+    An example is a mask or a bias of each sequence, which the partitioner cuts as the batch is split. state:
+    names of moments and caches, which have a warning of their own.
     """
     arrays = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
     memory = prices.chip.hbm_bytes if prices.chip else sum(one.shapes[0].num_bytes for one in arrays)
     remarks = list[Remark]()
     for parameter in arrays:
         num_bytes = parameter.shapes[0].num_bytes
-        if num_bytes <= _SHARE * memory or copies_of(parameter, program.num_devices) == 1:
+        if (
+            parameter.name in state
+            or num_bytes <= _SHARE * memory
+            or copies_of(parameter, program.num_devices) == 1
+        ):
             continue
         pieces = _own_pieces(program, parameter)
         if not pieces:

@@ -55,7 +55,7 @@ def replicated_state(program: Program, prices: Prices, peak_bytes: int = 0) -> l
     peak_bytes: of one device's temporaries. State that is a small part of a device's memory is not reported.
     """
     training = is_differentiated(program)
-    chosen = _moments(program) if training else _caches(program)
+    chosen = state_of(program)
     total = sum(one.shapes[0].num_bytes for one in _arrays(program) if one.shapes)
     replicated = [
         (array, copies)
@@ -67,6 +67,11 @@ def replicated_state(program: Program, prices: Prices, peak_bytes: int = 0) -> l
     if excess <= _STATE_SHARE * (total + peak_bytes):
         return []
     return [_of_state(replicated, prices, training=training)]
+
+
+def state_of(program: Program) -> list[Instruction]:
+    """The inputs that are an optimizer's moments or, in inference, caches."""
+    return _moments(program) if is_differentiated(program) else _caches(program)
 
 
 def _moments(program: Program) -> list[Instruction]:
