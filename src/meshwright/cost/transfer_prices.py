@@ -116,6 +116,7 @@ def _least(transfer: Transfer, placement: Placement, chip: Chip) -> float:
 def at_step_rates(hardware: Hardware) -> Hardware:
     """`hardware` with the bandwidth and the collectives of its links in a step."""
     network, shares = hardware.chip.network, hardware.chip.step.links
+    is_roofline = hardware.chip.step.is_roofline
     if isinstance(network, Torus):
         network = replace(
             network,
@@ -130,5 +131,6 @@ def at_step_rates(hardware: Hardware) -> Hardware:
             nic_bytes_per_second=network.nic_bytes_per_second * shares.get("network", 1.0),
             nic_hop_seconds=network.nic_hop_seconds * hardware.chip.step.network_latency,
             falloff=hardware.chip.step.network_falloff,
+            exchange_bytes_per_second=0.0 if is_roofline else hardware.software.exchange_bytes_per_second,
         )
     return replace(hardware, chip=replace(hardware.chip, network=network))

@@ -73,8 +73,7 @@ class Switch:
     by_nodes: by collective, the measured share of the cards' bandwidth by number of domains. falloff: an
     unmeasured collective reaches (domains / 2)^-falloff; 0 for a network of full bisection.
     between: name of the usual network between domains (hardware/networks/).
-    exchange_bytes_per_second: that a GPU sends in NCCL's all-to-all over more than EXCHANGE_PEERS GPUs of a
-    domain; 0: as in other collectives. Kernels of experts' exchanges (DeepEP, engines) do not need NCCL's.
+    exchange_bytes_per_second: of the program that runs (`TrainingProgram`); 0: as in other collectives.
     direct_seconds: of an all-reduce of few bytes inside a domain whose GPUs read each other's memory, as
     serving engines write it; 0: no such kernel.
     """
@@ -308,10 +307,9 @@ class Chip:
         Its links have no latency.
         """
         hops = ("hop_seconds", "dcn_hop_seconds", "nvlink_hop_seconds", "nic_hop_seconds")
-        measured = ("collective_launch_seconds", "exchange_bytes_per_second")
         network = self.network
         if not isinstance(network, SharedMemory):
-            no_time = {key: 0.0 for key in (*hops, *measured) if hasattr(network, key)}
+            no_time = {key: 0.0 for key in (*hops, "collective_launch_seconds") if hasattr(network, key)}
             curves = {"efficiency": {}} | ({"by_nodes": {}} if isinstance(network, Switch) else {})
             network = replace(network, **no_time, **curves)
         return replace(self, step=StepEfficiency(is_roofline=True), inference=None, network=network)

@@ -70,7 +70,6 @@ _COMPILER_COUNTS = (
 )  # fmt: skip
 # Keys of [network] that name a record.
 _IN_TORUS, _IN_SWITCH = ("within", "between"), ("between",)
-_UNSTATED_OF_SWITCH = ("exchange_bytes_per_second",)
 
 
 @dataclass(frozen=True)
@@ -311,10 +310,8 @@ def _torus(file: CheckedToml, table: Mapping[str, Any]) -> Torus:
 
 
 def _switch(file: CheckedToml, table: Mapping[str, Any]) -> Switch:
-    known = ("domain_size", *_SWITCH, *_UNSTATED_OF_SWITCH, "efficiency", "by_nodes", *_IN_SWITCH)
-    file.refuse_unknown(table, known, "network.")
-    stated = (*_SWITCH, *(key for key in _UNSTATED_OF_SWITCH if key in table))
-    figures = {key: file.figure(table, key, "network.") for key in stated}
+    file.refuse_unknown(table, ("domain_size", *_SWITCH, "efficiency", "by_nodes", *_IN_SWITCH), "network.")
+    figures = {key: file.figure(table, key, "network.") for key in _SWITCH}
     domain_size = file.count(table, "domain_size", "network.")
     by_nodes: dict[str, Points] = {}
     if "by_nodes" in table:

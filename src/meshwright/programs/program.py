@@ -70,6 +70,8 @@ class TrainingProgram(Record):
     counts_head: whether the head counts as layers when layers are divided over stages.
     once_since: from this year on a token goes to a node once, for all of its experts there
     (`Schedule.dispatch`); 0: never.
+    exchange_bytes_per_second: that a GPU sends in NCCL's all-to-all over more than EXCHANGE_PEERS GPUs of an
+    NVLink domain, if the program sends tokens to experts by it; 0: as in other collectives.
     folds_experts: whether expert groups may take ranks of `tensor` and `context` first (`fold`), or not.
     static_rows: whether shapes do not depend on data: the rows of experts then have a fixed capacity.
     wide_sums: whether gradients are summed in float32, and sharded weights are float32, even if little memory
@@ -103,6 +105,7 @@ class TrainingProgram(Record):
     vendor_attention_from: float = 0.0
     narrow_flash_from: float = 0.0
     once_since: int = 0
+    exchange_bytes_per_second: float = 0.0
     flash: bool = True
     fused: tuple[str, ...] = field(default=(), metadata={"words": STEPS})
     selective: str = "attention"

@@ -20,6 +20,7 @@ workers hold, which keeps decode steps full. A device holds 2^k or 3 * 2^k seque
 largest such number up to its share. If workers split heads, about half of the searches hold all requests.
 """
 
+from meshwright.dtypes import number_type
 from meshwright.models.config import ModelConfig, Unquantised
 from meshwright.models.parameters import parameters, stacked_layers
 from meshwright.validate.load_test_row import LoadTestRow, WorkerDegrees
@@ -107,7 +108,9 @@ def wide_weights(config: ModelConfig, dtype: str) -> tuple[Unquantised, ...]:
     the output projection of attention (model card of DeepSeek-R1-0528-FP4-v2). InferenceX's launch scripts
     name these files. The other projections of attention are bf16.
     """
-    if (config.name, dtype) != ("deepseek-v3", "fp4"):
+    scales = number_type(dtype).scales
+    is_nvfp4 = scales is not None and scales.has_global
+    if config.name != "deepseek-v3" or not is_nvfp4:
         return ()
     return tuple(
         Unquantised(dtype, path, len(stacked_layers(config, path.rpartition("/")[0])))

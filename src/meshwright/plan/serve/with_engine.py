@@ -10,15 +10,14 @@ from meshwright.hardware.topology import Hardware
 def with_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
     """`hardware` with the engine's shares of its chips, its small all-reduce and actual rows of experts.
 
-    Collectives reach the share of the links that they reach in training (nccl-tests). Exchanges of tokens
-    have kernels of their own, which NCCL's rate does not bound. Kernels of engines multiply the rows that
-    experts have, without the blocks of padding of our programs.
+    Collectives reach the share of the links that they reach in training (nccl-tests). Kernels of engines
+    multiply the rows that experts have, without the blocks of padding of our programs.
     """
     chip, network = hardware.chip, hardware.chip.network
     inference = engine.applied(chip.inference or chip.step, chip.kind)
     inference = replace(inference, links=inference.links or chip.step.links)
     if isinstance(network, Switch):
-        network = replace(network, direct_seconds=engine.direct_seconds, exchange_bytes_per_second=0.0)
+        network = replace(network, direct_seconds=engine.direct_seconds)
     software = replace(hardware.software, static_rows=False)
     return replace(hardware, chip=replace(chip, inference=inference, network=network), software=software)
 
