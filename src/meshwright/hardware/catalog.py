@@ -51,7 +51,7 @@ NUMBER_WORDS = {
     "two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16", "dual": "2", "quad": "4",
 }  # fmt: skip
 
-_OF_A_HOST = 8  # GPUs, if a text gives only the number of hosts
+_OF_A_HOST = 8  # GPUs of each host, if a text gives no number of GPUs
 
 # Ten times the largest machine that trains one model.
 _MOST_CHIPS = 2**20

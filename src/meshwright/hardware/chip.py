@@ -58,7 +58,7 @@ class Torus:
         return tuple(size == self.wraparound_exactly for size in dims)
 
 
-# The most GPUs whose all-to-all by NCCL is known to reach NVLink's bandwidth: those of a host.
+# NCCL's all-to-all reaches NVLink's bandwidth only over this number of GPUs or fewer, as in one host.
 EXCHANGE_PEERS = 8
 
 
