@@ -299,6 +299,14 @@ def test_a_dumped_machine_loads_as_the_same(spec: str, tmp_path: Path) -> None:
     assert dump_toml(again) == path.read_text()
 
 
+def test_a_dumped_machine_keeps_a_figure_of_zero(tmp_path: Path) -> None:
+    """A file without it is refused, since a network has no default for it."""
+    path, hardware = tmp_path / "machine.toml", load("h100:8")
+    network = replace(hardware.chip.network, collective_launch_seconds=0.0)
+    path.write_text(dump_toml(replace(hardware, chip=replace(hardware.chip, network=network))))
+    assert load(str(path)).chip.network == network
+
+
 def test_a_file_without_names_of_compilers_and_clusters_has_those_of_its_chip(tmp_path: Path) -> None:
     path, hardware = tmp_path / "machine.toml", load("h100:8")
     bare = replace(hardware.chip, compiler=None, gke_accelerator=None)

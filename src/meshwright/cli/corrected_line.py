@@ -156,6 +156,7 @@ def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     taken += [model for word in words if (model := preset_of_size(word)) and model in line.split()]
     notes = {model: size_note(model) for model in taken if model not in words}
     given = line.split()
+    # A line with both ends of a pair of lengths, such as 1000:200, has no mean of them.
     ranges = [word for word in words if (ends := RANGE.fullmatch(word)) and not {word, ends[1]} & {*given}]
     notes |= {word: f"{word} is its mean" for word in ranges if commands[-1].path == ("plan", "serve")}
     return notes | left_out(_rewritten(args), line, commands)

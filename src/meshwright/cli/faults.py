@@ -25,7 +25,16 @@ from meshwright.cli.other_words import (
     option_here,
     subcommand_here,
 )
-from meshwright.cli.value_kinds import ARGUMENTS, KINDS, OF_PLANS, RESHARD_WORDS, filled, is_machine, is_model
+from meshwright.cli.value_kinds import (
+    ARGUMENTS,
+    KINDS,
+    OF_PLANS,
+    RESHARD_WORDS,
+    filled,
+    is_machine,
+    is_model,
+    options_for,
+)
 from meshwright.errors import nearest
 
 logger = logging.getLogger(__name__)
@@ -150,8 +159,8 @@ def value_fault(message: str, args: Sequence[str]) -> str:
         from meshwright.layout.short import WORDS  # here, since most command lines are right
 
         given = f"--{match[1]}"
-        words_given = (re.search(rf"{match[1]}=([^,\s]+)", arg) for arg in args)
-        value = next((written[1] for written in words_given if written), "")
+        settings = (re.search(rf"{match[1]}=([^,\s]+)", arg) for arg in args)
+        value = next((setting[1] for setting in settings if setting), "")
         options = ["--given"], ["--batch-tokens", "--seq-len", "--set", "--hardware"]
         ours = next(filter(None, (option_here(given, each, value) for each in options)), "")
         ours = ours or with_value(meaning(given, ["--given"]), value)
@@ -217,7 +226,11 @@ def _unknown_option(given: str, context: Any, args: Sequence[str], commands: Seq
 
 
 def _agreeing(answer: str, given: str, value: str, context: Any) -> str:
-    """An answer to an unknown option, or another one if the line to type takes other options for it."""
+    """An answer to an unknown option that agrees with the line to type.
+
+    answer: of `_named_option`. If it names none of the options that the line has in place of `given`, the
+    result names those instead.
+    """
     from meshwright.cli.line_commands import command_at
     from meshwright.cli.line_options import replaced
     from meshwright.cli.line_pieces import Piece
@@ -302,8 +315,7 @@ def _by_value(value: str, options: Sequence[str], given: str) -> str:
         return ""
     from meshwright.dtypes import KNOWN, named  # here, since most command lines are right
 
-    fitting = (name for name, known in KINDS.items() if name in options and known(value))
-    if ours := next((name for name in fitting if name != "--port" or "port" in given), ""):
+    if ours := next(options_for(value, given, options), ""):
         return f"{given} is {ours} here; write {ours} {value}"
     dtypes = [name for name in options if name.endswith("-dtype")]
     if dtypes and named(value) in KNOWN:

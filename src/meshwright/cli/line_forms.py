@@ -11,7 +11,7 @@ from pathlib import Path
 from meshwright.cli.line_pieces import Command, Piece
 from meshwright.cli.other_values import LISTS, RUN_TOKENS, SLICE
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.catalog import everyday, usual
+from meshwright.hardware.catalog import GPUS_OF_A_HOST, chip_of, everyday, load, usual
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
@@ -97,9 +97,10 @@ def _machine_of(first: str, second: str) -> str:
         if other_name == "h100" and ":" in machine and _is_of_torus(chip_name):
             return machine
     chip = other if name == "h100" else name
-    if "x" in others and sizes:  # a number of hosts for a typed machine
+    if "x" in others and sizes:
+        # The typed machine's number counts the chips of one host, or those of all hosts if it is larger.
         hosts, each = int(others.partition("x")[0]), sizes.rpartition("x")[2]
-        is_of_all = "x" not in sizes and int(each) > _MOST_OF_A_HOST and int(each) % hosts == 0
+        is_of_all = "x" not in sizes and int(each) > GPUS_OF_A_HOST and int(each) % hosts == 0
         return f"{chip}:{hosts}x{int(each) // hosts if is_of_all else each}"
     by_host = next((each for each in (sizes, others) if "x" in each), "")
     plain = next((each for each in (others, sizes) if each and "x" not in each), "")
@@ -109,7 +110,6 @@ def _machine_of(first: str, second: str) -> str:
 
 
 def _is_of_torus(name: str) -> bool:
-    from meshwright.hardware.catalog import chip_of
     from meshwright.hardware.chip import Torus
 
     with suppress(MeshwrightError, OSError):
@@ -117,7 +117,6 @@ def _is_of_torus(name: str) -> bool:
     return False
 
 
-_MOST_OF_A_HOST = 8  # chips; a larger number counts those of all hosts
 # Examples for lines that lack them: the lengths of requests that arrive at a rate, and a checkpoint.
 _LENGTHS_AT_A_RATE = {"--prompt-tokens": "1k", "--output-tokens": "256"}
 _CHECKPOINT = "runs/demo"
@@ -184,7 +183,6 @@ def _with_degrees(piece: Piece, pieces: Sequence[Piece]) -> Piece:
     `fsdp=all` is the chips over the degrees of the other axes. `expert=all` is all chips, and the ones that
     data and pipe leave become tensor.
     """
-    from meshwright.hardware.catalog import load
 
     if "=all" not in piece.value:
         return piece
@@ -203,7 +201,6 @@ def _with_degrees(piece: Piece, pieces: Sequence[Piece]) -> Piece:
 
 def _in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
     """The pieces with a batch of sequences converted to tokens; without it if their length is not given."""
-    from meshwright.hardware.catalog import load
     from meshwright.units import parse_length
 
     given = {piece.option: piece.value for piece in pieces}
@@ -248,7 +245,6 @@ def _microbatches(size: str, given: Mapping[str, str]) -> list[Piece]:
     A line without a batch gets the batch of one microbatch a replica. [] if the number or the batch is not
     whole. As in Megatron, an axis without a degree in the line has degree 1.
     """
-    from meshwright.hardware.catalog import load
     from meshwright.units import parse_count, parse_length
 
     replicas = Fraction(
@@ -295,7 +291,6 @@ def on_all_chips(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     A training layout with a pipeline but without microbatches becomes --given.
     """
     from meshwright.errors import HardwareError, LayoutError
-    from meshwright.hardware.catalog import load
     from meshwright.layout.short import DEGREES, read_words
 
     machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
@@ -311,7 +306,8 @@ def on_all_chips(pieces: Sequence[Piece], command: Command) -> list[Piece]:
                 num_devices = prod(int(str(words.get(axis, 1))) for axis in DEGREES if axis != "expert")
                 left = num_chips // num_devices if num_devices > 0 else 0
                 if left > 1 and left * num_devices == num_chips and not {"data", "fsdp"} & set(words):
-                    is_part = piece.is_other and command.path == ("plan", "train")  # --fix tensor=8
+                    # --fix tensor=8 states a part of the layout, and leaves the rest to the search.
+                    is_part = piece.is_other and command.path == ("plan", "train")
                     piece = (
                         replace(piece, option="--given")
                         if is_part
@@ -549,7 +545,6 @@ def _num_chips(name: str, pieces: Sequence[Piece], command: Command) -> int:
 
     A rough example, without a plan: by the bytes and the shares above.
     """
-    from meshwright.hardware.catalog import chip_of
     from meshwright.models.count import count_params
     from meshwright.models.presets import load_model
     from meshwright.units import parse_count
@@ -566,8 +561,12 @@ def _num_chips(name: str, pieces: Sequence[Piece], command: Command) -> int:
     return 2 ** ceil(log2(chips))
 
 
-def _own(spec: str) -> str:
-    """A computer that people have, such as a Mac, as its one chip; other machines unchanged."""
+def _with_its_chip(spec: str) -> str:
+    """A Mac or a laptop as its one chip; other machines unchanged.
+
+    >>> _with_its_chip("macbook"), _with_its_chip("h100:8")
+    ('m4-max:1', 'h100:8')
+    """
     chips = everyday(spec) if re.match(r"(i?mac|macbook|laptop)\b", spec, re.I) else ()
     return f"{chips[0]}:1" if chips else spec
 
@@ -579,7 +578,7 @@ def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     if at is None or (command.path == ("plan", "serve") and not {"--phase", "--layout"} <= given.keys()):
         return list(pieces)
     typed = [usual(spec.strip()) for spec in pieces[at].value.split(",")]
-    specs = list(map(_own, typed))
+    specs = list(map(_with_its_chip, typed))
     with suppress(MeshwrightError, OSError, ValueError):
         bare = [spec for spec in specs if ":" not in spec and not spec.endswith(".toml")]
         number = max((_num_chips(spec, pieces, command) for spec in bare), default=0)

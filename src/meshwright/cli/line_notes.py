@@ -12,6 +12,7 @@ from meshwright.cli.other_subjects import subject
 from meshwright.cli.other_words import answer_here, option_here
 from meshwright.cli.spoken_names import environment
 
+# Parts of an answer that name our options with example values, which an offered line may have otherwise.
 _NAMED = re.compile(r" is (--|the machine is --)|: the machine is --|^write --layout ")
 _RENAMED = re.compile(r"--?[\w.-]+ is (--[a-z-]+)\b.* here")
 _UNKNOWN = re.compile(
@@ -19,6 +20,8 @@ _UNKNOWN = re.compile(
     r"|it is an option of [^;]*)(?:; |$)"
 )
 _HOSTS = re.compile(r", \d+ hosts of \d+\b")
+# An option of ours with a value: one with a figure, or a setting such as remat=full.
+_WITH_VALUE = re.compile(r"(?<= )(--[a-z][a-z-]+) (\S*\d\S*[^\s,]|\d|\w+=\w+)(?=[, ]|$)")
 # The texts by which an offered line shows an option: any one is enough.
 _SHOWN = {
     **dict.fromkeys(("--given", "--layout"), ("--given ", "--layout ")),
@@ -83,8 +86,11 @@ def without_kept(answer: str, notes: Mapping[str, str]) -> str:
 
 
 def _with_values_of(part: str, values: Mapping[str, str]) -> str:
-    """The part of an answer that renames an option, with the values that an offered line has for it."""
+    """The part of an answer that renames an option, with the values that an offered line has for it.
 
+    values: of the line, by option.
+    """
+    # The line has the two lengths in place of their sum.
     if part.endswith(" is --context here") and "--context" not in values and "--output-tokens" in values:
         lengths = (f"{name} {values.get(name, '')}" for name in ("--prompt-tokens", "--output-tokens"))
         return part.replace("--context", " and ".join(lengths))
@@ -92,10 +98,10 @@ def _with_values_of(part: str, values: Mapping[str, str]) -> str:
     if "--layout" not in values and "--given" in values:
         part = part.replace("--layout", "--given")
 
-    def right(match: re.Match[str]) -> str:
+    def with_lines_value(match: re.Match[str]) -> str:
         option, value = match.groups()
         ours = values.get(option, value)
-        if ours.startswith(value.strip("'")):  # the beginning of the value, which has blanks
+        if ours.startswith(value.strip("'")):  # the first word of the line's value, which may have more
             return match[0]
         if option in ("--given", "--layout"):
             listed = f"{values.get('--given', '')},{values.get('--layout', '')}".split(",")
@@ -103,10 +109,10 @@ def _with_values_of(part: str, values: Mapping[str, str]) -> str:
             ours = ",".join(by_name.get(word.partition("=")[0], word) for word in value.split(","))
         return f"{option} {ours}"
 
-    said = re.sub(r"(?<= )(--[a-z][a-z-]+) (\S*\d\S*[^\s,]|\d|\w+=\w+)(?=[, ]|$)", right, part)
+    renamed = _WITH_VALUE.sub(with_lines_value, part)
     hosts = re.search(r":(\d+)x(\d+)$", values.get("--hardware", ""))
-    of_hosts = f", {hosts[1]} hosts of {hosts[2]}" if hosts and said.count("--hardware") else ""
-    return _HOSTS.sub(of_hosts, said)
+    of_hosts = f", {hosts[1]} hosts of {hosts[2]}" if hosts and "--hardware" in renamed else ""
+    return _HOSTS.sub(of_hosts, renamed)
 
 
 def without_contradictions(parts: Sequence[str], line: str) -> list[str]:

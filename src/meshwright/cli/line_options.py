@@ -23,7 +23,7 @@ from meshwright.cli.other_values import (
 )
 from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
 from meshwright.cli.sentences import option_of
-from meshwright.cli.value_kinds import KINDS, OF_PLANS, RESHARD_WORDS, is_checkpoint
+from meshwright.cli.value_kinds import KINDS, OF_PLANS, RESHARD_WORDS, is_checkpoint, options_for
 from meshwright.hardware.catalog import usual
 
 # Options of other programs for the model, which some commands take as an argument.
@@ -49,7 +49,7 @@ _OF_RECIPES = {
 }
 _OF_EXCLUSION = {"exclude", "avoid", "without", "no", "disable", "forbid", "skip"}
 _CURRENCIES = {"eur", "euro", "euros", "usd", "dollars"}
-# Roles of amounts that state their unit, so that the name of their option may be unknown.
+# Roles of amounts whose unit tells the option, so that the typed option's name does not matter.
 _WITH_UNITS = {"days", "budget", "price", "hourly", "rate", "tokens"}
 _LEAST_BATCH_TOKENS = 100_000  # of a batch; smaller numbers count sequences
 _OF_A_DEVICE = {"device", "chip", "gpu", "per", "micro", "local"}
@@ -139,6 +139,7 @@ def _as_amount(piece: Piece, command: Command) -> list[Piece] | None:
     if others or len(amounts) != 1 or amounts[0].role not in _WITH_UNITS:
         return None
     amount = amounts[0]
+    # Money below 100 that names no period is the price of a chip-hour; no budget is that small.
     if amount.role == "budget" and re.fullmatch(r"\d\d?(\.\d+)?", amount.value):
         euros = f"{amount.value} EUR" if unit.startswith("eur") else amount.value
         return [Piece("--price", euros)] if "--price" in command.options else None
@@ -146,7 +147,7 @@ def _as_amount(piece: Piece, command: Command) -> list[Piece] | None:
 
 
 def _as_subject(piece: Piece, command: Command) -> list[Piece] | None:
-    """Left out, or as its answer says: one request a minute of each user."""
+    """An option with an answer of its own, which is left out, or users, who send a request a minute each."""
     given, path = piece.option, " ".join(("mw", *command.path))
     if not (subject(given, path) or subject(given, "")):
         return None
@@ -246,10 +247,7 @@ def _by_likeness(piece: Piece, command: Command) -> list[Piece] | None:
     options = list(command.options)
     near = get_close_matches(given.lower(), options, n=1, cutoff=ALIKE)
     is_kind = value.lower() in KINDS_OF_CHIPS and "--target" not in options
-    kinds = KINDS if value and not is_kind else {}
-    known = (name for name, fits in kinds.items() if name in options and fits(value))
-    # Any number may be a port, so that its option has to name one.
-    ours = next((name for name in known if name != "--port" or "port" in given), "")
+    ours = next(options_for(value, given, options), "") if value and not is_kind else ""
     ours = ours or next(
         (each for each in near if _begins_alike(given, each) and command.takes_value(each)), ""
     )
@@ -301,9 +299,8 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     if piece.value == "-1" and (axis := re.fullmatch(r"(--given|--layout) (\w+)=\d+", plain)):
         return [Piece(axis[1], f"{axis[2]}=all")]  # MaxText and torchtitan write the remaining chips as -1
     if piece.value and (replicas := re.fullmatch(r"(--given|--layout) (data=\d+),fsdp=\d+", plain)):
-        return [
-            Piece(replicas[1], f"{replicas[2]},fsdp=all")
-        ]  # replicas of a model split over the other chips
+        # Each replica is split over the chips that are left.
+        return [Piece(replicas[1], f"{replicas[2]},fsdp=all")]
     value = piece.value if piece.value in plain else in_unit_of(plain, piece.value)
     # Numbers in names of options, as in --ttft-p95, are no values.
     given, offered = (set(re.findall(r"\d+", re.sub(r"--[\w-]+", "", text))) for text in (value, plain))

@@ -433,7 +433,7 @@ def meaning(given: str, options: Collection[str]) -> str:
         return f"--given {axis[1]}=1" if axis else ""
     subject = set(words) - _FILLERS
     if subject & {"price", "cost"} and {"max", "maximum"} & set(words):
-        subject.add("cap")
+        subject.add("cap")  # --max-price is a limit, though elsewhere `max` is a filler
     for ours, theirs in _MEANINGS.items():
         keys, _, others = (set(part.split()) for part in theirs.partition(";"))
         if ours.split()[0].rstrip(",") in options and subject & keys and subject <= keys | others:

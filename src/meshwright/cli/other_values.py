@@ -32,6 +32,9 @@ _STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed",
 # Words of other programs' commands that have no counterpart in ours: `mw model show llama-3-8b`.
 VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
 KINDS_OF_CHIPS = {"gpu", "cuda", "rocm", "mps", "tpu", "cpu", "auto"}
+# Seconds of the periods of prices and rates. Clouds bill a month as 730 hours, a twelfth of a year.
+_SECONDS_OF = {"month": 730 * 3600, "week": 7 * 86400, "day": 86400, "min": 60}
+_PERIODS_OF_NAMES = {"monthly": "month", "weekly": "week", "daily": "day"}  # by a word of an option's name
 _TARGETS: dict[str, str] = dict.fromkeys(("cuda", "rocm", "nvidia"), "gpu")
 
 
@@ -78,7 +81,9 @@ def with_value(words: str, value: str) -> str:
         from meshwright.layout.short import value_here
 
         ours = value_here(match[2], value)
-        return f"{match[1]} {ours}" if ours else words if value[:1].isdigit() else ""
+        if ours:
+            return f"{match[1]} {ours}"
+        return words if value[:1].isdigit() else ""  # an unknown name is not the example's value
     if re.search(r" \d+m?s\b", words) and re.fullmatch(r"\d+(\.\d+)?", value):
         value += "ms" if float(value) >= _LEAST_MILLISECONDS else "s"
     if _TIME.fullmatch(value):
@@ -122,22 +127,18 @@ def time_here(option: str, value: str) -> str:
     return f"{match[1]}{_UNITS_OF_TIME.get(unit, '')}" if match[2] != "ms" else value
 
 
-_SECONDS_OF = {"month": 730 * 3600, "week": 7 * 86400, "day": 86400, "min": 60}
-_IN_ADVERBS = {"monthly": "month", "weekly": "week", "daily": "day"}
-
-
 def per_period(given: str, value: str) -> str:
     """The value of an option with the period in its name: 50k of --monthly-budget is 50k/month.
 
     >>> per_period("--monthly-budget", "50k"), per_period("--daily-cost", "9/h")
     ('50k/month', '9/h')
     """
-    period = next((each for word, each in _IN_ADVERBS.items() if word in given), "")
+    period = next((each for word, each in _PERIODS_OF_NAMES.items() if word in given), "")
     return f"{value}/{period}" if period and re.fullmatch(r"\$?[\d.]+[kKmM]?", value) else value
 
 
 def in_unit_of(option: str, value: str) -> str:
-    """A price a day as a price an hour, a rate a minute as a rate a second; other values unchanged.
+    """A price a day, week or month as a price an hour, a rate as one a second; other values unchanged.
 
     >>> in_unit_of("--max-price-per-hour", "$1200/day"), in_unit_of("--rate", "1200/min")
     ('50', '20')

@@ -87,9 +87,8 @@ def _separate(words: Sequence[str]) -> Iterator[str]:
             continue
         if _OPTION_WITHIN.search(plain) and "\n" not in plain:
             yield from _split(plain)
-        elif (
-            (match := _SLASH.fullmatch(plain)) and not before.startswith("-") and not Path(plain).exists()
-        ):  # and no value: --price /hr, of which a shell took the beginning
+        # After an option it is a value: a shell makes `--price /hr` of `--price $2/hr`.
+        elif (match := _SLASH.fullmatch(plain)) and not before.startswith("-") and not Path(plain).exists():
             yield f"--{match[1]}"
         else:
             yield plain

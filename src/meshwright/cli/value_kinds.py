@@ -1,7 +1,7 @@
 """Values whose option is recognised by their form: machines, models, layouts, addresses, texts."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from meshwright.cli.other_values import is_chip
@@ -122,3 +122,15 @@ KINDS = {
 OF_PLANS = ("--layout", "--hardware", "--model")  # whose values are mistaken for each other
 # Other words for the arguments of mw reshard.
 RESHARD_WORDS = {"from": "before", "src": "before", "source": "before", "to": "after", "dst": "after"}
+
+
+def options_for(value: str, given: str, options: Collection[str]) -> Iterator[str]:
+    """The options of a command that take a value, for the unknown option `given` that was typed with it.
+
+    Any number may be a port, so --port counts only if `given` names a port.
+
+    >>> list(options_for("8080", "--listen-port", KINDS)), list(options_for("8080", "--top-k", KINDS))
+    (['--port'], [])
+    """
+    names = (name for name, is_of_kind in KINDS.items() if name in options and is_of_kind(value))
+    return (name for name in names if name != "--port" or "port" in given)

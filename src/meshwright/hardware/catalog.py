@@ -51,7 +51,7 @@ NUMBER_WORDS = {
     "two": "2", "three": "3", "four": "4", "eight": "8", "sixteen": "16", "dual": "2", "quad": "4",
 }  # fmt: skip
 
-_OF_A_HOST = 8  # GPUs of each host, if a text gives no number of GPUs
+GPUS_OF_A_HOST = 8  # if a text does not give it
 
 # Ten times the largest machine that trains one model.
 _MOST_CHIPS = 2**20
@@ -139,10 +139,10 @@ def usual(spec: str) -> str:
     return _by_words(spec) or spec
 
 
-def _in_figures(begin: re.Match[str]) -> str:
-    """A number in words at the beginning of a machine's name in figures; other words unchanged."""
-    number = NUMBER_WORDS.get(begin[1].lower())
-    return f"{number} " if number else begin[0]
+def _in_figures(match: re.Match[str]) -> str:
+    """The first word of a machine's name, in figures if it is a number in words: `two ` is `2 `."""
+    number = NUMBER_WORDS.get(match[1].lower())
+    return f"{number} " if number else match[0]
 
 
 def _pod(text: str) -> str:
@@ -157,7 +157,7 @@ def _hosts(text: str) -> str:
     """The spec of hosts of several chips each, such as `8 nodes of 8 H100`; "" for other texts."""
     for form in _HOSTS:
         if (hosts := form.fullmatch(text)) and (name := _aliases().get(hosts["name"].lower())):
-            return f"{name}:{hosts['hosts']}x{hosts.groupdict().get('each', _OF_A_HOST)}"
+            return f"{name}:{hosts['hosts']}x{hosts.groupdict().get('each', GPUS_OF_A_HOST)}"
     return ""
 
 
@@ -629,7 +629,7 @@ def dump_toml(hardware: Hardware) -> str:
         tables |= {f"network.{op}": _present(vars(cost)) for op, cost in network.costs.items()}
     else:
         tables["network"] = _present(
-            {key: value for key, value in vars(network).items() if key not in _NOT_FIGURES and value != 0}
+            {key: value for key, value in vars(network).items() if key not in _NOT_FIGURES}
         )
         tables |= {f"network.efficiency.{link}": dict(by_op) for link, by_op in network.efficiency.items()}
         if isinstance(network, Switch) and network.by_nodes:
@@ -651,8 +651,11 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, (), {})}
 
 
-# Keys of a network with tables of their own, figures of [step], and names of records.
-_NOT_FIGURES = ("efficiency", "by_nodes", "scatter_passes", "falloff", "within", "between", "direct_seconds")
+# Keys of a network with tables of their own, figures of [step] and of programs, and names of records.
+_NOT_FIGURES = (
+    "efficiency", "by_nodes", "scatter_passes", "falloff", "within", "between", "direct_seconds",
+    "exchange_bytes_per_second",
+)  # fmt: skip
 _HEAD = (
     "name", "kind", "chips_per_host", "hbm_bytes", "hbm_usable_bytes", "hbm_bytes_per_second", "host_bytes",
     "host_link_bytes_per_second", "matrix_unit", "num_matrix_units", "compute_capability", "gke_accelerator",

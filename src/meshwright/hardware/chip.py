@@ -73,7 +73,8 @@ class Switch:
     by_nodes: by collective, the measured share of the cards' bandwidth by number of domains. falloff: an
     unmeasured collective reaches (domains / 2)^-falloff; 0 for a network of full bisection.
     between: name of the usual network between domains (hardware/networks/).
-    exchange_bytes_per_second: of the program that runs (`TrainingProgram`); 0: as in other collectives.
+    exchange_bytes_per_second: a GPU's rate in NCCL's all-to-all inside a domain, which the training program
+    decides (`TrainingProgram`); 0: the rate of other collectives.
     direct_seconds: of an all-reduce of few bytes inside a domain whose GPUs read each other's memory, as
     serving engines write it; 0: no such kernel.
     """
