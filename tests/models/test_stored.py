@@ -21,7 +21,7 @@ from meshwright.nn.files.quantised_files import dequantised
 from meshwright.plan.serve.requests import Requests
 from meshwright.plan.serve.search import Infeasible, search_serving
 from meshwright.plan.serve.steps import StepBytes
-from meshwright.plan.what_fits import ways_that_fit
+from meshwright.plan.what_fits import verdicts
 from meshwright.plan_file import Plan, load_plan, save_plan
 
 
@@ -124,12 +124,10 @@ def test_a_request_too_long_is_answered_with_narrower_weights_if_there_are_any(
 
 
 def test_fit_has_a_line_for_the_type_of_published_files() -> None:
-    ways = {
-        each.way: each for each in ways_that_fit(load_model("gpt-oss-120b"), catalog.load("h100:1"), 4096)
-    }
+    ways = {each.way: each for each in verdicts(load_model("gpt-oss-120b"), catalog.load("h100:1"), 4096)}
     published = ways["serve as published, mxfp4"]
     assert published.fits and published.not_run and not ways["serve in bf16"].fits
-    plain = ways_that_fit(load_model("llama-3-8b"), catalog.load("h100:1"), 4096)
+    plain = verdicts(load_model("llama-3-8b"), catalog.load("h100:1"), 4096)
     assert not any("published" in each.way for each in plain)
 
 

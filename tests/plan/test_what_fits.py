@@ -8,11 +8,11 @@ from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.plan.serve.phase import price_phase
 from meshwright.plan.train import price
-from meshwright.plan.what_fits import LORA_RANK, SERVING, TRAINING, ways_that_fit
+from meshwright.plan.what_fits import LORA_RANK, SERVING, TRAINING, verdicts
 
 
 def by_way(model: str, hardware: str, seq_len: int) -> dict:
-    return {one.way: one for one in ways_that_fit(mw.model(model), catalog.load(hardware), seq_len)}
+    return {one.way: one for one in verdicts(mw.model(model), catalog.load(hardware), seq_len)}
 
 
 def test_every_way_has_a_verdict() -> None:

@@ -16,7 +16,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import count_params
 from meshwright.options import option
-from meshwright.plan.what_fits import SERVING, TRAINING, fitting_ways, ways_that_fit
+from meshwright.plan.what_fits import SERVING, TRAINING, fitting_ways, verdicts
 from meshwright.units import format_bytes, format_count, parse_length
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -127,7 +127,7 @@ def _machine(spec: str) -> Hardware:
 
 def _document(config: ModelConfig, machine: Hardware, model: str, seq_len: int) -> dict:
     """The verdicts of one machine. model: as typed, for the next commands."""
-    ways = [asdict(verdict) for verdict in ways_that_fit(config, machine, seq_len)]
+    ways = [asdict(verdict) for verdict in verdicts(config, machine, seq_len)]
     document = {"model": config.name, "hardware": machine.spec, "seq_len": seq_len, "ways": ways}
     return document | {"next": _next(ways, model, machine.spec, seq_len)}
 

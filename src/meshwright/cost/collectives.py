@@ -340,8 +340,9 @@ def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Cop
         network.scatter_passes if op == "reduce_scatter" and spread and isinstance(network, Torus) else passes
     )
     parts = [_part(op, inner, inner_share, launch, whole)] if inner else []
+    # Kernels that send copies of a row once are not NCCL's.
     if op == "all_to_all" and isinstance(network, Switch) and num_inner > EXCHANGE_PEERS and copies == ALONE:
-        parts = [_exchanged(part, num_inner, network) for part in parts]
+        parts = [_at_exchange_rate(part, num_inner, network) for part in parts]
     if outer:
         between = _part(op, outer, copies.crossing(num_outer) / num_inner, 0.0 if inner else launch, passes)
         if isinstance(network, Switch):
@@ -351,8 +352,11 @@ def _parts(op: Op, links: tuple[Link, ...], network: Torus | Switch, copies: Cop
     return tuple(parts)
 
 
-def _exchanged(part: _Part, num_devices: int, network: Switch) -> _Part:
-    """`part` at the rate of NCCL's all-to-all in a domain (`Switch.exchange_bytes_per_second`)."""
+def _at_exchange_rate(part: _Part, num_devices: int, network: Switch) -> _Part:
+    """`part` of an all-to-all at the program's rate inside a domain, if it has one and it is the lower rate.
+
+    Each of n devices sends (n - 1) / n of its own V / n bytes. Source: `Switch.exchange_bytes_per_second`.
+    """
     if not network.exchange_bytes_per_second:
         return part
     rate = (num_devices - 1) / num_devices**2 / network.exchange_bytes_per_second

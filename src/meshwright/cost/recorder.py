@@ -140,7 +140,8 @@ class Recorder:
         self._used: set[int] = set()
         self._used_here: list[int] = []
         self._stored: dict[str, StoredWeights] = {}
-        # Many values have one block's size. The sizes of its dimensions are kept, so that their ids last.
+        # Elements and bytes of blocks, which many values share. Keys have ids of sizes; the sizes are kept as
+        # well, so that no later object gets the id of one of them.
         self._block_elements: dict[tuple, tuple[list[Any], Any]] = {}
         self._block_bytes: dict[tuple[int, str], Any] = {}
 
@@ -184,7 +185,7 @@ class Recorder:
         elements, padding = self.elements(array), self._padding(array)
         key = id(elements), dtype
         if key not in self._block_bytes:
-            self._block_bytes[key] = _fixed(whole(elements * dtype_bytes(dtype)))
+            self._block_bytes[key] = _read_only(whole(elements * dtype_bytes(dtype)))
         num_bytes = self._block_bytes[key]
         return Value(array, dtype, num_bytes, padding_bytes=whole(num_bytes * padding) if padding else 0)
 
@@ -259,7 +260,7 @@ class Recorder:
         if key not in self._block_elements:
             splits = map(self.mesh.size, array.axes)
             elements = prod(size / split for size, split in zip(sizes, splits, strict=True))
-            self._block_elements[key] = sizes, _fixed(elements)
+            self._block_elements[key] = sizes, _read_only(elements)
         return self._block_elements[key][1]
 
     # Transfers
@@ -456,8 +457,8 @@ class Recorder:
             )
 
 
-def _fixed(figure: Any) -> Any:
-    """A number, or an array that several values share and nothing may write to."""
+def _read_only(figure: Any) -> Any:
+    """A number or array that several values share; an array refuses writes."""
     if not isinstance(figure, float | int):
         figure.flags.writeable = False
     return figure

@@ -205,7 +205,7 @@ class _CachedOps(SymbolicOps):
         return dtype_bytes(w.dtype) > dtype_bytes(self.layout.precision.operand_dtype)
 
     def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
-        """Casts only activations: weights are in memory in the products' type."""
+        """Casts activations only, and none for a wide weight; others are stored in the products' type."""
         if not self.multiplies_wide(w):
             super()._quantise(name, x, x, product)
 
@@ -232,16 +232,19 @@ class _CachedOps(SymbolicOps):
         return largest((1.0, super().reads_of_weight(blocks)))
 
     def residual(self, name: str, x: Value, y: Value) -> Value:
-        """A sum. If both terms are all-reduced, `Lowering.adds_shared` adds partial sums of experts first."""
+        """A sum; with `Lowering.adds_shared`, the terms of chosen and shared experts share one all-reduce.
+
+        A device then adds its partial sums of both first, if both are summed over the same axes.
+        """
         if name == "shared_residual" and self.lowering.adds_shared:
-            routed, shared = self._made(x), self._made(y)
+            routed, shared = self._maker(x), self._maker(y)
             if shared.name == "shared_gated":
-                shared = self._made(shared.inputs[0])
-            if _all_reduced(routed) and _all_reduced(routed) == _all_reduced(shared):
+                shared = self._maker(shared.inputs[0])
+            if _summed_axes(routed) and _summed_axes(routed) == _summed_axes(shared):
                 self.nodes[self.nodes.index(shared)] = replace(shared, forward_transfers=())
         return super().residual(name, x, y)
 
-    def _made(self, x: Value) -> Node:
+    def _maker(self, x: Value) -> Node:
         """The node of this layer that makes x."""
         return next(node for node in self.nodes if any(out is x for out in node.outputs))
 
@@ -486,8 +489,8 @@ class _CachedOps(SymbolicOps):
         return arrays | scales
 
 
-def _all_reduced(node: Node) -> set[str]:
-    """The mesh axes over which a node only all-reduces; none if it does something else."""
+def _summed_axes(node: Node) -> set[str]:
+    """The mesh axes over which a node all-reduces its result; empty if it has any other transfer."""
     sent = node.forward_transfers
     is_only = all(transfer.op == "all_reduce" for transfer in sent)
     return {axis for transfer in sent for axis in transfer.axes} if is_only else set()
@@ -627,7 +630,7 @@ def _loops_over_chunks(hardware: Hardware) -> bool:
 
 
 def _adds_shared(hardware: Hardware) -> bool:
-    """`Lowering.adds_shared` of the hardware."""
+    """Whether the hardware's engine adds shared experts before the all-reduce (`Lowering.adds_shared`)."""
     inference = hardware.chip.inference
     return inference is not None and inference.adds_shared
 

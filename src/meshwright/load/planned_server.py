@@ -155,9 +155,8 @@ def _multiplies_padding(plan: Plan, hardware: Hardware) -> bool:
     """Whether padding rows take the time of others: not if the machine skips them for this model."""
     if in_inference(hardware).chip.step.padding == 1:
         return True
-    from meshwright.nn.layer_weights import (
-        passes_over_zeros,  # it needs JAX, which has measured such a machine
-    )
+    # This import needs JAX, which is installed if it has measured such a machine.
+    from meshwright.nn.layer_weights import passes_over_zeros
 
     return not passes_over_zeros(plan.model, plan.layout.at("generate"))
 

@@ -1,4 +1,4 @@
-"""The tables of a ModelConfig: records of attention, experts and files."""
+"""The nested records of a ModelConfig: rotary scaling, experts, attention, parts of single layers."""
 
 from dataclasses import dataclass
 from math import log

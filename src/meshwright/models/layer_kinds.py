@@ -1,8 +1,8 @@
-"""Kinds of layers: what mixes positions, what each query sees, and the stacks of their weights."""
+"""Kinds of layers: their mixers, their windows, and the stacks of their weights."""
 
 from typing import Any, Literal, NamedTuple
 
-# What mixes the positions of a layer: attention, the model's mixer with a state, or both on the same input.
+# The part of a layer that mixes positions: attention, the model's mixer with a state, or both on one input.
 Mixer = Literal["attention", "state", "both", "none"]
 FeedForward = Literal["dense", "experts", "none"]
 # Layers with the same parameters share a stack. A mixture's dense layers have a stack of their own, and so
@@ -112,7 +112,7 @@ class Layer(NamedTuple):
     chooser: int = -1
 
 
-# By whether a layer is dense among experts, and whether it reads another layer's keys and values.
+# By (is_dense, shares) of `stack_of`.
 _STACKS: dict[tuple[bool, bool], Stack] = {
     (False, False): "layers",
     (True, False): "dense_layers",

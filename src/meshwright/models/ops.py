@@ -117,8 +117,8 @@ class Ops(LatentOps[V], CompressionOps[V], ExpertOps[V], StateOps[V], StreamOps[
     undifferentiated: the result of block(*inputs), through which no gradient passes.
     with_draft_loss: the result of `layers`, and the loss of a draft head, which is weighed as it is.
     loss: mean cross-entropy of targets[B, T], in nats per token; the last of each row may be missing
-      (`has_last`). The logits are the product of x[B, T, D]
-      with the weight in `head`, plus `unembed_bias` if there is one, capped if there is a cap.
+      (`has_last`). The logits are the product of x[B, T, D] with the weight in `head`, plus `unembed_bias` if
+      there is one, capped if there is a cap.
     """
 
     def embed(self, name: str, tokens: V, table: V) -> V: ...

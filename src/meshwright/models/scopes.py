@@ -1,7 +1,9 @@
-"""Scopes of the forward pass whose names say a number; the audit reads them in compiled programs."""
+"""Names of scopes of the forward pass that the audit reads in compiled programs."""
 
 # The scope of the sums of cotangents of layers that share keys and values.
 SHARED_KV = "shared_kv"
+# The scope of gradients that a forward pass computes, which the audit counts in the backward pass.
+BACKWARD = "backward"
 
 
 def input_of(*names: str) -> str:
@@ -20,10 +22,6 @@ def at_most(num_trips: int, num_runs: int = 1) -> str:
     ('at_most_32_trips', 'at_most_10_trips_in_4_runs')
     """
     return f"at_most_{num_trips}_trips" + (f"_in_{num_runs}_runs" if num_runs > 1 else "")
-
-
-# The scope of gradients that a forward pass computes: the audit reads passes off names.
-BACKWARD = "backward"
 
 
 def at_most_blocks(num_blocks: int, among: int) -> str:

@@ -3,7 +3,7 @@
 A step takes tokens of many sequences at once, as x[B, 1, D] with one token per row: the rows of a batch of
 prompts and answers need not be equally long. Products are over all tokens; only attention knows sequences.
 
-Each layer has an array of weights (layer_weights.py). A stack's layers are copied first.
+Each layer has arrays of its own for its weights, which layer_weights.py copies out of the stacks of layers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +72,7 @@ class InferenceOps(ProductsOfStored):
             with jax.named_scope(name):
                 whole = {letter: self._gather_positions(letter, x) for letter, x in (("k", k), ("v", v))}
                 if not kind.shares_kv:
-                    pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
+                    pages = pages.written(number, {letter: _flat_tokens(x) for letter, x in whole.items()})
             if not uses_ring(self.layout) and attention_layout(self.layout) is self.layout:
                 k, v = whole["k"], whole["v"]
             out, _ = super().attention(name, q, k, v, at.uncached, scoring)
@@ -120,6 +120,7 @@ class InferenceOps(ProductsOfStored):
             return out.astype(self.dtype)[:, None], at
 
     def _positions_of_entry(self, kind: KindInLoop) -> int:
+        """The number of positions that an entry compresses."""
         every = self.config.at(kind.variant).compressed
         assert every is not None, "layers with entries compress keys"
         return every
@@ -163,7 +164,7 @@ class InferenceOps(ProductsOfStored):
             with jax.named_scope(name):
                 kept = {"latent": latent, "rope": rope}
                 whole = {letter: self._gather_positions(letter, x) for letter, x in kept.items()}
-                pages = pages.written(number, {letter: _in_a_row(x) for letter, x in whole.items()})
+                pages = pages.written(number, {letter: _flat_tokens(x) for letter, x in whole.items()})
             out, _ = super().latent_attention(name, q, latent, rope, w, at.uncached, scoring)
             return out, _with_pages(at, pages)
         num_rotary = rope.shape[-1]
@@ -202,7 +203,7 @@ class InferenceOps(ProductsOfStored):
             with jax.named_scope(name):
                 with jax.named_scope("index_k"):
                     whole = apply_reshard(gathered_index(self.layout), k)
-                pages = pages.written(number, {INDEX: _in_a_row(whole)})
+                pages = pages.written(number, {INDEX: _flat_tokens(whole)})
             chosen, _ = super().index(name, q, k, weights, at.uncached)
             return chosen, _with_pages(at, pages)
         every = 1 if entries is None else self._positions_of_entry(kind)
@@ -328,7 +329,7 @@ def _with_states(at: AtLayer, states: Any) -> AtLayer:
     return _with_pages(at, replace(at.cache.cache, states=states))
 
 
-def _in_a_row(x: Array) -> Array:
+def _flat_tokens(x: Array) -> Array:
     """x[B, T, ...] as [B * T, ...]."""
     first, _, *rest = partitions_of(x)
     plain = reshard(x, PartitionSpec(*partitions_of(x)))  # no cotangent will be summed

@@ -1,8 +1,8 @@
 """The parameters of inference: an array for each layer, its summed dimensions last.
 
-As wq[N, H, D] and w_out[D, F]: so XLA for CPU reads one row's product x W^T at memory speed and copies
-nothing (12 x 768 x 2048 in f32, one row: 11 ms, as W[D, F] 18; bf16, 16 rows: 32 and 37; jax 0.10.2, two
-shared cores).
+Examples are wq[N, H, D] and w_out[D, F]. With them XLA for CPU computes one row's product x W^T at memory
+speed and copies nothing (12 x 768 x 2048 in f32, one row: 11 ms, as W[D, F] 18; bf16, 16 rows: 32 and 37;
+jax 0.10.2, two shared cores).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +24,7 @@ from meshwright.models.parameters import Param, dimensions, of_a_layer, paramete
 from meshwright.native import kernels
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.products.panels import Panels, in_panels
-from meshwright.nn.products.quantised import (
-    Quantised,
-    group_size,
-    quantise,
-)
+from meshwright.nn.products.quantised import Quantised, group_size, quantise
 from meshwright.nn.products.stored_products import Elsewhere, Joined, transposed
 from meshwright.nn.start.device_mesh import array_type
 from meshwright.notation.array import ShardedArray
@@ -66,7 +62,7 @@ def layered(
 ) -> _Params:
     """The parameters of `nn/params.py` with an array a layer, as InferenceOps reads them.
 
-    with_panels: store every eligible weight in panels, for the products of kernels.py, which must be
+    with_panels: store every eligible weight in panels, for the native kernels, which must be
     available. cuts: compiled programs by path, kept from call to call. Takes the arrays out of `params`
     one by one, so that memory holds at most one parameter twice.
     """

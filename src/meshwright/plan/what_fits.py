@@ -64,7 +64,7 @@ class Verdict:
 
 
 class _Way(NamedTuple):
-    """A way to use a model. changes: of the model's fields, for training."""
+    """A way to use a model. changes: new values of the model's fields."""
 
     name: str
     trains: bool
@@ -89,8 +89,8 @@ def _ways(config: ModelConfig, hardware: Hardware) -> Iterator[_Way]:
         yield _Way(name, False, served.replace(**words))
 
 
-def ways_that_fit(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iterator[Verdict]:
-    """A verdict on every way of `_ways`."""
+def verdicts(config: ModelConfig, hardware: Hardware, seq_len: int) -> Iterator[Verdict]:
+    """Whether each way to use a model fits, for all of `_ways`, with its largest batch and its speed."""
     for way in _ways(config, hardware):
         verdict = _training if way.trains else _serving
         try:
@@ -110,7 +110,8 @@ def fitting_ways(config: ModelConfig, hardware: Hardware, seq_len: int) -> list[
             else:
                 work = Workload(way.layout.num_batch_shards, seq_len, "generate")
                 fits = price_phase(config, hardware, work, [way.layout]).fits
-            names += [way.name] if fits else []
+            if fits:
+                names.append(way.name)
     return names
 
 

@@ -35,7 +35,7 @@ SPLIT_WORKERS = 4
 DRAFTED = 0.55
 DRAFTS_GAIN = 1.75
 # The matrices of attention over latents, without the output projection.
-_OF_LATENTS = ("wq_down", "wq_up", "wkv_down", "wk_rope", "wk_up", "wv_up")
+_LATENT_PROJECTIONS = ("wq_down", "wq_up", "wkv_down", "wk_rope", "wk_up", "wv_up")
 # Probability that a draft token is right if the ones before it are. The first token's is from DeepSeek-R1's
 # head (vllm-project/vllm pull request 12755); with a later token's, a step of three drafts has 2.6 tokens.
 _FIRST_RIGHT, _LATER_RIGHT = 0.82, 0.6
@@ -102,7 +102,9 @@ def tokens_of_step(num_drafts: int) -> float:
 
 
 def wide_weights(config: ModelConfig, dtype: str) -> tuple[Unquantised, ...]:
-    """The matrices that published files of a mixture in 4 bits keep in bf16; none if only experts are known.
+    """The matrices that published files of a mixture in 4 bits keep in bf16, next to matrices in 4 bits.
+
+    Empty if only the experts are in 4 bits, or if the files are not known.
 
     NVIDIA's files of DeepSeek-R1 in NVFP4 have shared experts and dense layers in it, and, since version 2,
     the output projection of attention (model card of DeepSeek-R1-0528-FP4-v2). InferenceX's launch scripts
@@ -115,5 +117,5 @@ def wide_weights(config: ModelConfig, dtype: str) -> tuple[Unquantised, ...]:
     return tuple(
         Unquantised(dtype, path, len(stacked_layers(config, path.rpartition("/")[0])))
         for path in parameters(config)
-        if path.rpartition("/")[2] in _OF_LATENTS
+        if path.rpartition("/")[2] in _LATENT_PROJECTIONS
     )

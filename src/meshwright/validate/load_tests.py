@@ -447,7 +447,7 @@ def _layout(
     kv = types_for("cache", "serve")[0] if is_narrow else "bf16"
     experts = tables = None
     if number_type(weights).bits < _LEAST_FOR_ALL and config.moe is not None:
-        # Published checkpoints of mixtures have only their experts in 4 bits, unless their list says more.
+        # Published mixtures have only their experts in 4 bits, unless `wide_weights` knows of others.
         experts, wide = weights, wide_weights(config, weights)
         if wide:
             config, tables = replace(config, unquantised=wide), "bf16"

@@ -27,7 +27,7 @@ from meshwright.nn.files.weights import _opened
 from meshwright.nn.layer_weights import layered
 from meshwright.nn.params import init_params
 from meshwright.nn.products.quantised import Quantised, as_read, quantise, widened
-from meshwright.nn.products.stored_products import in_order, letters_there
+from meshwright.nn.products.stored_products import in_order, weight_letters
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec
 from meshwright.serve.device.programs import workload_step
 
@@ -148,8 +148,8 @@ def test_activations_are_cast_to_the_type_of_the_weights(dtype: str, compute_dty
             plan = contraction_of(layout, name, spec)
             w = quantise(jnp.asarray(RANDOM.normal(size=(48, 64)), jnp.float32), dtype, 1, 1)
             here = partition_spec(plan.lhs)
-            there = in_order(plan.rhs_reshard, letters_there(plan)).given
-            values = jax.device_put(w.values, NamedSharding(mesh, partition_spec(there)))
+            stored = in_order(plan.rhs_reshard, weight_letters(plan)).given
+            values = jax.device_put(w.values, NamedSharding(mesh, partition_spec(stored)))
             read = Quantised(values, w.scales)
             found = ops._einsum(name, plan, jax.device_put(x, NamedSharding(mesh, here)), read)
         shares = zip(
@@ -157,7 +157,7 @@ def test_activations_are_cast_to_the_type_of_the_weights(dtype: str, compute_dty
         )
         partial_sums = [_by_hand(some, Quantised(values, w.scales), dtype) for some, values in shares]
         expected = sum(partial_sums)
-        # Of bfloat16 the partial sums of two devices are rounded, and what they add up to.
+        # In bfloat16 the partial sums of two devices are rounded, and so is their sum.
         off = 1e-5 if compute_dtype == "f32" else 2**-7
         largest = sum(np.abs(each).max(1, keepdims=True) for each in partial_sums)
         assert (np.abs(np.asarray(found, np.float32)[:, 0] - expected) < off * largest).all()

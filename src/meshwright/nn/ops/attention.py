@@ -116,6 +116,7 @@ class AttentionOps(ProductOps):
             return out, at
 
     def _score_form(self, q: Array, kind: KindInLoop, scoring: Scoring[Array]) -> ScoreForm:
+        """The form of the scores of q[B, T, N, H] in layers of a kind, with all defaults filled in."""
         scale = q.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
         slopes = alibi_slopes(self.config.num_heads) if self.config.positions == "alibi" else None
         indexer = self.config.at(kind.variant).indexer

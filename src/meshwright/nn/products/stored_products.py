@@ -1,4 +1,4 @@
-"""Products with the weights of inference: of each layer in its own order or panels, joined or quantised."""
+"""Products with the weights of inference: with summed dimensions last, or in panels, joined or quantised."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,9 +53,10 @@ class Elsewhere:
 
 
 class ProductsOfStored(JaxOps):
-    """Products of activations and weights from `layered`: in their own order or panels, joined or quantised.
+    """Products of activations with the weights that `layered` stores.
 
-    Products with weights in panels run in kernels.py. with_native: other operations may use it, too.
+    The native kernels (`native/kernels.py`) multiply weights in panels. with_native: other operations may use
+    these kernels, too.
     """
 
     def __init__(self, config: ModelConfig, layout: Layout, *, with_native: bool = False) -> None:
@@ -85,11 +86,11 @@ class ProductsOfStored(JaxOps):
         [group] = input_groups(self.layout, specs)
         name, plan = next(iter(group.plans.items()))
         y = self._einsum(name, plan, apply_reshard(group.reshard, x), joined.weight)
-        return tuple(lax.split(y, joined.sizes, plan.einsum.out.index(letters_there(plan)[0])))
+        return tuple(lax.split(y, joined.sizes, plan.einsum.out.index(weight_letters(plan)[0])))
 
     def _einsum(self, name: str, plan: Contraction, x: Array, weight: Array | Quantised | Panels) -> Array:
         einsum = plan.einsum
-        spec = f"{einsum.lhs},{letters_there(plan)}->{einsum.out}"
+        spec = f"{einsum.lhs},{weight_letters(plan)}->{einsum.out}"
         with jax.named_scope(name):
             if isinstance(weight, Panels):
                 w: Array | Panels | Quantised = weight
@@ -157,7 +158,7 @@ class ProductsOfStored(JaxOps):
 
     def _of_experts(self, plan: Contraction, weight: Array | Quantised) -> Array | Quantised:
         """The experts' weights gathered for the products of rows, in their stored type."""
-        move = in_order(plan.rhs_reshard, letters_there(plan))
+        move = in_order(plan.rhs_reshard, weight_letters(plan))
         if isinstance(weight, Quantised):
             return Quantised(apply_reshard(move, weight.values), weight.scales)
         return apply_reshard(move, weight)
@@ -180,17 +181,17 @@ class ProductsOfStored(JaxOps):
         """The product with a weight that has a scale for each output; the scales multiply the results."""
         einsum, values = plan.einsum, weight.values
         if not isinstance(values, Panels):
-            values = apply_reshard(in_order(plan.rhs_reshard, letters_there(plan)), values)
+            values = apply_reshard(in_order(plan.rhs_reshard, weight_letters(plan)), values)
             values = values if self._is_narrow(values) else values.astype(self.dtype)
         y = self._product(plan, spec, x, values)
         y = apply_reshard(plan.out_reshard, y.astype(self.dtype)).astype(jnp.float32)
-        kept = [letter for letter in letters_there(plan) if letter in einsum.out]
+        kept = [letter for letter in weight_letters(plan) if letter in einsum.out]
         dims = tuple(einsum.out.index(letter) for letter in kept)
         return (y * along(y, self._split_as(y, dims, weight.scales), dims)).astype(self.dtype)
 
     def _read_weight(self, plan: Contraction, weight: Array | Quantised) -> Array:
         """The weight as its product reads it: gathered if the plan says so."""
-        return apply_reshard(in_order(plan.rhs_reshard, letters_there(plan)), widened(weight, self.dtype))
+        return apply_reshard(in_order(plan.rhs_reshard, weight_letters(plan)), widened(weight, self.dtype))
 
     def embed(self, name: str, tokens: Array, table: Array | Quantised | Panels) -> Array:
         if not isinstance(table, Quantised | Panels):
@@ -237,7 +238,7 @@ def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) 
     """
     _, rhs, out = spec.replace("->", ",").split(",")
     kept = [letter for letter in rhs if letter in out]
-    first, last = _entries(w, len(kept))
+    first, last = _joint_axes(w, len(kept))
     flat = jnp.reshape(w, (prod(w.shape[: len(kept)]), -1), out_sharding=_spec_like(w, first, last))
     *rows, inner = partitions_of(x)[:3]
     x = jnp.reshape(x, (*x.shape[:2], -1), out_sharding=_spec_like(x, *rows, inner))
@@ -247,7 +248,7 @@ def _of_flat_weight(spec: str, x: Array, w: Array, out_sharding: PartitionSpec) 
     return y if len(kept) == 1 else jnp.reshape(y, shape, out_sharding=out_sharding)
 
 
-def _entries(x: Array, num_first: int) -> tuple[Any, Any]:
+def _joint_axes(x: Array, num_first: int) -> tuple[Any, Any]:
     """The axes that split the first and the last dimensions of x, as two joint dimensions."""
     first, last = partitions_of(x)[:num_first], partitions_of(x)[num_first:]
     assert not any((*first[1:], *last[1:])), "only the outer dimension is split"
@@ -258,7 +259,7 @@ def _spec_like(x: Array, *parts: object) -> PartitionSpec:
     return PartitionSpec(*parts, reduced=jax.typeof(x).sharding.spec.reduced)
 
 
-def letters_there(plan: Contraction) -> str:
+def weight_letters(plan: Contraction) -> str:
     """The letters of a weight's stored array, with summed letters last."""
     einsum = plan.einsum
     return "".join(sorted(einsum.rhs, key=lambda letter: letter not in einsum.out))
@@ -271,5 +272,6 @@ def in_order(reshard: Reshard, letters: str) -> Reshard:
 
 
 def transposed(array: ShardedArray, letters: str) -> ShardedArray:
+    """The same array with its dimensions in the order of `letters`."""
     axes = tuple(array.axes_of(letter) for letter in letters)
     return ShardedArray(array.name, tuple(letters), axes, array.unreduced)
