@@ -23,7 +23,7 @@ def test_variables_say_what_they_are():
 def _bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """The lines and names of arguments and variables, without those of short comprehensions and lambdas."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             yield from ((node.lineno, argument.arg) for argument in arguments)
         targets: list[ast.expr] = []
@@ -31,6 +31,8 @@ def _bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             targets = node.targets
         elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr | ast.For):
             targets = [node.target]
+        elif isinstance(node, ast.With):
+            targets = [item.optional_vars for item in node.items if item.optional_vars]
         elif isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             is_long = (node.end_lineno or node.lineno) > node.lineno
             targets = [generator.target for generator in node.generators] if is_long else []
@@ -42,9 +44,10 @@ def test_a_name_without_a_meaning_is_found():
     short, long = "[one for one in x]", "[\n    one\n    for one in x\n]"
     assert [list(_bound_names(ast.parse(text))) for text in (short, long)] == [[], [(3, "one")]]
     assert list(_bound_names(ast.parse("def f(own): told = 1"))) == [(1, "own"), (1, "told")]
+    assert list(_bound_names(ast.parse("with x as found: pass"))) == [(1, "found")]
 
 
 def test_few_file_names_stand_in_several_rooms():
-    """The same subject has one name in several packages: attention, experts, an optimizer's two halves."""
+    """Files of one name in two rooms have one subject (attention, experts), and such names stay few."""
     rooms = Counter(path.name for path in _SOURCES if not path.name.startswith("__"))
     assert sum(number > 1 for number in rooms.values()) < 20

@@ -63,17 +63,17 @@ def _like(spec: str) -> str:
         return re.sub(r"[^a-z0-9.]|meta|instruct|chat$|base$|hf$", "", text.lower())
 
     wanted = plain(spec.rpartition("/")[2])
-    untuned = plain(on_the_hub(spec))  # llama3.1-8b-q4
-    same = [name for name in PRESETS if plain(name) in (wanted, untuned)]
+    without_endings = plain(on_the_hub(spec))  # llama3.18b for llama3.1-8b-q4
+    same = [name for name in PRESETS if plain(name) in (wanted, without_endings)]
     is_size = re.fullmatch(r"\d+(\.\d+)?[bm]", wanted) is not None
-    begin_so = [name for name in PRESETS if plain(name).startswith(wanted) and not is_size]
+    longer_names = [name for name in PRESETS if plain(name).startswith(wanted) and not is_size]
     of_size = [name for name in PRESETS if is_size and wanted in name.split("-")]
     # Names such as llama-8b, which leave out the version.
     family = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?[bm])", wanted)
     of_family = [
         name for name in PRESETS if family and name.startswith(family[1]) and name.endswith(f"-{family[2]}")
     ]
-    if wanted and (presets := same or begin_so or of_size or of_family):
+    if wanted and (presets := same or longer_names or of_size or of_family):
         return f"did you mean {' or '.join(presets[:4])}?"
     if within := [name for name in PRESETS if len(wanted) >= _LEAST_WITHIN and wanted in plain(name)]:
         return f"did you mean {' or '.join(within[:4])}?"
