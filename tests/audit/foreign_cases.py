@@ -213,7 +213,7 @@ def _fsdp(*spec: Any, constrain: bool) -> Callable[[], Any]:
             return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params, x))
 
         pair = array(m, (1024, 4096), *spec), array(m, (4096, 1024), *spec)
-        return jax.jit(step), ([pair] * 3, array(m, (512, 1024), "data"))
+        return jax.jit(step), ([pair] * 3, array(m, (2048, 1024), "data"))
 
     return run
 
@@ -236,7 +236,7 @@ def _fsdp_in_a_loop(*, constrain: bool) -> Callable[[], Any]:
 
         params = array(m, (4, 1024, 4096), None, None, "data"), array(m, (4, 4096, 1024), None, None, "data")
         out = jax.tree.map(lambda w: w.sharding, params)
-        return jax.jit(step, out_shardings=out), (params, array(m, (512, 1024), "data"))
+        return jax.jit(step, out_shardings=out), (params, array(m, (2048, 1024), "data"))
 
     return run
 

@@ -13,7 +13,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from tests.audit.foreign_by_hand import BY_HAND
-from tests.audit.foreign_cases import CASES, SEVERAL, array
+from tests.audit.foreign_cases import CASES, SEVERAL, array, constrained
 from tests.audit.foreign_cases import mesh as mesh_of
 from tests.audit.foreign_given import GIVEN
 from tests.audit.foreign_needs import NEEDS, SEVERAL_NEEDS
@@ -46,6 +46,37 @@ def test_each_program_has_its_finding_and_its_remedy_ends_it(name: str) -> None:
     assert set(kinds) == (set() if case.kind is None else {case.kind})
     if case.fixed is not None:
         assert _kinds(case.fixed()) == []
+
+
+@pytest.mark.parametrize("name", ["FSDP", "FSDP by columns", "FSDP in a loop"])
+def test_constrained_activations_save_what_the_finding_says(name: str) -> None:
+    (run, args), (fixed, fixed_args) = CASES[name].run(), CASES[name].fixed()
+    before, after = meshwright.audit(run, *args), meshwright.audit(fixed, *fixed_args)
+    (found,) = before["warnings"]
+    assert 0 < found["bytes"] <= before["bytes"]["compiled"] - after["bytes"]["compiled"]
+
+
+def test_activations_that_send_less_than_gathered_weights_are_no_finding() -> None:
+    """Layers of tensor parallelism with few rows, which are split over the axis of the weights too."""
+    m = mesh_of("x")
+
+    def audit(constrain: bool) -> dict:
+        def loss(weights: Any, x: Any) -> Any:
+            def layer(x: Any, pair: Any) -> Any:
+                between = jax.nn.relu(x @ pair[0])
+                return x + (constrained(m, between, "x") if constrain else between) @ pair[1], None
+
+            return jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
+
+        def step(weights: Any, x: Any) -> Any:
+            return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
+
+        weights = array(m, (4, 512, 2048), None, None, "x"), array(m, (4, 2048, 512), None, "x")
+        return meshwright.audit(jax.jit(step, donate_argnums=0), weights, array(m, (1024, 512), "x"))
+
+    found, held = audit(constrain=False), audit(constrain=True)
+    assert found["bytes"]["compiled"] < held["bytes"]["compiled"]
+    assert found["warnings"] == []
 
 
 @pytest.mark.parametrize("name", [*SEVERAL, *SEVERAL_NEEDS])

@@ -216,7 +216,7 @@ def _name(path: tuple[Any, ...], parameters: Sequence[str]) -> str:
 def alternatives(
     places: Sequence[Place], mesh: Mesh, cost: Callable[[Place], float] = lambda _: 0.0
 ) -> list[Alternative]:
-    """The alternatives to each sharding of the places, those of costly and then of larger arrays first.
+    """The alternatives to each sharding of the places, those of costly places first, then of larger arrays.
 
     cost: seconds of the collectives that a place may cause (`costs_of_places`). All alternatives of the same
     places follow each other.
@@ -292,9 +292,17 @@ def _other_specs(place: Place, mesh: Mesh, *, add: bool) -> Iterator[Spec]:
 
 def cost_of(program: Program, mesh: Mesh, machine: Hardware) -> Cost | None:
     """Seconds and memory of a compiled step on `machine`; None if a collective has no price."""
+    return cost_of_sent(program, _sent(program, mesh), _prices(mesh, machine))
+
+
+def _sent(program: Program, mesh: Mesh) -> list[Emitted]:
+    """The collectives of a program with the axes of `mesh`."""
     widened = program.platform.compiler.widens
-    sent = [on_mesh(one, mesh, widened=widened) for one in collectives(program)]
-    return cost_of_sent(program, sent, Prices(mesh, machine.place(mesh), machine.chip, mesh))
+    return [on_mesh(one, mesh, widened=widened) for one in collectives(program)]
+
+
+def _prices(mesh: Mesh, machine: Hardware) -> Prices:
+    return Prices(mesh, machine.place(mesh), machine.chip, mesh)
 
 
 def cost_of_sent(program: Program, sent: Iterable[Emitted], prices: Prices) -> Cost | None:
@@ -337,17 +345,16 @@ def cheaper_shardings(
     """A warning of the alternative with the fastest step, if it saves enough.
 
     The search ends with the alternatives of the first places of which one saves enough. compile_with:
-    compiles the step with an alternative. found: places of the step's shardings. step: the
-    program without an alternative. seconds: after these, no further alternative is compiled. is_wrong:
-    whether a program has a mistake that another warning would report; such an alternative is not proposed.
+    compiles the step with an alternative. places: of the step's shardings. step: the program
+    without an alternative. seconds: after these, no further alternative is compiled. is_wrong: whether a
+    program has a mistake that another warning would report; such an alternative is not proposed.
     """
-    before = cost_of(step, mesh, machine)
+    sent, prices = _sent(step, mesh), _prices(mesh, machine)
+    before = cost_of_sent(step, sent, prices)
     if before is None or before.communication < _SHARE_OF_STEP * before.seconds:
         return []
     started, cheaper = time.monotonic(), list[tuple[Alternative, Cost, Program]]()
-    widened = step.platform.compiler.widens
-    sent = [on_mesh(one, mesh, widened=widened) for one in collectives(step)]
-    costs = costs_of_places(step, sent, Prices(mesh, machine.place(mesh), machine.chip, mesh))
+    costs = costs_of_places(step, sent, prices)
     for tried in alternatives(places, mesh, costs)[:_MOST_COMPILED]:
         is_enough = bool(cheaper) and not set(tried.places) & set(cheaper[-1][0].places)
         if is_enough or time.monotonic() - started > seconds:

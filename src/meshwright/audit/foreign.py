@@ -241,19 +241,19 @@ def audit_program(
 def _without_small_work(remarks: Sequence[Remark], step: Cost | None) -> tuple[list[Remark], list[str]]:
     """The findings without repeated products of little time, and a note on each of these.
 
-    A step that generates reads all weights and caches, so products that all devices repeat take no time.
+    A step of generation takes the time to read its weights and caches: what devices repeat adds little. step:
+    None without hardware; then all are kept.
     """
-    small = [
-        remark
-        for remark in remarks
-        if step and remark.kind == REPEATED and (remark.seconds or step.work) < _SHARE_OF_WORK * step.work
-    ]
-    notes = [
-        f"{remark.what}: {format_seconds(remark.seconds or 0.0)} of {format_seconds(step.work)} of work"
-        for remark in small
-        if step
-    ]
-    return [one for one in remarks if one not in small], notes
+    if step is None:
+        return list(remarks), []
+    kept, notes = list[Remark](), list[str]()
+    for remark in remarks:
+        seconds = remark.seconds or step.work
+        if remark.kind == REPEATED and seconds < _SHARE_OF_WORK * step.work:
+            notes.append(f"{remark.what}: {format_seconds(seconds)} of {format_seconds(step.work)} of work")
+        else:
+            kept.append(remark)
+    return kept, notes
 
 
 # Repeated products are a finding from this share of the time of a step's work.
@@ -263,23 +263,26 @@ _SHARE_OF_WORK = 0.01
 def _costliest_first(warnings: Iterable[dict]) -> list[dict]:
     """Warnings by their seconds, then by their bytes.
 
-    A rule names the cause, so it comes before a sharding that a search has found and that saves little more.
-    A rule that only knows that an array is resharded comes after a sharding that saves as much.
+    A rule's warning names the cause, so it comes before a sharding that the search found and that saves
+    little more. A warning that only names an array that is resharded comes after a sharding that saves as
+    much.
     """
     ordered = sorted(warnings, key=lambda one: (-(one["seconds"] or 0.0), -(one["bytes"] or 0)))
     rules = [one for one in ordered if one["kind"] != CHEAPER]
     for searched in (one for one in ordered if one["kind"] == CHEAPER):
-        saved = searched["seconds"] or 0.0
-        shares = (1.0 if one["kind"] in _RESHARDED else _NAMES_THE_CAUSE for one in rules)
-        later = (
-            at for at, share in enumerate(shares) if (rules[at]["seconds"] or 0.0) <= share * saved * _NEARLY
-        )
+        later = (at for at, one in enumerate(rules) if _comes_after(one, searched))
         rules.insert(next(later, len(rules)), searched)
     return rules
 
 
+def _comes_after(rule: dict, searched: dict) -> bool:
+    """Whether the warning of a rule comes after that of a sharding that the search found."""
+    least = 1.0 if rule["kind"] in _RESHARDED else _NAMES_THE_CAUSE
+    return (rule["seconds"] or 0.0) <= least * (searched["seconds"] or 0.0) * _NEARLY
+
+
 _RESHARDED = ("activation_resharded", "input_resharded", "weight_resharded")
-# The share of a search's seconds from which a rule's finding comes first.
+# The share of the searched sharding's seconds above which a warning that names the cause comes first.
 _NAMES_THE_CAUSE = 0.8
 # Seconds of the same collective differ by rounding.
 _NEARLY = 1 + 1e-6

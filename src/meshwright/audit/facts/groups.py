@@ -347,15 +347,23 @@ def copied_over(parameter: Instruction, mesh: Mesh) -> tuple[str, ...]:
     return group_axes(groups, mesh).axes or () if groups else ()
 
 
-def first_split_over(parameter: Instruction, mesh: Mesh) -> frozenset[str]:
-    """The mesh axes that split the first of an input's split dimensions; none if they are unknown.
+def split_over(parameter: Instruction, mesh: Mesh) -> frozenset[str]:
+    """The mesh axes that split an input; all of them if its copies are unknown."""
+    if tiles_of(parameter.attributes.get("sharding", "")) == 1:
+        return frozenset()
+    copied = copied_over(parameter, mesh)
+    return frozenset(axis for axis, size in mesh.sizes.items() if size > 1 and axis not in copied)
 
-    The later ones of tokens are positions, as sequence parallelism splits them.
+
+def first_split_over(parameter: Instruction, mesh: Mesh) -> frozenset[str]:
+    """The mesh axes that split the first of an input's split dimensions; all its axes if that is unknown.
+
+    Of tokens it is the rows; the second is positions, which sequence parallelism splits.
     """
     text = parameter.attributes.get("sharding", "")
-    split = frozenset(axis for axis, size in mesh.sizes.items() if size > 1) - {*copied_over(parameter, mesh)}
-    if tiles_of(text) == 1:
-        return frozenset()
+    split = split_over(parameter, mesh)
+    if not split:
+        return split
     if named := _NAMED.match(text):
         first = next((axes for axes in re.findall(r"\{([^{}]*)\}", named[2]) if axes.strip()), "")
         size = _positions(first, named[1])

@@ -1,5 +1,6 @@
 """The matrix products that a compiled program runs, with FLOPs, type, pass and tensor."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,7 +10,7 @@ from meshwright.audit.facts.factorisations import factorisation_flops
 from meshwright.audit.facts.instruction_work import attention_flops, flops_of, is_attention_kernel
 from meshwright.audit.facts.naming import einsum_of, is_batched, name_nearby, own_name
 from meshwright.audit.facts.opcodes import op_of
-from meshwright.audit.hlo.op_names import primitive_of, scope_of
+from meshwright.audit.hlo.op_names import phase_of, primitive_of, scope_of
 from meshwright.audit.hlo.read import Instruction, Program, dtype_bits
 from meshwright.audit.hlo.trace import (
     CallPath,
@@ -19,6 +20,8 @@ from meshwright.audit.hlo.trace import (
     known_runs,
     places,
     share_of_branch,
+    sources,
+    value_key,
 )
 from meshwright.units import format_count
 
@@ -160,6 +163,25 @@ def _flops(program: Program, instruction: Instruction, place: CallPath) -> int:
     if is_attention_kernel(instruction):
         return attention_flops(program, TracedValue(instruction, place)) or 0
     return flops_of(instruction, place.computation) or factorisation_flops(instruction, place.computation)
+
+
+def multiplied_inputs(program: Program) -> set[int]:
+    """Identities of the inputs that products before the update depend on: weights and the batch."""
+    left = deque(one.value for one in products(program) if not _is_of_update(one))
+    seen = {value_key(value) for value in left}
+    inputs = set[int]()
+    while left:
+        value = left.popleft()
+        if value.is_input:
+            inputs.add(id(value.instruction))
+        fresh = [source for source in sources(program, value) if value_key(source) not in seen]
+        seen |= {value_key(source) for source in fresh}
+        left += fresh
+    return inputs
+
+
+def _is_of_update(product: Product) -> bool:
+    return phase_of(product.value.instruction.op_name, differentiated=True) == "update"
 
 
 def innermost_name(instruction: Instruction) -> str:

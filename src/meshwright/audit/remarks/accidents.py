@@ -14,7 +14,8 @@ from typing import NamedTuple
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
-from meshwright.audit.facts.groups import copied_over, first_split_over, tiles_of
+from meshwright.audit.facts.groups import first_split_over, split_over, tiles_of
+from meshwright.audit.facts.matmuls import multiplied_inputs
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
@@ -28,6 +29,7 @@ from meshwright.audit.remarks.patterns import FAULT_RULES, exposed
 from meshwright.audit.remarks.sums import REPLICATED_STATE
 from meshwright.audit.remarks.whole_dimension import SCAN, WHOLE_DIMENSION
 from meshwright.audit.remarks.widened import widened_send
+from meshwright.cost.reshard_seconds import sent_bytes
 from meshwright.notation.mesh import Mesh
 
 
@@ -89,9 +91,9 @@ def batch_of(program: Program, mesh: Mesh) -> ProgramBatch:
         weights = [one for one in weights if one not in rows]
     batch = tokens or rows
     axes, of_rows = (
-        frozenset().union(*(over(one, mesh) for one in batch)) for over in (_split_over, first_split_over)
+        frozenset().union(*(over(one, mesh) for one in batch)) for over in (split_over, first_split_over)
     )
-    of_weights = frozenset().union(*(_split_over(one, mesh) for one in weights))
+    of_weights = frozenset().union(*(split_over(one, mesh) for one in weights))
     elements = max((one.shapes[0].num_elements for one in tokens), default=0)
     names = frozenset(one.label for one in (*rows, *with_tokens))
     return ProgramBatch(of_rows & of_weights, axes, elements, names)
@@ -155,12 +157,26 @@ def _parts_of(parameter: Instruction, dims: tuple[int, ...], num_devices: int) -
     return parts if parts and num_devices % parts == 0 else None
 
 
-def _split_over(parameter: Instruction, mesh: Mesh) -> frozenset[str]:
-    if tiles_of(parameter.attributes.get("sharding", "")) == 1:
-        return frozenset()
-    return frozenset(axis for axis, size in mesh.sizes.items() if size > 1) - set(
-        copied_over(parameter, mesh)
-    )
+def _saved_by_gathers(
+    program: Program, batch: ProgramBatch, sent: Iterable[Emitted], prices: Prices
+) -> float:
+    """The share of the bytes sent over `fsdp_axes` that FSDP would save: gathered weights, not activations.
+
+    FSDP gathers each weight once in each pass and reduce-scatters its gradient. With few tokens and large
+    weights this sends more, and the share is negative.
+    """
+    sent_now = sum(prices.sent(one) for one in sent if batch.fsdp_axes & set(one.axes))
+    if not sent_now:
+        return 1.0
+    times = 3 if is_differentiated(program) else 1  # two gathers and a reduce-scatter, or a gather
+    multiplied, by_fsdp = multiplied_inputs(program), 0.0
+    for parameter in program.main.parameters:
+        is_weight = id(parameter) in multiplied and parameter.label not in batch.names
+        axes = tuple(split_over(parameter, prices.mesh) & batch.fsdp_axes)
+        if is_weight and axes and not is_integer(parameter):
+            size = prices.mesh.size(axes)
+            by_fsdp += times * sent_bytes("all_gather", parameter.shapes[0].num_bytes * size, size)
+    return 1 - by_fsdp / sent_now
 
 
 # Collectives with a smaller share of the program's sent bytes are not reported.
@@ -171,7 +187,12 @@ def accidents(schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices
     """A warning for each tensor and kind of accident, in the program's order."""
     collectives, program = tuple(sent), schedule.program
     batch = batch_of(program, prices.mesh)
-    context = ProgramContext(program, collectives, prices, is_differentiated(program), schedule, *batch)
+    saved = _saved_by_gathers(program, batch, collectives, prices)
+    if saved <= 0:
+        batch = batch._replace(fsdp_axes=frozenset())
+    context = ProgramContext(
+        program, collectives, prices, is_differentiated(program), schedule, *batch, saved
+    )
     least = _SHARE * sum(prices.sent(one) for one in collectives)
     warnings: dict[tuple[str, str], Remark] = {}
     # Keys of the warnings of operations along one dimension, by its axes and the size of their arrays.
@@ -281,7 +302,8 @@ _RULES = (*ORIGIN_RULES, *FAULT_RULES, *NEED_RULES, exposed)
 def _faults(emitted: Emitted, context: ProgramContext) -> list[tuple[Fault, float]]:
     """The faults of a collective, each with the share of its bytes that is unnecessary."""
     first = next((fault for rule in _RULES if (fault := rule(emitted, context))), None)
-    faults = [(first, 1.0)] if first else []
+    share = context.saved_by_gathers if first and first[0] == UNCONSTRAINED else 1.0
+    faults = [(first, share)] if first else []
     widened = widened_send(emitted, context)
     return [*faults, widened] if widened else faults
 

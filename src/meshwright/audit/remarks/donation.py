@@ -36,7 +36,7 @@ def undonated_note(program: Program) -> str:
     if num_bytes <= NEGLIGIBLE_BYTES:
         return ""
     return (
-        f"{_names(undonated)} updated in new memory, {format_bytes(num_bytes)} on each device next to the "
+        f"{_subject(undonated)} updated in new memory, {format_bytes(num_bytes)} on each device next to the "
         f"old state; donate the state: {_DONATE}"
     )
 
@@ -66,7 +66,7 @@ def copied_caches(program: Program, prices: Prices) -> list[Remark]:
         Remark(
             "cache_copied",
             max(undonated, key=lambda one: one.shapes[0].num_bytes).label,
-            f"{_names(undonated)} written in part and returned, and the step copies all "
+            f"{_subject(undonated)} written in part and returned, and the step copies all "
             f"{format_bytes(num_bytes)} of each device for that",
             "",
             f"donate it, so that it is written in place: {_DONATE}, with the positions of {names} among the "
@@ -115,8 +115,8 @@ def _stacked(program: Program, value: TracedValue) -> TracedValue | None:
     return write.operand(1) if write.instruction.opcode == "dynamic-update-slice" else None
 
 
-def _names(old: Sequence[Instruction]) -> str:
-    """The largest of several inputs, their number, and the verb."""
+def _subject(old: Sequence[Instruction]) -> str:
+    """The subject and verb of a sentence on inputs: the largest, and the number of others."""
     largest = max(old, key=lambda one: one.shapes[0].num_bytes)
     return f"`{largest.label}`" + (f" and {len(old) - 1} more are" if len(old) > 1 else " is")
 

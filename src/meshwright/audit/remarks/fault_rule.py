@@ -21,6 +21,7 @@ class ProgramContext:
 
     fsdp_axes: mesh axes that shard both the batch's rows and weights. batch_axes: mesh axes that shard the
     batch. batch_elements: numbers of the batch on one device, such as its tokens. batch_names: its inputs.
+    saved_by_gathers: the share of the bytes sent over fsdp_axes that gathered weights would save.
     """
 
     program: Program
@@ -32,6 +33,7 @@ class ProgramContext:
     batch_axes: frozenset[str] = frozenset()
     batch_elements: int = 0
     batch_names: frozenset[str] = frozenset()
+    saved_by_gathers: float = 1.0
 
     def over(self, emitted: Emitted) -> str:
         """The devices that a collective joins, in words."""

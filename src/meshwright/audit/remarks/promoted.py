@@ -49,7 +49,7 @@ def promoted_products(program: Program, prices: Prices, sent: Iterable[Emitted])
     origin = next((promoter for _, _, each in promoted if (promoter := _promoter(program, each))), None)
     by, change = _of_origin(program, origin, kept)
     made = {id(product.value.instruction) for product, _, _ in promoted}
-    on_the_way = {name for _, _, each in promoted for name in _sent_before(program, each)}
+    on_the_way = {name for _, _, each in promoted for name in _sent_wide(program, each)}
     moved = [
         emitted
         for emitted in sent
@@ -143,21 +143,22 @@ def _was_narrow(program: Program, value: TracedValue) -> bool:
 
 def _promoter(program: Program, wide: TracedValue) -> TracedValue | None:
     """The elementwise operation in which a value became 32-bit; None if it is not known."""
-    before = _before(program, wide)
+    before = _wide_before(program, wide)
     return next((value for value, is_promoter in before if is_promoter), None)
 
 
-def _sent_before(program: Program, wide: TracedValue) -> set[str]:
-    """The names of the collectives between the operation that promoted a value, if it is known, and it."""
+def _sent_wide(program: Program, wide: TracedValue) -> set[str]:
+    """Names of the collectives that sent a value after it was promoted; none if its promoter is unknown."""
     names = set[str]()
-    for value, is_promoter in _before(program, wide):
+    for value, is_promoter in _wide_before(program, wide):
         if is_promoter:
             return names
-        names |= {value.instruction.name} if op_of(value.instruction) else set[str]()
+        if op_of(value.instruction):
+            names.add(value.instruction.name)
     return set()
 
 
-def _before(program: Program, wide: TracedValue) -> Iterator[tuple[TracedValue, bool]]:
+def _wide_before(program: Program, wide: TracedValue) -> Iterator[tuple[TracedValue, bool]]:
     """The 32-bit values that a value is computed from, and whether an operand of each had 16 bits.
 
     Collectives, and rows written or read by index, are followed too.

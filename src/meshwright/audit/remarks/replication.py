@@ -7,7 +7,6 @@ same.
 """
 
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ from meshwright.audit.facts.communication import is_differentiated, narrowest_dt
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import copied_over, copies_of
 from meshwright.audit.facts.instruction_work import flops_of, is_attention_kernel
-from meshwright.audit.facts.matmuls import Product, innermost_name, products
+from meshwright.audit.facts.matmuls import Product, innermost_name, multiplied_inputs, products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import slice_offsets
@@ -83,25 +82,6 @@ def _moments(program: Program) -> list[Instruction]:
         if _MOMENT.search(each.op_name)
         or (id(each) not in multiplied and _read_by_update_only(program, each))
     ]
-
-
-def multiplied_inputs(program: Program) -> set[int]:
-    """Identities of the inputs that products before the update depend on: weights and the batch."""
-    left = deque(one.value for one in products(program) if _phase(one) != "update")
-    seen = {value_key(value) for value in left}
-    inputs = set[int]()
-    while left:
-        value = left.popleft()
-        if value.is_input:
-            inputs.add(id(value.instruction))
-        fresh = [source for source in sources(program, value) if value_key(source) not in seen]
-        seen |= {value_key(source) for source in fresh}
-        left += fresh
-    return inputs
-
-
-def _phase(product: Product) -> str:
-    return phase_of(product.value.instruction.op_name, differentiated=True)
 
 
 def _read_by_update_only(program: Program, parameter: Instruction) -> bool:

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import copied_over
+from meshwright.audit.facts.matmuls import multiplied_inputs
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.remarks.accidents import batch_of
 from meshwright.audit.remarks.fault_rule import is_integer
-from meshwright.audit.remarks.replication import multiplied_inputs
 from meshwright.audit.remarks.weights import is_of_layers, loop_that_repeats
 from meshwright.units import format_bytes
 
@@ -72,7 +72,7 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
     if not axes:
         return ""
     total = sum(one.shapes[0].num_bytes for one in arrays)
-    of_batch = [one for one in arrays if _name(one) in batch.names and one.shapes[0].dims]
+    of_batch = [one for one in arrays if one.label in batch.names and one.shapes[0].dims]
     # A whole array of the batch, such as a mask, has the number of rows of one that is split.
     rows = {one.shapes[0].dims[0] for one in of_batch if not _is_whole(one, axes, prices)}
     with_rows = {id(one) for one in of_batch if one.shapes[0].dims[0] in rows}
@@ -82,7 +82,7 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
         for parameter in arrays
         if id(parameter) in multiplied
         and id(parameter) not in with_rows
-        and (batch.fsdp_axes or _name(parameter) not in batch.names)
+        and (batch.fsdp_axes or parameter.label not in batch.names)
         and len(parameter.shapes[0].dims) > 1
         and not is_integer(parameter)
         and _is_whole(parameter, axes, prices)
@@ -95,7 +95,7 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
     num_bytes = sum(one.shapes[0].num_bytes for one in whole)
     size = prices.mesh.size(tuple(axes))
     return (
-        f"`{_name(largest)}`{which} whole on each device, {format_bytes(num_bytes)}, although other weights "
+        f"`{largest.label}`{which} whole on each device, {format_bytes(num_bytes)}, although other weights "
         f"are sharded over {prices.over(tuple(sorted(axes)), size)}; if memory is short, shard it "
         "there too"
     )
@@ -113,7 +113,3 @@ def _axes_of_weights(arrays: Iterable[Instruction], program: Program, prices: Pr
 def _is_whole(parameter: Instruction, axes: frozenset[str], prices: Prices) -> bool:
     """Whether each device has all of an input, along some axes."""
     return axes <= {*copied_over(parameter, prices.mesh)}
-
-
-def _name(parameter: Instruction) -> str:
-    return parameter.label

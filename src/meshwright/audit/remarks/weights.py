@@ -85,7 +85,7 @@ def loop_that_repeats(emitted: Emitted, program: Program) -> TracedValue | None:
 
 
 def is_of_layers(emitted: Emitted, loop: TracedValue) -> bool:
-    """Whether a loop over layers is within `loop`, as in a loop over the microbatches of FSDP."""
+    """Whether a collective is in a loop within `loop`: over layers, within the microbatches of FSDP."""
     return len(emitted.value.place.loops) > len(loop.place.loops) + 1
 
 
@@ -261,7 +261,7 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
     if stored is None or not (context.differentiated or combines):
         is_of_batch = bool(set(emitted.axes) & context.batch_axes)
-        if not is_of_batch and (len(shape.dims) < _OF_CACHES or emitted.is_part):
+        if not is_of_batch and (len(shape.dims) < _DIMS_OF_A_CACHE or emitted.is_part):
             return None
         which, part = (", the batch's axis,", "part of the batch") if is_of_batch else ("", "own part")
         return (
@@ -285,9 +285,9 @@ def returned_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:
     )
 
 
-# Results of fewer dimensions, such as logits, may be wanted whole; caches have layers, sequences, positions,
-# heads and elements.
-_OF_CACHES = 4
+# Sequences, positions, heads and elements of a layer's cache. Results of fewer dimensions, such as logits,
+# may be wanted whole.
+_DIMS_OF_A_CACHE = 4
 
 # Gathers of one operation of the update, from which it is an iteration of matmuls.
 _ITERATES = 3

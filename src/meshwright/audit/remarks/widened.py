@@ -17,7 +17,7 @@ _FINDS_SCALES = (*REDUCES, "abs")
 
 # A fault, and the share of the collective's bytes that it makes unnecessary.
 _Widened = tuple[Fault, float]
-_HALF = 0.5
+_HALF = 0.5  # 32 bits in place of 16
 
 _NARROWEST = frozenset(name for name in types_for("operands") if number_type(name).bits == _BITS)
 
