@@ -216,7 +216,7 @@ def _name(path: tuple[Any, ...], parameters: Sequence[str]) -> str:
 def alternatives(
     places: Sequence[Place], mesh: Mesh, cost: Callable[[Place], float] = lambda _: 0.0
 ) -> list[Alternative]:
-    """The alternatives to each sharding of the places, those of costly places first, then of larger arrays.
+    """The alternatives to each sharding of the places, costly places first, then of larger arrays.
 
     cost: seconds of the collectives that a place may cause (`costs_of_places`). All alternatives of the same
     places follow each other.
@@ -344,7 +344,7 @@ def cheaper_shardings(
 ) -> list[Remark]:
     """A warning of the alternative with the fastest step, if it saves enough.
 
-    The search ends with the alternatives of the first places of which one saves enough. compile_with:
+    The search ends once an alternative of the tried places saves enough. compile_with:
     compiles the step with an alternative. places: of the step's shardings. step: the program
     without an alternative. seconds: after these, no further alternative is compiled. is_wrong: whether a
     program has a mistake that another warning would report; such an alternative is not proposed.
@@ -411,7 +411,7 @@ def _text(spec: Spec) -> str:
 def with_arguments(
     jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: Alternative
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A step's arguments; those that an alternative changes become types with its sharding."""
+    """A step's arguments; arguments that an alternative changes become types with its sharding."""
     import jax
     from jax.sharding import NamedSharding
 

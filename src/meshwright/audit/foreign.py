@@ -276,7 +276,7 @@ def _costliest_first(warnings: Iterable[dict]) -> list[dict]:
 
 
 def _comes_after(rule: dict, searched: dict) -> bool:
-    """Whether the warning of a rule comes after that of a sharding that the search found."""
+    """Whether the warning of a rule comes after the warning of a sharding that the search found."""
     least = 1.0 if rule["kind"] in _RESHARDED else _NAMES_THE_CAUSE
     return (rule["seconds"] or 0.0) <= least * (searched["seconds"] or 0.0) * _NEARLY
 

@@ -116,7 +116,7 @@ def _usage_answer(error: typer.TyperException, args: Sequence[str], commands: Se
     context, given = getattr(error, "ctx", None), getattr(error, "option_name", "")
     if match := _NO_VALUE.match(error.message):
         if match[1] == "--price":
-            return "--price is that of a chip-hour, such as 2.5; without it the list price is taken and shown"
+            return "--price takes the price of a chip-hour, such as 2.5; without it the list price is used"
         return f"{match[1]} is last and has no value; write it after the option"
     if context is None:
         return _of_parser(error)

@@ -98,7 +98,7 @@ def _machine_of(first: str, second: str) -> str:
             return machine
     chip = other if name == "h100" else name
     if "x" in others and sizes:
-        # The typed machine's number counts the chips of one host, or those of all hosts if it is larger.
+        # The number of the typed machine counts the chips of one host, a larger one all chips.
         hosts, each = int(others.partition("x")[0]), sizes.rpartition("x")[2]
         is_of_all = "x" not in sizes and int(each) > GPUS_OF_A_HOST and int(each) % hosts == 0
         return f"{chip}:{hosts}x{int(each) // hosts if is_of_all else each}"

@@ -444,7 +444,7 @@ def _fits(value: str, option: str, command: Command) -> bool:
 
 
 def _with_one_prompt(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with the words of a prompt without quotes joined; a checkpoint before them stays alone."""
+    """The pieces with the words of a prompt without quotes joined; a checkpoint before them is not joined."""
     words = [piece.value for piece in pieces if not piece.option]
     first = int(bool(words) and is_checkpoint(words[0]))
     if len(words) - first < _LEAST_OF_PROMPT or any(map(is_checkpoint, words[1:])):

@@ -490,7 +490,7 @@ class _CachedOps(SymbolicOps):
 
 
 def _summed_axes(node: Node) -> set[str]:
-    """The mesh axes over which a node all-reduces its result; empty if it has any other transfer."""
+    """The mesh axes of the all-reduce of a node's result; empty if it has any other transfer."""
     sent = node.forward_transfers
     is_only = all(transfer.op == "all_reduce" for transfer in sent)
     return {axis for transfer in sent for axis in transfer.axes} if is_only else set()

@@ -41,8 +41,8 @@ class TrainingProgram(Record):
     first year in which it is.
     vendor_attention_from: the least compute capability whose attention is the vendor's kernel, as XLA's, so
     that the odds of attention do not apply; 0: never.
-    narrow_flash_from: the least compute capability on which its flash kernels are for heads of at most
-    NARROW_HEAD elements, so that models with wider heads keep scores in memory; 0: on all chips for any.
+    narrow_flash_from: the least compute capability whose flash kernels take heads of at most NARROW_HEAD
+    elements, so that models with wider heads keep scores in memory; 0: on all chips for any.
     fused: operations (norms, gates of activations, keys repeated for every query head) that are one kernel
     and keep only their operands; others keep the results of their steps.
     loss_arrays: number of further float32 arrays, as large as the logits, that a loss has; split_loss_arrays:
