@@ -210,7 +210,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --hardware h100:64 --nodes 8", "is --hardware h100:8x8, 8 hosts of 8, here"),
         ("plan train $P --hardware v5p:4x4x4 --nodes 8", "is --hardware v5p:4x4x4, here"),
         ("plan serve $S --price /hr", "a shell takes $2 for a variable"),
-        ("plan train $P --price", "without it the list price is taken and shown"),
+        ("plan train $P --price", "without it the list price is used"),
         ("plan train $P --num-query-groups 8", "is --set num_kv_heads=8 here"),
         ("plan train $P --num-experts 64", "is in the model's config.json"),
         ("plan train $P --overlap-param-gather", "is in its record: --software"),
