@@ -386,8 +386,7 @@ def programs() -> Iterator[tuple[str, dict]]:
     from meshwright.errors import MeshwrightError
     from meshwright.layout import Layout
     from meshwright.layout.workload import Workload
-    from meshwright.models.config import ModelConfig
-    from meshwright.models.config_tables import MLA, MoE
+    from meshwright.models import config as models  # the tables' own file is newer than some checkouts
     from meshwright.serve.device.programs import workload_step
     from meshwright.train.optimizers import OptimizerConfig
     from meshwright.train.step import CompiledStep
@@ -395,8 +394,9 @@ def programs() -> Iterator[tuple[str, dict]]:
     optimizer = OptimizerConfig(peak_learning_rate=1e-3, warmup_steps=1, total_steps=2)
     for model, phase, text in PROGRAMS:
         shape = TINY | MODELS[model]
-        shape |= {key: kind(**shape[key]) for key, kind in (("moe", MoE), ("mla", MLA)) if key in shape}
-        config = ModelConfig(name=model, max_seq_len=64, **shape)
+        tables = {"moe": models.MoE, "mla": models.MLA}
+        shape |= {key: kind(**shape[key]) for key, kind in tables.items() if key in shape}
+        config = models.ModelConfig(name=model, max_seq_len=64, **shape)
         dtypes = {"weights_dtype": "f32", "compute_dtype": "f32"}
         layout = Layout.parse(text, **dtypes)
         workload = Workload(16, 32, phase)
