@@ -55,6 +55,7 @@ from meshwright.audit.remarks.replication import (
     equal_values,
     gathered_operands,
     repeated_calls,
+    repeated_on,
     repeated_products,
     replicated_state,
     state_of,
@@ -178,13 +179,14 @@ def audit_program(
     for_a_part = [one for one in faults if one.kind == FOR_A_PART]
     faults += summed_after_gather(program, prices, _without_remarks(reading.sent, for_a_part))
     gathers = gathered_operands(faults, reading.sent)
-    faults = with_repeated_work(joined_alike(faults), program, prices, reading.sent)
+    repeated = repeated_on(program, prices.mesh)
+    faults = with_repeated_work(joined_alike(faults), repeated, program, prices, reading.sent)
     warnings = at_the_root(
         [
             *faults,
             *replicated_state(program, prices, largest.num_bytes if largest else 0),
             *(
-                repeated_products(program, prices, gathers, reading.sent)
+                repeated_products(repeated, program, prices, gathers, reading.sent)
                 or _repeated_on_parts(reading, machine, gathers)
             ),
             *repeated_calls(program, prices, reading.sent),
@@ -322,7 +324,9 @@ def _repeated_on_parts(
     named, inferred = (sum(size > 1 for size in each.mesh.sizes.values()) for each in (reading.prices, parts))
     reported = {id(one.value.instruction) for one in gathers}
     same = [one for one in of_parts.sent if id(one.value.instruction) in reported]
-    return repeated_products(reading.program, parts, same) if inferred > named else []
+    if inferred <= named:
+        return []
+    return repeated_products(repeated_on(reading.program, parts.mesh), reading.program, parts, same)
 
 
 def read_program(program: Program, machine: Hardware | None = None, mesh: Mesh | None = None) -> Reading:

@@ -104,7 +104,7 @@ def _as_flag_of_value(piece: Piece, command: Command) -> list[Piece] | None:
 
 
 def _as_named(piece: Piece, command: Command) -> list[Piece] | None:
-    """By the words of the option's name, which tables list."""
+    """An option that a table lists under the words of its name, with its value."""
     given, value, options = piece.option, piece.value, list(command.options)
     value = per_period(given, value)
     words = option_here(given, options, value) or with_value(meaning(given, options), value)
@@ -119,7 +119,7 @@ def _as_misspelt(piece: Piece, command: Command) -> list[Piece] | None:
 
 
 def _as_layout(piece: Piece, command: Command) -> list[Piece] | None:
-    """By a value that is a layout, a machine or a model."""
+    """An option whose value is a layout, a machine or a model, as the option of plans for such a value."""
     if piece.value.lower() in KINDS_OF_CHIPS:  # --offload cpu names no machine
         return None
     known = (name for name in OF_PLANS if name in command.options)
@@ -133,7 +133,7 @@ def _as_currency(piece: Piece, command: Command) -> list[Piece] | None:
 
 
 def _as_amount(piece: Piece, command: Command) -> list[Piece] | None:
-    """By a value with its own unit, as in a sentence: --finish-by '2 weeks' as --smallest --days 14."""
+    """An option whose value has a unit: --finish-by '2 weeks' as --smallest --days 14."""
     unit = next((word for word in words_of(piece.option) if word in _CURRENCIES), "")
     amounts, others = amounts_of(f"{piece.value} {unit}")
     if others or len(amounts) != 1 or amounts[0].role not in _WITH_UNITS:
@@ -174,15 +174,20 @@ def _has_no_place(piece: Piece, path: str, options: Collection[str]) -> bool:
     # A command without --rate sends all requests at once, which other programs call an infinite rate.
     is_infinite = piece.value.lower() in ("inf", "infinity")
     is_boundless = is_infinite and "--rate" in option_here(piece.option, options)
-    is_of_epochs = "--epochs" not in options and _OF_EPOCHS & set(re.split(r"\W|_", piece.option.lower()))
+    is_of_epochs = "--epochs" not in options and _OF_EPOCHS & _parts_of_name(piece)
     return bool(
         is_boundless or is_of_epochs or asks_for_price(piece, options) or answer_here(piece.option, path)
     )
 
 
+def _parts_of_name(piece: Piece) -> set[str]:
+    """The words of an option's name, each as it is written."""
+    return set(re.split(r"\W|_", piece.option.lower()))
+
+
 def asks_for_price(piece: Piece, options: Collection[str]) -> bool:
     """Whether an option without a value, such as --cost, asks for the price that every plan shows."""
-    names_price = bool(_PRICE & set(re.split(r"\W|_", piece.option.lower())))
+    names_price = bool(_PRICE & _parts_of_name(piece))
     return names_price and not piece.value and "--price" in options
 
 
@@ -289,7 +294,7 @@ def _is_of_argument(option: str, value: str, command: Command) -> bool:
 def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] | None:
     """The pieces of the words to type for an option; [] if the reader has to complete them."""
     if words == BATCH_TOKENS:
-        of_a_device = bool(_OF_A_DEVICE & set(re.split(r"\W|_", piece.option.lower())))
+        of_a_device = bool(_OF_A_DEVICE & _parts_of_name(piece))
         is_number = re.fullmatch(r"\d*\.?\d+", piece.value) is not None
         is_count = is_number and float(piece.value) < _LEAST_BATCH_TOKENS
         return [Piece("--batch-tokens", piece.value, is_sequences=is_count, of_a_device=of_a_device)]

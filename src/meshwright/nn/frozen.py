@@ -28,6 +28,7 @@ from meshwright.errors import LayoutError
 from meshwright.layout import Layout
 from meshwright.models.parameters import Param
 from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.each_device import partitions_of
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "scales"], meta_fields=["dtype", "axis"])
@@ -159,7 +160,7 @@ def _levels(codes: Array, levels: tuple[float, ...]) -> Array:
 
 def _split(x: Array, axis: int, groups: int) -> Array:
     """x[..., I, ...] as [..., groups, I / groups, ...]; devices have whole groups."""
-    parts = list(jax.typeof(x).sharding.spec.partitions)
+    parts = list(partitions_of(x))
     shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     spec = PartitionSpec(*parts[: axis + 1], None, *parts[axis + 1 :])
     return jnp.reshape(x, shape, out_sharding=spec)

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 
 from meshwright.layout.contractions import InputGroup
 from meshwright.models.scopes import BACKWARD
+from meshwright.nn.each_device import partitions_of
 from meshwright.nn.norms import log_sum_exp
 from meshwright.nn.products.contract import local_einsum
 from meshwright.nn.start.device_mesh import partition_spec, platform
@@ -138,7 +139,7 @@ def _states_first(gradient: Contraction) -> Contraction:
 
 def _cut(x: Array, count: int) -> Array:
     """x[B, T, ...] as [count, B, T / count, ...]."""
-    batch, _, *others = jax.typeof(x).sharding.spec.partitions
+    batch, _, *others = partitions_of(x)
     shape = (x.shape[0], count, x.shape[1] // count, *x.shape[2:])
     split = PartitionSpec(batch, None, None, *others)
     return jnp.moveaxis(jnp.reshape(x, shape, out_sharding=split), 1, 0)
@@ -146,7 +147,7 @@ def _cut(x: Array, count: int) -> Array:
 
 def _joined(slices: Array) -> Array:
     """[count, B, T / count, ...] as [B, T, ...]."""
-    _, batch, _, *others = jax.typeof(slices).sharding.spec.partitions
+    _, batch, _, *others = partitions_of(slices)
     rows = jnp.moveaxis(slices, 0, 1)
     shape = (rows.shape[0], -1, *rows.shape[3:])
     return jnp.reshape(rows, shape, out_sharding=PartitionSpec(batch, None, *others))

@@ -9,7 +9,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
 from meshwright.models.config import ModelConfig
-from meshwright.nn.each_device import axes_of
+from meshwright.nn.each_device import axes_of, partitions_of
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -119,7 +119,7 @@ def softcap(x: Array, cap: float) -> Array:
 def along(x: Array, vector: Array, dims: Sequence[int] | None = None) -> Array:
     """`vector` along the dimensions `dims` of x (None: its last), repeated over the others."""
     dims = tuple(range(x.ndim - vector.ndim, x.ndim)) if dims is None else tuple(dims)
-    return repeated(vector, dims, x.shape, jax.typeof(x).sharding.spec.partitions)
+    return repeated(vector, dims, x.shape, partitions_of(x))
 
 
 def repeated(vector: Array, dims: Sequence[int], shape: Sequence[int], split: Sequence[Any]) -> Array:
@@ -130,7 +130,7 @@ def repeated(vector: Array, dims: Sequence[int], shape: Sequence[int], split: Se
     others have zeros.
     """
     others = tuple(dim for dim in range(len(shape)) if dim not in dims)
-    parts, kept = jax.typeof(vector).sharding.spec.partitions, jax.typeof(vector).sharding.spec.reduced
+    parts, kept = partitions_of(vector), jax.typeof(vector).sharding.spec.reduced
     split_dims = dict(zip(dims, parts, strict=True))
     spec = PartitionSpec(*(split_dims.get(dim, axes) for dim, axes in enumerate(split)))
     summed = {axis for dim in others for axis in axes_of(split[dim])}

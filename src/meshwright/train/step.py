@@ -25,6 +25,7 @@ from meshwright.models.parameters import parameters
 from meshwright.native.processor import give_back_freed_memory, keep_freed_memory
 from meshwright.nn.array_types import jax_dtype
 from meshwright.nn.attention.blockwise import dealt_positions
+from meshwright.nn.each_device import partitions_of
 from meshwright.nn.files.weights import has_draft_head, load_hf
 from meshwright.nn.gradients import added, as_used, differentiated, gathered, shards, summed, zeros
 from meshwright.nn.loss import nats_of
@@ -234,7 +235,7 @@ class CompiledStep(BatchRows):
             return nats_of(logits, targets, masked=self.masked, z_loss=0.0)
 
         nats = lax.map(of_microbatch, jnp.arange(self.layout.schedule.microbatches))
-        rows_spec, positions_spec = jax.typeof(nats).sharding.spec.partitions[1:]
+        rows_spec, positions_spec = partitions_of(nats)[1:]
         split = PartitionSpec(rows_spec, positions_spec)
         return jnp.reshape(jnp.moveaxis(nats, 0, 1), (-1, self.seq_len), out_sharding=split)
 

@@ -9,6 +9,7 @@ same.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from meshwright.audit.facts.communication import is_differentiated, narrowest_dtype
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
@@ -151,37 +152,51 @@ class Alike:
         return self.product.flops * (1 - 1 / self.copies)
 
 
+class Repeated(NamedTuple):
+    """The repeated products of a program, and the FLOPs of all products of one device."""
+
+    products: list[Alike]
+    flops_of_all: float
+
+
 def repeated_products(
-    program: Program, prices: Prices, gathers: Iterable[Emitted] = (), sent: Sequence[Emitted] = ()
+    repeated: Repeated,
+    program: Program,
+    prices: Prices,
+    gathers: Iterable[Emitted] = (),
+    sent: Sequence[Emitted] = (),
 ) -> list[Remark]:
     """A warning for each set of axes that repeats a good part of the program's products.
 
     gathers: the ones that other warnings report; products repeated because of them are left out. sent: all
     collectives.
     """
-    repeated, total = _repeated(program, prices.mesh)
     by_axes: dict[tuple[str, ...], list[Alike]] = {}
     gathers = list(gathers)
-    for product in repeated:
+    for product in repeated.products:
         if not _follows(program, product, gathers):
             by_axes.setdefault(product.axes, []).append(product)
     return [
-        _of_products(repeated, program, prices)
-        for repeated in by_axes.values()
-        if sum(one.excess_flops for one in repeated) > _PRODUCT_SHARE * total
-        and not _is_cheaper_than_a_sum(repeated, program, prices, sent)
-        and not _is_cheaper_than_results(repeated, program, prices, sent)
+        _of_products(alike, program, prices)
+        for alike in by_axes.values()
+        if sum(one.excess_flops for one in alike) > _PRODUCT_SHARE * repeated.flops_of_all
+        and not _is_cheaper_than_a_sum(alike, program, prices, sent)
+        and not _is_cheaper_than_results(alike, program, prices, sent)
     ]
 
 
 def with_repeated_work(
-    faults: Sequence[Remark], program: Program, prices: Prices, sent: Sequence[Emitted]
+    faults: Sequence[Remark],
+    repeated: Repeated,
+    program: Program,
+    prices: Prices,
+    sent: Sequence[Emitted],
 ) -> list[Remark]:
     """The faults, with the seconds of products that all devices repeat because of a gathered operand.
 
     `repeated_products` leaves these products out. Each is added to the first fault whose gather it follows.
     """
-    left, _ = _repeated(program, prices.mesh)
+    left = repeated.products
     remarks = list[Remark]()
     for fault in faults:
         gathers = gathered_operands([fault], sent)
@@ -270,8 +285,8 @@ def _follows(program: Program, repeated: Alike, gathers: Sequence[Emitted]) -> b
     )
 
 
-def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
-    """The repeated products, and the FLOPs of all products of one device."""
+def repeated_on(program: Program, mesh: Mesh) -> Repeated:
+    """The products that devices along the axes of `mesh` repeat."""
     axes = tuple(axis for axis, size in mesh.sizes.items() if size > 1)
     differing = [Differing(program, mesh, axis) for axis in axes]
     repeated, total = [], 0.0
@@ -285,7 +300,7 @@ def _repeated(program: Program, mesh: Mesh) -> tuple[list[Alike], float]:
         over = tuple(one.axis for one in differing if not any(map(one.differs, operands)))
         if over:
             repeated.append(Alike(product, over, mesh.size(over)))
-    return repeated, total
+    return Repeated(repeated, total)
 
 
 def _is_spread(program: Program, operand: TracedValue) -> bool:

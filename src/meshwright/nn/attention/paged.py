@@ -68,6 +68,7 @@ from meshwright.nn.attention.pools import (
     store,
     values_of,
 )
+from meshwright.nn.each_device import partitions_of
 from meshwright.nn.start.device_mesh import partition_spec, platform
 from meshwright.notation.array import Axes
 
@@ -132,7 +133,7 @@ class PagedCache:
     def by_row(self, x: Array) -> Array:
         """x[N, ...] as [R, Q, ...], for rows of one length."""
         [rows] = self.rows
-        first, *rest = jax.typeof(x).sharding.spec.partitions
+        first, *rest = partitions_of(x)
         shape = (x.shape[0] // rows.length, rows.length, *x.shape[1:])
         return jnp.reshape(x, shape, out_sharding=PartitionSpec(first, None, *rest))
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec, reshard
 
-from meshwright.nn.each_device import spec_of, with_gradient
+from meshwright.nn.each_device import partitions_of, spec_of, with_gradient
 from meshwright.nn.mixers.pieces import Pieces, halos
 
 
@@ -16,7 +16,7 @@ def convolved(x: Array, taps: Array, segments: Array | None) -> Array:
     """
     spec = jax.typeof(taps).sharding.spec
     parts, kept = spec.partitions, spec.reduced
-    width, of_x = taps.shape[-1], jax.typeof(x).sharding.spec.partitions
+    width, of_x = taps.shape[-1], partitions_of(x)
 
     def along(taps: Array, j: int) -> Array:
         tap = lax.index_in_dim(taps, j, axis=-1, keepdims=False)

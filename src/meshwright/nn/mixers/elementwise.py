@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from meshwright.nn.each_device import partitions_of
 from meshwright.nn.remat import OPERATION
 
 # Added to the sum of squares of a query or key, as in the kernels of flash-linear-attention.
@@ -47,7 +48,7 @@ def _slow_decay(x: Array, rate: Array, *, axes: Sequence[int]) -> Array:
 
 def _inverse_size(wide: Array, axes: Sequence[int], eps: float) -> Array:
     mean = jnp.mean(wide * wide, axis=tuple(axes), keepdims=True)
-    if any(jax.typeof(wide).sharding.spec.partitions[axis] for axis in axes):
+    if any(partitions_of(wide)[axis] for axis in axes):
         mean = checkpoint_name(mean, OPERATION)  # to recompute it would take another all-reduce
     return lax.rsqrt(mean + eps)
 

@@ -34,7 +34,7 @@ from meshwright.nn.attention.by_formula import (
 from meshwright.nn.attention.flash import flash_kernels
 from meshwright.nn.attention.rotary import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.attention.selection import choose
-from meshwright.nn.each_device import KEPT
+from meshwright.nn.each_device import KEPT, partitions_of
 from meshwright.nn.norms import along, repeated
 from meshwright.nn.ops.products import ProductOps
 from meshwright.nn.products.execute import apply_reshard, named_once
@@ -50,7 +50,7 @@ class AttentionOps(ProductOps):
     def rope(self, name: str, x: Array, at: AtLayer, *, leading: bool = False, back: bool = False) -> Array:
         with jax.named_scope(name):
             # With sequence_parallel, a part that all heads share has its positions split over `tensor` too.
-            split = PartitionSpec(*jax.typeof(x).sharding.spec.partitions[:2])
+            split = PartitionSpec(*partitions_of(x)[:2])
             positions = reshard(at.places.positions, split)
             config = self.config.at(at.kind.variant)
             turned = apply_rope(x, positions, config, at.kind, self._once, leading=leading, back=back)
@@ -208,7 +208,7 @@ class AttentionOps(ProductOps):
         with jax.named_scope(name):
             rope = apply_reshard(shared_by_heads(self.layout, "rope"), rope)
             shape = (*k.shape[:3], rope.shape[-1])
-            heads = repeated(rope, (0, 1, 3), shape, jax.typeof(k).sharding.spec.partitions)
+            heads = repeated(rope, (0, 1, 3), shape, partitions_of(k))
             return checkpoint_name(jnp.concatenate([k, heads], axis=-1), OPERATION)
 
     def _places_of_tokens(self, places: Places) -> Places:

@@ -20,6 +20,7 @@ from meshwright.layout.contractions import input_groups
 from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.layer_kinds import Layer
+from meshwright.nn.each_device import partitions_of
 from meshwright.nn.experts.grouped_products import computed_rows
 from meshwright.nn.loss import Names, Nats, loss_by_slices, nats_of, num_slices
 from meshwright.nn.norms import activate, clip, dot, gated, mean_of_last, norm, softcap
@@ -104,7 +105,7 @@ class JaxOps(CompressionOps, ExpertOps, MixerOps, StreamOps):
 
         with jax.named_scope(name):
             scale, bias = (None if vector is None else split(vector) for vector in (scale, bias))
-            is_split = any(jax.typeof(x).sharding.spec.partitions[-num_letters:])
+            is_split = any(partitions_of(x)[-num_letters:])
             mean = partial(_kept_mean if is_split else mean_of_last, num_dims=num_letters)
             return checkpoint_name(norm(x, scale, bias, kind, self.config, mean, eps), OPERATION)
 

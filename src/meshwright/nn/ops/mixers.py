@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec, reshard
 from meshwright.layout.moves.attention import shared_by_heads, token_sharding
 from meshwright.layout.moves.states import all_positions, gathered_states
 from meshwright.models.at_layer import AtLayer, Places
-from meshwright.nn.each_device import KEPT, axes_of, own_copies, spec_of
+from meshwright.nn.each_device import KEPT, axes_of, own_copies, partitions_of, spec_of
 from meshwright.nn.mixers.convolution import convolved, convolved_pieces
 from meshwright.nn.mixers.elementwise import apply, unit_inputs
 from meshwright.nn.mixers.pieces import Pieces
@@ -78,7 +78,7 @@ class MixerOps(ProductOps):
     ) -> tuple[Array, AtLayer]:
         dims = tuple(range(2, x.ndim))
         with jax.named_scope(name):
-            split = [jax.typeof(x).sharding.spec.partitions[dim] for dim in dims]
+            split = [partitions_of(x)[dim] for dim in dims]
             reduced = jax.typeof(taps).sharding.spec.reduced
             taps = reshard(taps.astype(x.dtype), PartitionSpec(*split, None, reduced=reduced))
             y, at = self._convolved(x, taps, at, memory)
@@ -134,7 +134,7 @@ class MixerOps(ProductOps):
         """Inputs of arrays [B, T, ...]; values v[B, T, u] get a dimension p = 1, and rates are split as v."""
         if log_rates is None:
             return Inputs(q, k, v, decay, beta)
-        heads = jax.typeof(v).sharding.spec.partitions[2]
+        heads = partitions_of(v)[2]
         reduced = jax.typeof(log_rates).sharding.spec.reduced
         log_rates = reshard(log_rates, PartitionSpec(heads, None, reduced=reduced))
         return Inputs(q, k, v[..., None], decay, beta, log_rates)

@@ -24,6 +24,7 @@ from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import ADAPTER_B, is_latent
 from meshwright.nn.array_types import jax_dtype
+from meshwright.nn.each_device import partitions_of
 from meshwright.nn.embedding import embed, embed_positions
 from meshwright.nn.experts.dropless import (
     Routes,
@@ -189,5 +190,5 @@ class ProductOps:
 
     def _split_as(self, x: Array, dims: Sequence[int], vector: Array) -> Array:
         """A small weight split as the dimensions `dims` of x."""
-        split = [jax.typeof(x).sharding.spec.partitions[dim] for dim in dims]
+        split = [partitions_of(x)[dim] for dim in dims]
         return reshard(vector, PartitionSpec(*split, reduced=jax.typeof(vector).sharding.spec.reduced))

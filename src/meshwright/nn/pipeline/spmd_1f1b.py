@@ -39,6 +39,7 @@ from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import STACK_LETTERS
 from meshwright.models.scopes import BACKWARD
+from meshwright.nn.each_device import partitions_of
 from meshwright.nn.gradients import Scattered, added, as_used, zeros
 from meshwright.nn.ops.jax_ops import JaxOps
 from meshwright.nn.params import build, flatten, merged_params, trained
@@ -428,7 +429,7 @@ def _joined(x: Array) -> Array:
 
 def _no_slots(x: Array, num_slots: int, waiting: Callable[[Array], Array]) -> Array:
     """A ring [slots, p, ...] of zeros for arrays like x, made in its own memory rather than moved to it."""
-    split = PartitionSpec(None, *jax.typeof(x).sharding.spec.partitions)
+    split = PartitionSpec(None, *partitions_of(x))
     return lax.broadcast(waiting(jnp.zeros((), x.dtype)), (num_slots, *x.shape), out_sharding=split)
 
 
@@ -461,7 +462,7 @@ def _hop(x: Array) -> Array:
 
 def _on_first(x: Array, num_stages: int) -> Array:
     """[p, ...] with x on the first stage, and zeros on the others."""
-    split = PartitionSpec(STAGES, *jax.typeof(x).sharding.spec.partitions)
+    split = PartitionSpec(STAGES, *partitions_of(x))
     with jax.named_scope("enter"):
         wide = jnp.broadcast_to(x[None], (num_stages, *x.shape), out_sharding=split)
         return jnp.where(_stage_of(wide) == 0, wide, 0)

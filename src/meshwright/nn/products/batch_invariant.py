@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from meshwright.models.at_layer import AtLayer
 from meshwright.nn.attention.rotary import apply_rope, apply_temperature, norm_turned
 from meshwright.nn.cached_ops import InferenceOps
-from meshwright.nn.each_device import each_device, spec_of
+from meshwright.nn.each_device import each_device, partitions_of, spec_of
 from meshwright.nn.norms import activate, dot, gated, mean_of_last, norm, softcap
 from meshwright.nn.products.narrow import Kept, wide
 from meshwright.nn.products.row_products import einsum_of_rows, in_tiles
@@ -49,7 +49,7 @@ class BatchInvariantOps(InferenceOps):
         num_letters: int = 1,
         eps: float | None = None,
     ) -> Array:
-        if any(jax.typeof(x).sharding.spec.partitions[-num_letters:]):
+        if any(partitions_of(x)[-num_letters:]):
             return super().norm(name, x, scale, bias, kind=kind, num_letters=num_letters, eps=eps)
         mean = partial(mean_of_last, num_dims=num_letters)
         with jax.named_scope(name):
@@ -61,7 +61,7 @@ class BatchInvariantOps(InferenceOps):
 
     def dot(self, name: str, x: Array | Kept, w: Array) -> Array:
         x = wide(x)
-        if jax.typeof(x).sharding.spec.partitions[-1] is not None:
+        if partitions_of(x)[-1] is not None:
             return super().dot(name, x, w)
         with jax.named_scope(name):
             return _by_token(dot, x, weights=(w,))

@@ -37,7 +37,7 @@ from meshwright.nn.attention.blockwise import dealt_positions, zigzag
 from meshwright.nn.attention.paged import PADDING, PagedCache, Rows
 from meshwright.nn.attention.pools import Pools
 from meshwright.nn.cached_ops import InferenceOps
-from meshwright.nn.each_device import spec_of
+from meshwright.nn.each_device import partitions_of, spec_of
 from meshwright.nn.layer_weights import abstract_layered, passes_over_zeros
 from meshwright.nn.mixers.prompt_states import PromptStates
 from meshwright.nn.mixers.state_cache import StateCache
@@ -519,7 +519,7 @@ def _repeated(num_rows: int, num_replicas: int, logits: Array) -> Array:
 
 def _at(heads: Array, x: Array, positions: Array) -> Array:
     """x[R, 1, D]: the rows of x[R, T, D] at positions heads[R], as a sum with zeros of other devices."""
-    first, _, last = jax.typeof(x).sharding.spec.partitions
+    first, _, last = partitions_of(x)
     mine = (positions == heads[:, None])[:, :, None]
     sample, spec = jnp.where(mine, x, jnp.zeros((), x.dtype)), PartitionSpec(first, last)
     return lax.reduce_sum(sample, (1,), out_sharding=spec)[:, None]
