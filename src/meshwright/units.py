@@ -105,7 +105,8 @@ def parse_seconds_to_first_token(text: str | float) -> float:
     return _with_a_unit_above(_MOST_TO_FIRST, text)
 
 
-_PER_SECOND = {
+# Seconds of the periods of rates and prices. Clouds bill a month as 730 hours, a twelfth of a year.
+SECONDS_OF = {
     "": 1,
     "s": 1,
     "sec": 1,
@@ -117,7 +118,7 @@ _PER_SECOND = {
     "d": 86400,
     "day": 86400,
     "week": 7 * 86400,
-    "month": 30 * 86400,
+    "month": 730 * 3600,
 }
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e9
 
@@ -127,17 +128,17 @@ def parse_rate(text: str | float) -> float:
 
     >>> parse_rate("20"), parse_rate("20 rps"), parse_rate("1200 rpm"), parse_rate("72e3/h")
     (20.0, 20.0, 20.0, 20.0)
-    >>> parse_rate("2.592M/month")
+    >>> parse_rate("2.628M/month")
     1.0
     """
     number = r"[0-9][0-9_,]*\.?[0-9]*(?:e[0-9]{1,2})?|\.[0-9]+"
     form = rf"({number})([km]?)(?:rps|qps|req(?:uests?)?)?(?:/|per)?([a-z]*)"
     match = re.fullmatch(form, str(text).lower().replace(" ", "").replace("rpm", "/min"))
-    if not match or match[3] not in _PER_SECOND:
+    if not match or match[3] not in SECONDS_OF:
         raise MeshwrightError(f"{text!r} is not a rate; write 20 (requests per second), 20/s or 1200/min")
     if decimal := decimal_comma(str(text)):
         raise MeshwrightError(f"{text!r} has a decimal comma; write {decimal}")
-    rate = float(match[1].replace("_", "").replace(",", "")) * _SUFFIXES[match[2]] / _PER_SECOND[match[3]]
+    rate = float(match[1].replace("_", "").replace(",", "")) * _SUFFIXES[match[2]] / SECONDS_OF[match[3]]
     if not _LEAST_RATE <= rate <= _MOST_RATE:
         raise MeshwrightError(f"{text!r} is out of range; it must be at least {_LEAST_RATE:g} a second")
     return rate
@@ -146,15 +147,16 @@ def parse_rate(text: str | float) -> float:
 def parse_days(text: str | float) -> float:
     """Days: `30`, `30d` and `30 days` are the same, and `2 weeks` are 14.
 
-    >>> parse_days("30"), parse_days("30d"), parse_days("2 weeks"), parse_days("36h"), parse_days("1 month")
-    (30.0, 30.0, 14.0, 1.5, 30.0)
+    >>> parse_days("30"), parse_days("30d"), parse_days("2 weeks"), parse_days("36h"), parse_days("12 months")
+    (30.0, 30.0, 14.0, 1.5, 365.0)
     """
     match = re.fullmatch(
         r"([0-9]+\.?[0-9]*|\.[0-9]+)(d|days?|w|weeks?|months?|h|hours?)?", str(text).lower().replace(" ", "")
     )
     if not match or not 0 < float(match[1]) < _MOST_RATE:
         raise MeshwrightError(f"{text!r} is not a number of days; write 30, 30d or 2w")
-    return float(match[1]) * {"m": 30, "w": 7, "h": 1 / 24}.get((match[2] or "d")[0], 1)
+    period = {"m": "month", "w": "week", "h": "hour", "d": "day"}[(match[2] or "d")[0]]
+    return float(match[1]) * SECONDS_OF[period] / SECONDS_OF["day"]
 
 
 def _with_a_unit_above(most: float, text: str | float) -> float:

@@ -95,6 +95,9 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P --price h100:2.5", "write 2.5, or v5p=4.2,h100=2.5"),
         ("plan serve $S --tpot 30", "write 30ms, or 30s"),
         ("plan serve $S --qps 20", "is --rate here"),
+        ("plan serve $S -tp 4", "-tp is --layout tensor=4 here"),
+        ("fit llama-3-8b --max-context", "it shows the largest batch and the longest context"),
+        ("plan serve $S --kv_cache_free_gpu_mem_fraction 0.9", "each engine has a share of memory"),
         ("plan serve $S --isl 1024", "is --prompt-tokens here"),
         ("plan serve $S --max-model-len 8192", "is --prompt-tokens 7680 and --output-tokens 512 here"),
         ("plan serve $S --quantization fp8", "is --weights-dtype here"),
@@ -395,6 +398,12 @@ def test_chips_are_read_as_shops_write_them(typed: str) -> None:
 
 def test_a_price_of_the_user_has_no_source_of_the_catalog() -> None:
     [machine] = ChipPrices("$2.50/h", None).of([catalog.load("h100:8")])
+    assert price_words(machine.chip) == "2.50 USD a chip-hour"
+
+
+@pytest.mark.parametrize("typed", ["2.5 per gpu hour", "2.5/gpu/h", "$2.5 per card-hour"])
+def test_a_price_may_name_the_chip_and_the_hour(typed: str) -> None:
+    [machine] = ChipPrices(typed, None).of([catalog.load("h100:8")])
     assert price_words(machine.chip) == "2.50 USD a chip-hour"
 
 

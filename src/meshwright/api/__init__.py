@@ -190,7 +190,9 @@ def _plan_serving(
     """`plan` of a Serve. Raises Infeasible, a PlanError, if nothing fits or meets the targets."""
     from meshwright.plan.serve.search import search_serving, serving_machines
 
-    machines = [hardware] if isinstance(hardware, Hardware) else serving_machines(str(hardware).split(","))
+    machines = (
+        [hardware] if isinstance(hardware, Hardware) else serving_machines(catalog.specs(str(hardware)))
+    )
     result = search_serving(
         model,
         machines,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from meshwright.cli.other_values import dtype_here
 from meshwright.dtypes import KNOWN
+from meshwright.hardware.prices import AN_HOUR
 
 Role = Literal[
     "price", "budget", "hourly", "rate", "users", "prompt", "answer", "context", "batch", "tokens", "epochs",
@@ -19,9 +20,7 @@ _MONEY = (
     rf"(?:[$€]\s?(?P<n>{_NUMBER}\s?(?:thousand|million|k|m|b)?)(?:\s?(?:usd|eur))?"
     rf"|(?P<m>{_NUMBER}\s?(?:thousand|million|k|m)?)\s?(?:usd|eur|euros?|dollars?|bucks))"
 )
-_HOURLY = (
-    r"\s?(?:/|\b(?:per|an|a)\b)\s?(?:(?P<chip>gpu|chip|card|tpu|device)[-\s/]?)?(?:an?\s)?(?:hours?|hr|h)\b"
-)
+_HOURLY = rf"\s?{AN_HOUR}"
 _PERIOD = r"(?P<period>seconds?|secs?|s|minutes?|min|hours?|hr|h|days?|d|weeks?|months?)\b"
 _SECONDS = "(?:ms|milliseconds?|secs?|seconds?|s)"
 _REQUESTS = r"(?:requests?|reqs?|queries|prompts|calls|chats|messages)"
@@ -103,7 +102,8 @@ def _amount(role: Role, match: re.Match[str]) -> Amount:
         from meshwright.units import parse_days
 
         minutes = unit.lower().startswith("min")
-        value = f"{parse_days(value) / 1440:g}" if minutes else f"{parse_days(f'{value}{_singular(unit)}'):g}"
+        days = parse_days(value) / 1440 if minutes else parse_days(f"{value}{_singular(unit)}")
+        value = f"{days:.4g}"
     elif role == "batch" and unit:
         value += " tokens"
     elif role == "dtype":

@@ -329,7 +329,7 @@ def _renamed(given: str, path: str, options: Sequence[str], value: str) -> str:
     """The answer to an option that is in a table of other programs' options; empty for others."""
     if ours := strategy(given, options, value):
         return f"{given} {value} is {ours} here"
-    if answer := answer_here(given, path):
+    if answer := answer_here(given, path, value):
         return answer
     ours = option_here(given, options, value)
     return f"{given} is {ours} here" if ours else ""
@@ -345,7 +345,18 @@ def _short_option(given: str, context: Any, args: Sequence[str]) -> str:
         if param.param_type_name == "argument" and param.name.startswith(given[1])
     ]
     no_dashes = f"{given} has no dashes here: {context.command_path} {begun[0]}" if begun else ""
-    return _without_dashes(context, args) or no_dashes
+    return _without_dashes(context, args) or _of_one_dash(given, context, args) or no_dashes
+
+
+def _of_one_dash(given: str, context: Any, args: Sequence[str]) -> str:
+    """The answer to another program's option with one dash, such as `-tp 8`; empty for others."""
+    options = [name for param in context.command.params for name in param.opts]
+    for word in args:
+        if re.fullmatch(r"-[A-Za-z][A-Za-z-]+", word) and word.startswith(given):
+            value = _value_of(word, args)
+            ours = option_here(f"-{word}", options, value) or with_value(meaning(word, options), value)
+            return f"{word} is {ours} here" if ours else ""
+    return ""
 
 
 def _without_dashes(context: Any, args: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import typer
 from meshwright.cli.command_options import command
 from meshwright.cli.completions import models
 from meshwright.cli.console import JSON, emit, load_hardware, load_model_with, show
-from meshwright.hardware.catalog import usual
+from meshwright.hardware.catalog import specs, usual
 from meshwright.hardware.here import this_machine
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
@@ -56,7 +56,7 @@ def fit(
     mw fit qwen3-32b --hardware rtx4090:2 --seq-len 8k
     mw fit --hardware rtx4090:2
     """
-    machines = [_machine(spec.strip()) for spec in (hardware or this_machine()).split(",")]
+    machines = [_machine(spec) for spec in specs(hardware or this_machine())]
     if model is None:
         _show_models(machines, seq_len or _DEFAULT_SEQ_LEN, as_json=as_json)
         return

@@ -11,7 +11,9 @@ from pathlib import Path
 from meshwright.cli.line_pieces import Command, Piece
 from meshwright.cli.other_values import LISTS, RUN_TOKENS, SLICE
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.catalog import GPUS_OF_A_HOST, chip_of, everyday, load, usual
+from meshwright.hardware.catalog import GPUS_OF_A_HOST, chip_of, everyday, load, specs, usual
+
+AXES = "XYZ"  # of meshes in the notation
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
@@ -534,10 +536,28 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
         return "h100"  # a chip, since its number is searched
     if "--hardware" in names and mesh:
         return f"h100:{_num_devices(mesh)}"
+    if "--mesh" in names and (of_machine := _mesh_of_machine(pieces)):
+        return of_machine
     if "--hardware" in names and command.path in (("plan", "train"), ("plan", "serve")):
         return f"h100:{_num_chips('h100', pieces, command)}"
     example = next(filter(None, map(command.example_of, names)), "")
     return _within_context(example, pieces) if "--seq-len" in names else example
+
+
+def _mesh_of_machine(pieces: Sequence[Piece]) -> str:
+    """The mesh of the line's machine with the axes of its expression; "" without a machine.
+
+    Axes are those of the machine's topology, or all chips are one if its letter is no axis of the topology.
+    """
+    given = {piece.option: piece.value for piece in pieces}
+    letters = re.findall(r"_\{?([A-Z](?:,[A-Z])*)", given.get("", ""))
+    named = list(dict.fromkeys(letter for each in letters for letter in each if letter in AXES)) or [AXES[0]]
+    with suppress(MeshwrightError):
+        machine = load(given.get("--hardware", ""))
+        sizes = dict(zip(AXES, (size for size in machine.dims if size > 1), strict=False))
+        sizes = sizes if set(named) <= sizes.keys() else {named[0]: machine.num_chips}
+        return ",".join(f"{name}={size}" for name, size in sizes.items())
+    return ""
 
 
 def _num_chips(name: str, pieces: Sequence[Piece], command: Command) -> int:
@@ -577,15 +597,15 @@ def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     given = {piece.option: piece.value for piece in pieces}
     if at is None or (command.path == ("plan", "serve") and not {"--phase", "--layout"} <= given.keys()):
         return list(pieces)
-    typed = [usual(spec.strip()) for spec in pieces[at].value.split(",")]
-    specs = list(map(_with_its_chip, typed))
+    typed = [usual(spec) for spec in specs(pieces[at].value)]
+    machines = list(map(_with_its_chip, typed))
     with suppress(MeshwrightError, OSError, ValueError):
-        bare = [spec for spec in specs if ":" not in spec and not spec.endswith(".toml")]
+        bare = [spec for spec in machines if ":" not in spec and not spec.endswith(".toml")]
         number = max((_num_chips(spec, pieces, command) for spec in bare), default=0)
         if command.path == ("plan", "serve"):  # one step of one layout
             number = _num_devices(given["--layout"])
-        if bare or specs != typed:
-            sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in specs)
+        if bare or machines != typed:
+            sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in machines)
             return [*pieces[:at], replace(pieces[at], value=sized), *pieces[at + 1 :]]
     return list(pieces)
 

@@ -48,7 +48,7 @@ def left_out(typed: Sequence[str], line: str, commands: Sequence[Command]) -> di
 
 def _reason(piece: Piece, path: str, command: Command) -> str:
     """Why a command's line lacks a typed option: the known answer, or that there is no counterpart."""
-    named = answer_here(piece.option, path) or subject(piece.option, path, piece.value)
+    named = answer_here(piece.option, path, piece.value) or subject(piece.option, path, piece.value)
     ours = option_here(piece.option, list(command.options), piece.value)
     if not named and ours and f"{ours} " != f"{piece.option} ":
         return f"{' '.join(piece.words)} is {ours.rstrip(',')} here"

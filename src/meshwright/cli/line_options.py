@@ -176,7 +176,10 @@ def _has_no_place(piece: Piece, path: str, options: Collection[str]) -> bool:
     is_boundless = is_infinite and "--rate" in option_here(piece.option, options)
     is_of_epochs = "--epochs" not in options and _OF_EPOCHS & _parts_of_name(piece)
     return bool(
-        is_boundless or is_of_epochs or asks_for_price(piece, options) or answer_here(piece.option, path)
+        is_boundless
+        or is_of_epochs
+        or asks_for_price(piece, options)
+        or answer_here(piece.option, path, piece.value)
     )
 
 

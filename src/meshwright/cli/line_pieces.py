@@ -116,9 +116,9 @@ def check_value(option: str, value: str, *, is_one_machine: bool) -> None:
     is_one_machine: the command needs the number of chips.
     """
     if option == "--hardware":
-        from meshwright.hardware.catalog import chip_of, load, usual
+        from meshwright.hardware.catalog import chip_of, load, specs, usual
 
-        for spec in map(str.strip, value.split(",")):
+        for spec in specs(value):
             is_chip = ":" not in usual(spec) and not is_one_machine
             chip_of(usual(spec)) if is_chip else load(spec)
     elif option in _CHECKS:

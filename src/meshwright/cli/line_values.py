@@ -13,7 +13,7 @@ from meshwright.cli.other_values import dtype_here
 from meshwright.cli.other_words import ALIKE
 from meshwright.cli.spoken_names import preset_alike, preset_of_size
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.catalog import everyday
+from meshwright.hardware.catalog import everyday, specs
 from meshwright.hardware.prices import price_of_an_hour
 
 # Arguments with the values of an option, by the command and the argument.
@@ -57,18 +57,20 @@ def with_a_right_value(piece: Piece, command: Command) -> Piece:
     if hourly and "--max-price-per-hour" in command.options:
         return Piece("--max-price-per-hour", hourly)
     if piece.option == "--hardware" and re.search(r",\s*[A-Za-z]", value):
-        machines = (replace(piece, value=each.strip()) for each in value.split(","))
+        machines = (replace(piece, value=each) for each in specs(value))
         every = ",".join(with_a_right_value(each, command).value for each in machines)
         return replace(piece, value=every)
     for _ in range(_MOST_ROUNDS):
         message = command.fault(piece.option, value)
         if not message:
             return replace(piece, value=value)
-        better = list(_better(piece.option, value, message))
+        if (form := _other_form(piece.option, value, message)) not in ("", value):
+            value = form
+            continue
         choices = _choices(message)
         better = [
             each
-            for each in better
+            for each in _better(piece.option, value, message)
             if each in choices
             or each.lower() == piece.value.lower()
             or _has_digits_of(piece.value, each, piece.option)
@@ -108,7 +110,9 @@ def _with_a_right_name(argument: Piece, command: Command) -> Piece:
         try:
             check_value(option, value, is_one_machine=False)
         except (MeshwrightError, OSError, ValueError) as error:
-            value = next((each for each in _better(option, value, str(error)) if each not in ("", value)), "")
+            message = str(error)
+            better = (_other_form(option, value, message), *_better(option, value, message))
+            value = next((each for each in better if each not in ("", value)), "")
             if not value:
                 break
             continue
@@ -124,10 +128,7 @@ def _script(name: str) -> str:
 
 
 def _better(option: str, value: str, message: str) -> Iterator[str]:
-    """Values in place of a wrong one, from the words of the message about it."""
-    if form := _other_form(option, value, message):
-        yield form
-        return
+    """Values in place of a wrong one that the message about it names."""
     choices = _choices(message)
     yield from (ours for ours in choices if value.lower() in _MEANS.get(ours, ()))
     yield from get_close_matches(value.lower().replace("_", "-"), choices, n=1, cutoff=0.5)
@@ -169,8 +170,8 @@ def _other_form(option: str, value: str, message: str) -> str:
     if option == "--model" and (preset := _preset_of(value) or preset_of_size(value)):
         return preset
     chip, _, counts = value.partition(":")
-    is_laptop = re.match(r"i?mac|apple|laptop", value, re.I)
-    if option == "--hardware" and is_laptop and (chips := everyday(value)):
+    is_everyday = re.match(r"i?mac|apple|laptop|\d+ ?x ?\d+ ?gi?b", value, re.I)
+    if option == "--hardware" and is_everyday and (chips := everyday(value)):
         return chips[0]
     if option == "--hardware" and re.fullmatch(r"\d+(,\d+)+", counts):
         return _sizes(chip, counts.split(","))
@@ -243,7 +244,8 @@ def _sizes(chip: str, counts: list[str]) -> str:
 def _choices(message: str) -> list[str]:
     """The values that a message lists as the possible ones."""
     names = re.findall(r"'([^']+)'", message.partition("not one of")[2])
-    return names or re.findall(r"[\w-]+", message.partition("fits: ")[2])
+    _, _, listed = message.partition("fits: " if "fits: " in message else "; known: ")
+    return names or re.findall(r"[\w-]+", listed)
 
 
 def _is_near(hint: str, value: str) -> bool:

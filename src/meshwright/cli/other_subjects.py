@@ -28,7 +28,7 @@ _MEANINGS: dict[str, str] = {
     "--given context=2": "cp ulysses ring; context attention",
     "--given sequence_parallel=true": "sp",
     "--given data=8": "dp ddp replicate; data",
-    "--given fsdp=8": "fsdp hsdp shard sharding sharded; shards data dp strategy model states",
+    "--given fsdp=8": "fsdp hsdp shard sharding sharded; shards data dp strategy model states transpose",
     "--given expert=8": "ep expert experts moe; model",
     "--given microbatches=8": (
         "accumulation accumulate microbatches micro ga gas; gradient gradients grad batches steps"
@@ -71,8 +71,8 @@ _MEANINGS: dict[str, str] = {
     "--prompt-tokens": "input prompt isl; len length tokens seq random",
     "--output-tokens": "output answer completion osl response; len length tokens seq random size",
     "--rate 20": "rps qps rate; request requests second peak arrival",
-    "--rate 20/min": "minute minutely; requests request traffic rate rpm",
-    "--rate 20/h": "hour hourly; requests request traffic rate",
+    "--rate 20/min": "minute minutely rpm qpm; requests request traffic rate",
+    "--rate 20/h": "hour hourly rph qph; requests request traffic rate",
     "--rate 20/month": "month monthly; requests request traffic rate",
     "--rate 20/week": "week weekly; requests request traffic rate",
     LOAD: "requests traffic; rate day daily hour",
@@ -83,8 +83,8 @@ _MEANINGS: dict[str, str] = {
     "--lengths sharegpt": "sharegpt dataset workload distribution; length",
     "--given 'memory<=70GB'": "mem memory vram hbm; limit gpu",
     "--kv-dtype": "kv kvbits; cache dtype quant quantization bits precision",
-    "--matmul-dtype fp8": "fp8 w8a8; activations matmul linear",
-    "--given matmul_dtype=fp8": "fp8 float8; linear matmul format recipe hybrid",
+    "--matmul-dtype fp8": "fp8 w8a8; activations matmul linear rowwise blockwise tensorwise scaling",
+    "--given matmul_dtype=fp8": "fp8 float8; linear matmul format recipe hybrid rowwise blockwise tensorwise",
     "--given gradients_dtype=f32": "fp32; grads gradient gradients grad reduce accumulate allreduce",
     "--given gradients_dtype=bf16": "grads gradient gradients grad; dtype main reduce accumulation fp32 bf16",
     "--given optimizer_dtype=bf16": "moment moments exp-avg optimizer optim state; dtype precision states",
@@ -245,11 +245,11 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "--prefix-hit 0.5 is the share of prompts that a prefix cache has; 0, the default, is none": (
             "prefix radix caching hicache"
         ),
-        "--weights-dtype, --kv-dtype and --matmul-dtype name number types": (
-            "kv quant quantization scales dtype precision fp8 bits"
-        ),
         "each engine has a share of memory to use; --engine vllm plans with vLLM's": (
             "mem memory utilization gpu-memory"
+        ),
+        "--weights-dtype, --kv-dtype and --matmul-dtype name number types": (
+            "kv quant quantization scales dtype precision fp8 bits"
         ),
         "--chunk 512 prefills in chunks": "chunk chunked batched",
         "it changes no plan, except through --engine vllm; leave it out": (

@@ -32,8 +32,6 @@ _STRATEGY_WORDS = {"strategy", "sharding", "fsdp", "parallelism", "distributed",
 # Words of other programs' commands that have no counterpart in ours: `mw model show llama-3-8b`.
 VERBS = {"show", "info", "list", "get", "describe", "inspect", "print", "start", "run"}
 KINDS_OF_CHIPS = {"gpu", "cuda", "rocm", "mps", "tpu", "cpu", "auto"}
-# Seconds of the periods of prices and rates. Clouds bill a month as 730 hours, a twelfth of a year.
-_SECONDS_OF = {"month": 730 * 3600, "week": 7 * 86400, "day": 86400, "min": 60}
 _PERIODS_OF_NAMES = {"monthly": "month", "weekly": "week", "daily": "day"}  # by a word of an option's name
 _TARGETS: dict[str, str] = dict.fromkeys(("cuda", "rocm", "nvidia"), "gpu")
 
@@ -41,15 +39,21 @@ _TARGETS: dict[str, str] = dict.fromkeys(("cuda", "rocm", "nvidia"), "gpu")
 def strategy(given: str, options: Collection[str], value: str) -> str:
     """The words to type for an option whose value names a strategy; empty if it names none.
 
+    A name of several, such as fsdp+tp, needs each of their axes.
+
     >>> strategy("--strategy", ["--given"], "ddp"), strategy("--strategy", ["--layout"], "auto")
     ('--given data=8', '')
+    >>> strategy("--parallelism", ["--given"], "fsdp+tp"), strategy("--strategy", ["--given"], "tp_pp_zero1")
+    ("--given 'fsdp>1,tensor>1'", "--given 'tensor>1,pipe>1,data>1,zero=1'")
     """
-    from meshwright.layout.short import strategy_here  # here, since most command lines are right
+    from meshwright.layout.short import axes_of_strategies, strategy_here  # most command lines are right
 
     if not _STRATEGY_WORDS & set(re.split(r"[-_.]", given.lower())):
         return ""
     option = next((name for name in ("--given", "--layout") if name in options), "")
     layout = strategy_here(value)
+    if not layout and option == "--given" and (axes := axes_of_strategies(value)):
+        return f"{option} {shlex.quote(axes)}"
     return f"{option} {layout}" if option and layout else ""
 
 
@@ -145,11 +149,13 @@ def in_unit_of(option: str, value: str) -> str:
     >>> in_unit_of("--max-price-per-hour", "73k/month")
     '100'
     """
+    from meshwright.units import SECONDS_OF  # not loaded for the list of commands
+
     number = re.fullmatch(r"\$?(\d+(?:\.\d+)?)([kKmM]?)/(month|week|day|min)", value)
     if not number or not re.match(r"--(\S*per-hour|rate)\b", option):
         return value
     amount = float(number[1]) * {"": 1, "k": 1e3, "m": 1e6}[number[2].lower()]
-    return f"{amount * (3600 if 'per-hour' in option else 1) / _SECONDS_OF[number[3]]:.4g}"
+    return f"{amount * (3600 if 'per-hour' in option else 1) / SECONDS_OF[number[3]]:.4g}"
 
 
 def _special(words: str, value: str) -> str:
@@ -197,7 +203,7 @@ def _in_units(words: str, value: str) -> str:
         from meshwright.units import parse_days  # not loaded for the list of commands
 
         with suppress(MeshwrightError):
-            return words.replace("30", f"{parse_days(value):g}")
+            return words.replace("30", f"{parse_days(value):.4g}")
     if words.startswith("--prefix-hit ") and (share := re.fullmatch(r"(\d*\.?\d+)(%?)", value)):
         return words.replace("0.5", f"{float(share[1]) / (100 if share[2] else 1):g}")
     return ""
@@ -270,18 +276,21 @@ def is_chip(text: str) -> bool:
 _DTYPES = (
     (r"q?4|int4|awq|gptq|w4|iq4|i4|u4|4bit", "int4"), (r"nf4|bnb|bitsandbytes", "nf4"),
     (r"q?8|int8|i8|w8a16|smoothquant|8bit", "int8"), (r"f(loat)?8|fp8|w8a8|e4m3|e5m2|mxfp8", "fp8"),
-    (r"half|f(p|loat)?16|bfloat16|brain|bf16|16", "bf16"), (r"full|single|f(p|loat)?32|32|tf32", "f32"),
+    (r"half|f(p|loat)?16|b(rain)?float(16)?|bf16|16", "bf16"), (r"full|single|f(p|loat)?32|32|tf32", "f32"),
 )  # fmt: skip
 
 
 def dtype_here(name: str) -> str:
-    """The number type of a name in other programs; empty if it is unknown.
+    """The number type of a name in other programs, or of a word in it; empty if it is unknown.
 
     >>> dtype_here("Q4_K_M"), dtype_here("fp8_e5m2"), dtype_here("half"), dtype_here("other")
     ('int4', 'fp8', 'bf16', '')
+    >>> dtype_here("aqt_int8"), dtype_here("modelopt-fp8"), dtype_here("rtx-4090")
+    ('int8', 'fp8', '')
     """
-    plain = plain_name(name)
-    return next((ours for pattern, ours in _DTYPES if re.match(pattern, plain)), "")
+    parts = (part for part in re.split(r"[\W_]+", name.lower()) if part[:1].isalpha())
+    plain = (plain_name(name), *parts)
+    return next((ours for each in plain for pattern, ours in _DTYPES if re.match(pattern, each)), "")
 
 
 LISTS = "--given", "--layout", "--set", "--dims", "--mesh"  # options whose values are words joined by commas

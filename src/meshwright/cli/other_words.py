@@ -593,9 +593,11 @@ def _of_table(plain: str, value: str, options: Collection[str]) -> str:
     # A type for products only: not of activations, or, in training, of weights.
     is_compute = ours.startswith("--compute-dtype") and value not in types_for("activations")
     is_training = ours.startswith("--weights-dtype") and "--batch-tokens" in options
-    is_of_products = is_compute or (is_training and value == "fp8")
-    if is_of_products and "--given" in options and value in types_for("operands"):
-        return f"--given matmul_dtype={value}"
+    narrow = dtype_here(value)
+    # Programs that train quantise the operands of products: MaxText's --quantization int8.
+    is_of_products = is_compute or (is_training and (narrow == "fp8" or plain.startswith("--quant")))
+    if is_of_products and "--given" in options and narrow in types_for("operands"):
+        return f"--given matmul_dtype={narrow}"
     return with_value(ours, value)
 
 
@@ -718,13 +720,26 @@ def _plain(option: str) -> str:
     return f"--{name.replace('_', '-').lower()}"
 
 
-def answer_here(given: str, command: str) -> str:
+# Answers to options without a value that ask for a largest figure, by command.
+_LARGEST = {
+    "mw fit": "it shows the largest batch and the longest context of every way; leave it out",
+    "mw plan serve": "the frontier shows the largest batch of each layout; leave it out",
+}
+
+
+def answer_here(given: str, command: str, value: str) -> str:
     """The answer to an option that has no counterpart in a command; empty if none is known.
 
-    >>> answer_here("--epochs", "mw plan train")
+    value: the value given; without one `--max-context` asks for the longest.
+
+    >>> answer_here("--epochs", "mw plan train", "3")
     '--epochs: a plan prices one step; --tokens 15T adds the time of a run'
+    >>> answer_here("--max-context", "mw fit", "")
+    '--max-context: it shows the largest batch and the longest context of every way; leave it out'
     """
     plain = _plain(given)
+    if not value and command in _LARGEST and {"max", "largest", "longest", "biggest"} & {*plain.split("-")}:
+        return f"{given}: {_LARGEST[command]}"
     names = {plain, *_other_number(plain)}
     answers = _ANSWERS.get(command, {}).items()
     return next((f"{given}: {answer}" for answer, options in answers if not names.isdisjoint(options)), "")

@@ -32,6 +32,7 @@ from meshwright.cli.plan_output import shortage_words, show_plan, write_plan_fil
 from meshwright.cli.plan_rl import rl
 from meshwright.cli.plan_serve import serve
 from meshwright.errors import PlanError
+from meshwright.hardware.catalog import specs
 from meshwright.hardware.prices import ChipPrices
 from meshwright.hardware.topology import Hardware
 from meshwright.models.config import ModelConfig
@@ -102,7 +103,7 @@ def train(
     mw plan train --model llama-3-8b --hardware h100 --batch-tokens 4M --seq-len 8192 --max-price-per-hour 500
     """
     config = load_model_with(model, changes)
-    hardwares = tuple(spec.strip() for text in hardwares for spec in text.split(","))
+    hardwares = tuple(spec for text in hardwares for spec in specs(text))
     work.workload(config)
     if output:
         check_output(output)

@@ -28,6 +28,7 @@ from meshwright.cli.console import (
 from meshwright.dtypes import number_type
 from meshwright.engines.serving_engine import ENGINES, ServingEngine
 from meshwright.errors import PlanError
+from meshwright.hardware.catalog import specs
 from meshwright.hardware.prices import ChipPrices
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
@@ -205,7 +206,7 @@ def serve(
     if output:
         check_output(output)
     config = load_model_with(model, changes)
-    machines = prices.of(serving_machines(spec.strip() for text in hardware for spec in text.split(",")))
+    machines = prices.of(serving_machines(spec for text in hardware for spec in specs(text)))
     if ideal:
         machines = [replace(machine, chip=machine.chip.roofline()) for machine in machines]
     software = by.engine_for(machines)

@@ -139,6 +139,25 @@ def usual(spec: str) -> str:
     return _by_words(spec) or spec
 
 
+# A number of chips without their name, after a comma: `2 cards`, `x2`.
+_COUNT = re.compile(r"x ?\d+|\d+ ?x|\d+ (of them|gpus?|chips?|cards?|devices?|units?|nodes?|hosts?)", re.I)
+
+
+def specs(text: str) -> list[str]:
+    """The specs in a value of --hardware, which commas join. A number of chips belongs to the part before it.
+
+    >>> specs("h100:8, v5p:4x4x4"), specs("4090, 2 cards")
+    (['h100:8', 'v5p:4x4x4'], ['4090 2 cards'])
+    """
+    made: list[str] = []
+    for part in map(str.strip, text.split(",")):
+        if made and ":" not in made[-1] and _COUNT.fullmatch(part):
+            made[-1] = f"{made[-1]} {part}"
+        else:
+            made.append(part)
+    return made
+
+
 def _in_figures(match: re.Match[str]) -> str:
     """The first word of a machine's name, in figures if it is a number in words: `two ` is `2 `."""
     number = NUMBER_WORDS.get(match[1].lower())
@@ -331,7 +350,7 @@ _OF_VENDORS = {
 
 # Words in a computer's name that do not say which chip it has.
 _OF_COMPUTERS = ("pro", "air", "silicon", "machine", "card", "chip")
-_MEMORY = re.compile(r"(\d+) ?gi?b?")
+_MEMORY = re.compile(r"(?:(?P<count>\d+) ?x ?)?(?P<size>\d+) ?gi?b?")  # 24GB, 2x24GB
 
 
 # Names of machines that clouds rent: p5.48xlarge, Standard_ND96isr_H100_v5, a3-megagpu-8g, BM.GPU.H100.8.
@@ -356,7 +375,7 @@ def _like(name: str) -> str:
     if sized := next((each for each in _machines() if each.startswith(f"{machine}.")), ""):
         return f"write {_machines()[sized]} for a {sized}"
     if size := _MEMORY.fullmatch(name):
-        return f"name a chip; these have {size[1]} GB: {', '.join(with_memory(int(size[1])))}"
+        return f"name a chip; these have {size['size']} GB: {', '.join(with_memory(int(size['size'])))}"
     if _OF_CLOUDS.fullmatch(name):
         return "the catalog lacks this cloud machine; write its chips, such as a10:4 (mw hardware lists them)"
     counted = re.fullmatch(r"(.+?)[ _-](\d+)", name)
@@ -412,12 +431,17 @@ def _aliases() -> dict[str, str]:
 def everyday(name: str) -> tuple[str, ...]:
     """Chips for the name of a vendor, a kind of computer or a size of memory; () for other names.
 
+    A number before the size counts the chips.
+
     >>> everyday("MacBook Pro"), everyday("48GB"), everyday("h100")
     (('m4-max', 'm4-pro'), ('l40', 'l40s', 'rtx6000-ada'), ())
+    >>> everyday("2x24GB")[0]
+    'a10:2'
     """
     words = re.split(r"[ _-]", name.lower().strip())
     if size := _MEMORY.fullmatch(name.lower()):
-        return tuple(with_memory(int(size[1])))
+        number = f":{size['count']}" if size["count"] else ""
+        return tuple(f"{each}{number}" for each in with_memory(int(size["size"])))
     are_known = all(word in (*_OF_VENDORS, *_OF_COMPUTERS) for word in words)
     return next((chips for word, chips in _OF_VENDORS.items() if are_known and word in words), ())
 

@@ -21,18 +21,21 @@ _CURRENCIES = {
     "£": "GBP",
     "pounds": "GBP",
 }
-_AN_HOUR = r"(?:/|per)\s*(?:chip-|gpu-)?h(?:r|our)?"
+# The end of a price of an hour: /h, per GPU-hour, an hour. The group `chip` is the chip that it names.
+AN_HOUR = (
+    r"(?:/|\b(?:per|an|a)\b)\s?(?:(?P<chip>gpu|chip|card|tpu|device)[-\s/]?)?(?:an?\s)?(?:hours?|hr|h)\b"
+)
 # A price of a chip-hour as people write it: 2.5, $2.50/h, 2.5 USD per GPU-hour.
 _PRICE = re.compile(
     r"\s*([$€£])?\s*(\d+\.?\d*|\.\d+)\s*([a-z]{3}|dollars|euros?|pounds|[$€£])?\s*"
-    rf"(?:{_AN_HOUR})?\s*",
+    rf"(?:{AN_HOUR})?\s*",
     re.I,
 )
 # An amount of money as people write it: 500, $50k, 1.5M USD, 500/hour. Other currencies than these have three
 # capital letters, since three small ones may be a number (50 mil).
 _MONEY = re.compile(
     r"\s*[$€£]?\s*((?:\d{1,3}(?:,\d{3})+|\d[\d_]*)\.?\d*)\s*(k|m|b|thousand|million|billion)?\s*"
-    rf"(?:(?-i:[A-Z]{{3}})|usd|eur|gbp|dollars|euros?|pounds|[$€£])?\s*(?P<hourly>{_AN_HOUR})?\s*",
+    rf"(?:(?-i:[A-Z]{{3}})|usd|eur|gbp|dollars|euros?|pounds|[$€£])?\s*(?P<hourly>{AN_HOUR})?\s*",
     re.I,
 )
 _FACTORS = {"": 1.0, "k": 1e3, "t": 1e3, "m": 1e6, "b": 1e9}

@@ -167,6 +167,27 @@ def strategy_here(name: str) -> str:
     return _STRATEGIES.get(first_word, "")
 
 
+def axes_of_strategies(names: str) -> str:
+    """The conditions on a layout with several strategies, such as fsdp+tp; empty if one is unknown.
+
+    A pipeline or a ring of context needs no replicas, which its example in `_STRATEGIES` has.
+
+    >>> axes_of_strategies("FSDP + TP"), axes_of_strategies("dp,pp"), axes_of_strategies("fsdp+other")
+    ('fsdp>1,tensor>1', 'data>1,pipe>1', '')
+    """
+    layouts = [_STRATEGIES.get(name, "") for name in re.split(r"[\s+,/&_|]+", names.lower().strip())]
+    if len(layouts) < 2 or not all(layouts):
+        return ""
+    words: dict[str, None] = {}
+    for layout in layouts:
+        each = layout.split(",")
+        needed = each[1:] if re.search("pipe|context", layout) else each
+        words |= dict.fromkeys(
+            re.sub(r"^(data|fsdp|tensor|pipe|context)=\d+", r"\1>1", word) for word in needed
+        )
+    return ",".join(words)
+
+
 # Names of schedules in other programs, such as ZBVZeroBubble, in lower case without punctuation.
 _SCHEDULES_ALSO = {"interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v", "looped": "interleaved"}
 
