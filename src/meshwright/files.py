@@ -75,6 +75,24 @@ def well_formed(what: str, kind: type[MeshwrightError]) -> Iterator[None]:
         raise kind(f"{what}: a value has the wrong form ({why})") from error
 
 
+def half_of_a_pair(text: str) -> str:
+    """The message about half a surrogate pair in a text, which UTF-8 cannot store; empty for other texts.
+
+    Python gives bytes of a command line that are not UTF-8 as U+DC80 to U+DCFF.
+
+    >>> half_of_a_pair("a\\ud800"), half_of_a_pair("a\\udcff"), half_of_a_pair("a\\U0001f600")
+    ('U+D800 at character 1 is half a surrogate pair', 'the byte 0xFF at character 1 is not UTF-8', '')
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        if 0xDC80 <= code <= 0xDCFF:
+            return f"the byte 0x{code - 0xDC00:X} at character {error.start} is not UTF-8"
+        return f"U+{code:04X} at character {error.start} is half a surrogate pair"
+    return ""
+
+
 def parse_json(text: str) -> Any:
     """The value of a JSON text. Raises ValueError for other text, or one nested too deeply."""
     try:

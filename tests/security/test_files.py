@@ -179,6 +179,18 @@ def test_reading_that_takes_much_memory_ends_the_command():
     assert (ended.returncode, ended.stderr) == (2, "mw: reading it needs more than 100 MB\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("hi \ud800", r"U\+D800 at character 3 is half"),
+        ("hi \udcff", "the byte 0xFF at character 3 is not UTF-8"),
+    ],
+)
+def test_a_text_that_is_not_unicode_is_named(text: str, fault: str, folder: Path):
+    with pytest.raises(RequestError, match=f"^the text is not Unicode: {fault}"):
+        load_model_folder(folder).tokenizer().encode(text)
+
+
 def test_an_expression_that_never_ends_is_an_error(folder: Path):
     tokenizer(pre_tokenizer=split("(a+)+$"))(folder)
     with pytest.raises(RequestError, match=r"^the tokenizer fails on the text: "):

@@ -19,7 +19,7 @@ from meshwright.train import documents
 from meshwright.train.bpe import END_OF_TEXT, train_tokenizer
 from meshwright.train.corpus import Batches, Corpus, prepare_corpus, unigram_entropy
 from meshwright.train.documents import Document, divide, document_pieces, read_documents
-from meshwright.train.row_codes import BEGINS, ids
+from meshwright.train.row_codes import BEGINS, ids, is_counted
 
 WORDS = "the mesh has two axes and the weights lie on both\n"
 
@@ -173,6 +173,31 @@ def test_cut_conversations_are_counted_once(tmp_path):
     with pytest.warns(UserWarning, match="80 conversations are longer than a row") as warned:
         prepare_corpus(str(chats), data, vocab_size=300, seq_len=16, evaluations={"x": str(chats)})
     assert len(warned) == 1
+
+
+def chats_file(path: Path, questions: list[str]) -> str:
+    answer = {"role": "assistant", "content": "yes"}
+    rows = [{"messages": [{"role": "user", "content": asked}, answer]} for asked in questions]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def test_conversations_without_a_token_to_learn_are_left_out(tmp_path):
+    long = chats_file(tmp_path / "long.jsonl", ["word " * 80] * 40)
+    with pytest.raises(DataError, match=r"answers of all \d+ conversations .* begin behind a row of T"):
+        prepare_corpus(long, tmp_path / "data", vocab_size=300, seq_len=16)
+    mixed = chats_file(tmp_path / "mixed.jsonl", ["word " * 80, "Hi"] * 40)
+    with pytest.warns(UserWarning, match="40 conversations are left out: their answers begin behind a row"):
+        corpus = prepare_corpus(mixed, tmp_path / "data", vocab_size=300, seq_len=16)
+    rows = np.load(corpus.directory / "train.npy")
+    assert is_counted(rows[:, 1:]).any(axis=1).all()  # each row has something to learn
+
+
+def test_one_short_conversation_is_an_evaluation_set(tmp_path):
+    chats = chats_file(tmp_path / "chats.jsonl", ["Hi"] * 40)
+    short = chats_file(tmp_path / "short.jsonl", ["Hi"])
+    prepare_corpus(chats, tmp_path / "data", vocab_size=300, seq_len=64, evaluations={"x": short})
+    assert np.load(tmp_path / "data" / "eval.x.npy").shape == (1, 65)
 
 
 def test_words_without_end_are_cut_for_the_tokenizer():

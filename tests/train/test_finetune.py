@@ -334,6 +334,12 @@ def test_a_record_that_is_no_conversation_is_named(record: Any, message: str, tm
         prepare_corpus(str(tmp_path / "chats.jsonl"), tmp_path / "data", vocab_size=300, seq_len=16)
 
 
+def test_a_template_that_writes_no_answers_is_refused() -> None:
+    chat = ChatTemplate("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    with pytest.raises(MeshwrightError, match="the chat template writes nothing of message 2, an answer"):
+        training_text({"messages": [ASKED, ANSWERED]}, "line 1", chat)
+
+
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [

@@ -102,6 +102,11 @@ class ChatTemplate:
             fault = in_a_line(error) or type(error).__name__
             raise CheckpointError(f"the checkpoint's chat template does not parse: {fault}") from error
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the template of checkpoints without one."""
+        return self.source == PLAIN_TEMPLATE
+
     def check(self) -> None:
         """Raise CheckpointError if the template does not parse."""
         _ = self._template, self._tool_template

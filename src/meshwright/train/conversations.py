@@ -176,26 +176,50 @@ def _conversation(
     if tools and not chat.reads_tools:
         raise DataError(f"{where}: has 'tools', which the chat template does not read; leave them out")
     given = {**options, **({"tools": tools} if tools else {})}
-    spans: list[tuple[int, int]] = []
     learnt = [_learnt(message, where) for message in messages]
     try:
+        spans = _answer_spans(read, learnt, where, chat, given)
         text = chat.render(read, add_generation_prompt=False, **given)
-        for number in (number for number, message in enumerate(read) if message["role"] == "assistant"):
-            prompt = chat.render(read[:number], **given)
-            answered = chat.render(read[: number + 1], add_generation_prompt=False, **given)
-            if not (answered.startswith(prompt) and text.startswith(answered)):
-                raise DataError(
-                    f"{where}: the chat template writes message {number + 1} differently if more "
-                    "follow, so the loss cannot mask it; give each answer a conversation of its own"
-                )
-            if learnt[number]:
-                spans.append((len(prompt), len(answered)))
     except RequestError as error:
         raise DataError(f"{where}: {error}") from None
     if not spans:
         some = "with a weight of 1 " if any(message["role"] == "assistant" for message in read) else ""
         raise DataError(f"{where}: has no message of the role 'assistant' {some}to learn from")
     return text, tuple(spans)
+
+
+def _answer_spans(
+    messages: Sequence[dict[str, Any]],
+    learnt: Sequence[bool],
+    where: str,
+    chat: ChatTemplate,
+    given: Mapping[str, Any],
+) -> list[tuple[int, int]]:
+    """The spans of the assistant's messages that are learnt, in the text of the conversation.
+
+    given: the template's other values. Raises DataError for an answer that the template leaves out, or writes
+    differently if more messages follow.
+    """
+    text = chat.render(messages, add_generation_prompt=False, **given)
+    spans = []
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = chat.render(messages[:number], **given)
+        answered = chat.render(messages[: number + 1], add_generation_prompt=False, **given)
+        if not (answered.startswith(prompt) and text.startswith(answered)):
+            raise DataError(
+                f"{where}: the chat template writes message {number + 1} differently if more "
+                "follow, so the loss cannot mask it; give each answer a conversation of its own"
+            )
+        if message["content"].strip() and not text[len(prompt) : len(answered)].strip():
+            raise DataError(
+                f"{where}: the chat template writes nothing of message {number + 1}, an answer, so nothing "
+                "is learnt; give the tokenizer a chat template that writes answers"
+            )
+        if learnt[number]:
+            spans.append((len(prompt), len(answered)))
+    return spans
 
 
 def _parsed_tools(text: str, where: str) -> object:

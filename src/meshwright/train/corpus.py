@@ -174,6 +174,12 @@ def prepare_corpus(
     survey = _survey(sources, bad_data, tokenizer, ingredients, chat)
     if (existing := _existing(directory)) is not None and existing.fingerprint == survey.fingerprint:
         return existing
+    if tokenizer and survey.has_chats and chat.is_plain:
+        warnings.warn(
+            f"{tokenizer.parent} has no chat template; conversations are written as paragraphs, each "
+            "with its role: `user: ...`",
+            stacklevel=2,
+        )
 
     def read() -> Iterator[Document]:
         with warnings.catch_warnings():
@@ -330,13 +336,14 @@ class _Survey:
     """The result of a first reading of the documents.
 
     fingerprint: a hash of all inputs of the packed rows. masked: whether documents are masked, or some are
-    conversations.
+    conversations (has_chats).
     """
 
     fingerprint: str
     num_characters: int
     num_bytes: int
     masked: bool
+    has_chats: bool
 
 
 def _survey(
@@ -354,15 +361,16 @@ def _survey(
         digest.update(b"documents are masked")
     if any(others):
         digest.update(repr(others).encode())
-    num_characters, num_bytes, masked = 0, 0, mask_documents
+    num_characters, num_bytes, has_chats = 0, 0, False
     for document in read_mixture(sources, bad_data, chat):
         text = document.text.encode()
         num_characters, num_bytes = num_characters + len(document.text), num_bytes + len(text)
-        masked = masked or document.answers is not None
+        has_chats = has_chats or document.answers is not None
         spans = [repr(document.answers).encode()] if document.answers is not None else []
         for part in (document.name.encode(), text, *spans):
             digest.update(hashlib.sha256(part).digest())
-    return _Survey(digest.hexdigest(), num_characters, num_bytes, masked)
+    masked = mask_documents or has_chats
+    return _Survey(digest.hexdigest(), num_characters, num_bytes, masked, has_chats)
 
 
 def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
@@ -378,14 +386,15 @@ def _sample(texts: Iterator[str], num_characters: int) -> Iterator[str]:
 def _check_length(split: str, source: str, documents: Iterator[Document], seq_len: int) -> None:
     """Raise DataError for a text that is too short for a row of tokens.
 
-    A text has at most one token for each byte, and one after each document. `source` names it in the message.
+    A text has at most one token for each byte, and one after each document. A conversation fills a row, with
+    padding. `source` names the text in the message.
     """
     most = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # packing reads the text again, and warns then
         for document in documents:
             most += len(document.text.encode()) + 1
-            if most > seq_len:
+            if most > seq_len or document.answers is not None:
                 return
     raise DataError(
         f"corpus {source}: its {split} split has at most {most:,} tokens, less than one row of T + 1 = "
@@ -396,12 +405,14 @@ def _check_length(split: str, source: str, documents: Iterator[Document], seq_le
 class Packer:
     """A writer of token ids to a .npy of rows [num_rows, seq_len + 1], without holding them.
 
-    num_cut: conversations that were longer than a row.
+    num_cut: conversations that were longer than a row, and num_unlearnt: those among them without a token of
+    an answer in their first row, which are left out.
     """
 
     def __init__(self, path: Path, seq_len: int, dtype: type[np.unsignedinteger], end_id: int) -> None:
         self._path, self._seq_len, self._dtype = path, seq_len, np.dtype(dtype)
-        self._end_id, self._ends_padded, self.num_cut = end_id, False, 0
+        self._end_id, self._ends_padded = end_id, False
+        self.num_cut = self.num_unlearnt = 0
         self._file = path.open("wb")
         self._file.write(b"\0" * _NPY_HEADER_BYTES)  # until the number of rows is known
         self._num_tokens = 0
@@ -412,8 +423,14 @@ class Packer:
         self._ends_padded = False
 
     def add_whole(self, ids: np.ndarray) -> None:
-        """Add a conversation within one row: in a new row if it does not fit, cut if longer than a row."""
+        """Add a conversation within one row: in a new row if it does not fit, cut if longer than a row.
+
+        A row's first token is only context.
+        """
         width = self._seq_len + 1
+        if not is_counted(ids[1:width]).any():
+            self.num_unlearnt += 1
+            return
         if self._num_tokens % width + len(ids) > width:
             self._pad()
         self.num_cut += len(ids) > width
@@ -438,6 +455,12 @@ class Packer:
             self._pad()
         num_rows = self._num_tokens // width
         with self._file as file:
+            if num_rows == 0 and self.num_unlearnt:
+                raise DataError(
+                    f"corpus {source}: the answers of all {self.num_unlearnt} conversations of its {split} "
+                    f"split begin behind a row of T + 1 = {width:,} tokens; give a longer sequence or "
+                    "shorter prompts"
+                )
             if num_rows == 0:
                 raise DataError(
                     f"corpus {source}: its {split} split has {self._num_tokens:,} tokens, less than one row"
@@ -483,6 +506,11 @@ def _pack_splits(
         if num_cut := sum(packer.num_cut for packer in packers.values()):
             warnings.warn(
                 f"{num_cut} conversations are longer than a row; their ends are left out", stacklevel=2
+            )
+        if num_unlearnt := sum(packer.num_unlearnt for packer in packers.values()):
+            warnings.warn(
+                f"{num_unlearnt} conversations are left out: their answers begin behind a row of tokens",
+                stacklevel=2,
             )
         return num_documents, num_tokens
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from meshwright.errors import DataError
-from meshwright.files import parse_json, read_text
+from meshwright.files import half_of_a_pair, parse_json, read_text
 from meshwright.models.chat import ChatTemplate
 from meshwright.train.conversations import format_of, training_text, unread_keys
 from meshwright.train.stories import stories
@@ -380,11 +380,8 @@ def _of_record(
             f"{where}: has no 'text' string; give an object with a 'text' or 'messages' field"
             + (f", or rename one of {keys}" if keys else "")
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        code = f"U+{ord(text[error.start]):04X}"
-        raise DataError(f"{where}: {code} at character {error.start} is half a surrogate pair") from None
+    if fault := half_of_a_pair(text):
+        raise DataError(f"{where}: {fault}")
     for key in unread_keys(record):
         if len(unread) < _MOST_UNREAD:
             unread.setdefault(key, None)

@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from meshwright.errors import CheckpointError, RequestError, in_a_line
+from meshwright.files import half_of_a_pair
 from meshwright.models.chat import ChatTemplate, json_object, load_chat_template, special_tokens
 from meshwright.models.tokenizer_file import is_of_tokenizers, read_tokenizer
 from meshwright.serve.workers.timed_stages import begin_stage
@@ -69,6 +70,8 @@ class Tokenizer:
         except BaseException as error:
             if not is_of_tokenizers(error):
                 raise
+            if fault := half_of_a_pair(text):
+                raise RequestError(f"the text is not Unicode: {fault}") from error
             raise RequestError(f"the tokenizer fails on the text: {in_a_line(error)}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
