@@ -162,6 +162,23 @@ REQUESTS = [
     ("plan serve --model llama-3.1-70b --hardware h100 --isl 1k --osl 200 --rpm 1200", "--rate 1200/min"),
     ("plan serve --model llama-3.1-70b --hardware h100:8 --isl 1k --osl 200 --use_fp8_rowwise",
      "--matmul-dtype fp8"),
+    # values of a form: defaults, paths, variants of a type, lengths of runs, flags of kinds of prices
+    ("plan serve --model llama-3.1-70b --hardware h100:8 --isl 1k --osl 200 --tp 8 --dtype auto",
+     "--layout tensor=8"),
+    ("bench serve --backend vllm --model runs/demo --endpoint /v1/completions --num-prompts 200",
+     "bench serve --model runs/demo --requests 200 --url http://127.0.0.1:8000"),
+    ("plan train --model llama-3-70b --hardware h100:64 --batch-tokens 4Mi --seq-len 8k --fp8-format hybrid",
+     "--given matmul_dtype=fp8"),
+    ("plan train --model llama-3-70b --hardware h100:64 --train-samples 1000000 --gbs 512 --seq-length 8192",
+     "--tokens 8192000000 --batch-tokens 4194304"),
+    ("plan train --model llama-3-70b --hardware h100:64 --train-iters 1000 --gbs 512 --seq-length 8192",
+     "--tokens 4194304000 --batch-tokens 4194304"),
+    ("plan serve --model llama-3.1-70b --hardware h100:8 --isl 1k --osl 200 --quant_algo FP8 "
+     "--kv_cache_quant_algo FP8", "--weights-dtype fp8 --kv-dtype fp8"),
+    ("plan train --model llama-3-8b --hardware h100:64 --batch-tokens 4M --seq-len 8k --spot",
+     "--seq-len 8k"),
+    ("train --from llama/ --data chats.jsonl --load_in_4bit --lora_r 32",
+     "train --from llama/ --data chats.jsonl --base-dtype nf4 --lora 32"),
     # a mesh of the machine, and a number type by the beginning of its name
     ("collective 'AllGather_Y([E_Y, F])' --hardware v5e:8x16 --dims E=2048,F=8192", "--mesh X=8,Y=16"),
     ("collective 'AllGather_X([E_X, F])' --hardware h100:8 --dims E=2048,F=8192", "--mesh X=8"),

@@ -79,6 +79,10 @@ def test_prompts_are_kept_in_the_run(tmp_path: Path) -> None:
         ('{"messages": [1]}', 'line 1: write {"prompt": TEXT}'),
         ("\n", "has no prompts"),
         (json.dumps({"prompt": "a long prompt of many letters"}), "fits: --output-tokens"),
+        (
+            '{"prompt": "a"}\n{"prompt": "a \\ud800"}',
+            "line 2: U+D800 at character 14 is half a surrogate pair",
+        ),
     ],
 )
 def test_bad_prompts_are_named(text: str, message: str, tmp_path: Path) -> None:
@@ -89,6 +93,16 @@ def test_bad_prompts_are_named(text: str, message: str, tmp_path: Path) -> None:
             str(source), tmp_path / "data", vocab_size=257, seq_len=32, output_tokens=31, tokenizer=None
         )
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_repaired_prompts_are_read(tmp_path: Path) -> None:
+    source, options = tmp_path / "prompts.jsonl", {"vocab_size": 257, "seq_len": 32, "output_tokens": 8}
+    source.write_text(json.dumps({"prompt": "a long prompt of many letters"}))
+    with pytest.raises(DataError):
+        prepare_prompts(str(source), tmp_path / "data", **options, tokenizer=None)
+    source.write_text('\ufeff{"prompt": "a\u2028b"}')  # a line separator is no end of a line of JSON
+    made = prepare_prompts(str(source), tmp_path / "data", **options, tokenizer=None)
+    assert [prompt.row["prompt"] for prompt in made.prompts] == ["a\u2028b"]
 
 
 def test_a_function_scores_answers(tmp_path: Path) -> None:

@@ -184,6 +184,9 @@ def test_settings_of_an_older_version_have_the_defaults_of_newer_options(tmp_pat
     (tmp_path / "settings.json").write_text('{"data": "stdlib", "learning_rat": 1e-3}')
     with pytest.raises(MeshwrightError, match="'learning_rat' is unknown; did you mean learning_rate"):
         load_settings(tmp_path)
+    (tmp_path / "settings.json").write_text('{"steps": 20}')
+    with pytest.raises(MeshwrightError, match=r"cannot be read \(it lacks 'data'\)"):
+        load_settings(tmp_path)
 
 
 def test_settings_come_back_as_they_were_written(tmp_path: Path):

@@ -146,12 +146,20 @@ _DEFERRED = {
             "num-layers-per-virtual-stage",
         ),
     },
+    "--tokens": {
+        "--run-samples": ("train-samples", "num-train-samples", "total-samples"),
+        "--run-steps": ("train-iters", "max-steps", "train-steps", "training-steps", "steps", "iterations"),
+    },
 }
+
+RUN_LENGTHS = tuple(_DEFERRED["--tokens"])
 
 # The text by which an offered line shows that a deferred option was converted.
 SHOWN_DEFERRED = {
     "--micro-batch-size": "microbatches=",
     "--layers-per-virtual-stage": "schedule=",
+    "--run-samples": "--tokens ",
+    "--run-steps": "--tokens ",
 }
 
 
@@ -227,6 +235,8 @@ def _undeferred(piece: Piece, pieces: Sequence[Piece]) -> list[Piece]:
     converters = {
         "--micro-batch-size": _microbatches,
         "--layers-per-virtual-stage": _interleave,
+        "--run-samples": _run_of_samples,
+        "--run-steps": _run_of_steps,
     }
     if piece.option not in converters:
         return [piece]
@@ -271,6 +281,20 @@ def _interleave(layers: str, given: Mapping[str, str]) -> list[Piece]:
         return []
     schedule = f"schedule=interleaved,interleave={number}" if number > 1 else "schedule=1f1b"
     return [_layout_words(given, schedule)]
+
+
+def _run_of_samples(samples: str, given: Mapping[str, str]) -> list[Piece]:
+    """The tokens of a run of a number of sequences."""
+    from meshwright.units import parse_count, parse_length
+
+    return [Piece("--tokens", f"{parse_count(samples) * parse_length(given['--seq-len'])}")]
+
+
+def _run_of_steps(steps: str, given: Mapping[str, str]) -> list[Piece]:
+    """The tokens of a run of a number of batches."""
+    from meshwright.units import parse_count
+
+    return [Piece("--tokens", f"{parse_count(steps) * parse_count(given['--batch-tokens'])}")]
 
 
 def _layout_words(given: Mapping[str, str], words: str) -> Piece:
@@ -676,6 +700,8 @@ def lacking(pieces: Sequence[Piece], command: Command) -> list[str]:
         return [name for name in ("--tokens",) if name not in given]
     if command.path == ("train",) and "--from" in given and not {"--data", "--run", "--resume"} & set(given):
         return ["--data"]
+    if command.path == ("bench", "serve"):
+        return [] if {"--url", "--plan"} & given.keys() else ["--url"]
     if command.path == ("compare",) and any(0 < piece.value.count("@") < 3 for piece in pieces):
         return [name for name in ("--batch-tokens", "--seq-len") if name not in given]
     return []

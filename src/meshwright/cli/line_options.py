@@ -11,7 +11,7 @@ from meshwright.cli.amounts import amounts_of
 from meshwright.cli.line_forms import deferred_option, lacking
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import layout_here, with_a_right_value
-from meshwright.cli.other_subjects import is_of_users, meaning, subject, words_of
+from meshwright.cli.other_subjects import is_of_users, meaning, meant, subject, words_of
 from meshwright.cli.other_values import (
     BATCH_TOKENS,
     KINDS_OF_CHIPS,
@@ -19,7 +19,6 @@ from meshwright.cli.other_values import (
     in_unit_of,
     per_period,
     strategy,
-    with_value,
 )
 from meshwright.cli.other_words import ALIKE, TYPO, answer_here, option_here
 from meshwright.cli.sentences import option_of
@@ -107,7 +106,7 @@ def _as_named(piece: Piece, command: Command) -> list[Piece] | None:
     """An option that a table lists under the words of its name, with its value."""
     given, value, options = piece.option, piece.value, list(command.options)
     value = per_period(given, value)
-    words = option_here(given, options, value) or with_value(meaning(given, options), value)
+    words = option_here(given, options, value) or meant(given, options, value)
     return _bounded(given, _in_other_words(replace(piece, value=value), words, command)) if words else None
 
 
@@ -325,11 +324,13 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     last = pieces[-1]
     if not last.value and command.takes_value(last.option):
         pieces[-1] = replace(last, value=value or command.example_of(last.option))
-    # The first option has the typed value, except a --phase, which follows from the option's name.
-    return [
-        replace(each, is_example=(at > 0 or each.option == "--phase") and each.value not in (value, ""))
-        for at, each in enumerate(pieces)
-    ]
+
+    # The first option has the typed value, if any, except a --phase, which follows from the option's name.
+    def is_example(at: int, each: Piece) -> bool:
+        is_untyped = at > 0 or each.option == "--phase" or (not value and each.option not in LISTS)
+        return is_untyped and each.value not in (value, "")
+
+    return [replace(each, is_example=is_example(at, each)) for at, each in enumerate(pieces)]
 
 
 def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:

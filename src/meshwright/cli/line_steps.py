@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from meshwright.cli.line_forms import RUN_LENGTHS
 from meshwright.cli.line_pieces import Command, Piece
 from meshwright.cli.spoken_names import environment
 from meshwright.cli.value_kinds import is_corpus, is_in_usual_folder, may_be_on_the_hub
@@ -59,6 +60,8 @@ def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tup
     for piece in pieces:
         is_elsewhere = piece.option in training.options or environment(piece.option, piece.value)
         planned = None if is_elsewhere else replaced(piece, planning)
+        if planned and planned[0].option in RUN_LENGTHS:  # which training has as --steps
+            planned = None
         if piece.option in planning.options and piece.option not in training.options:
             planned = [piece]
         if piece.option and planned:

@@ -315,4 +315,7 @@ def _has_numbers_of(name: str, hint: str) -> bool:
 
 def is_no_value(piece: Piece, command: Command) -> bool:
     """Whether the value asks for the default, such as --layout auto: the option is left out."""
-    return piece.option == "--layout" and "leave it out" in command.fault(piece.option, piece.value)
+    fault = command.fault(piece.option, piece.value) if piece.option and piece.value else ""
+    if piece.option == "--layout":
+        return "leave it out" in fault
+    return bool(fault) and piece.value.lower() in ("auto", "default")

@@ -4,15 +4,24 @@ import re
 from collections.abc import Collection
 from itertools import pairwise
 
-from meshwright.cli.other_values import BATCH_TOKENS, HOSTS_OF_8, LOAD, MACHINE, PERCENTILES, STEPS
+from meshwright.cli.other_values import (
+    BATCH_TOKENS,
+    HOSTS_OF_8,
+    LOAD,
+    MACHINE,
+    PERCENTILES,
+    STEPS,
+    dtype_here,
+    with_value,
+)
 
 # Words that do not tell an option's subject.
 _FILLERS = frozenset(
     re.findall(
         r"\w+",
         "num number n max maximum min use enable enabled the per of size sizes degree count default mode "
-        "type name config configs args kwargs target avg mean total parallel parallelism set megatron lm ici "
-        "dcn with to on in by for is",
+        "type name algo config configs args kwargs target avg mean total parallel parallelism set megatron "
+        "lm ici dcn with to on in by for is",
     )
 )
 _AXES = {"tensor": "tp", "pipeline": "pp", "data": "dp", "context": "cp", "expert": "ep", "sequence": "sp"}
@@ -441,6 +450,19 @@ def meaning(given: str, options: Collection[str]) -> str:
     return ""
 
 
+def meant(given: str, options: Collection[str], value: str) -> str:
+    """The words of `meaning` with the value given in place of their example's.
+
+    The value of an option that names a number type is a variant of it: --fp8-format hybrid.
+
+    >>> meant("--fp8-format", ["--given"], "hybrid"), meant("--gas", ["--given"], "4")
+    ('--given matmul_dtype=fp8', '--given microbatches=4')
+    """
+    ours = meaning(given, options)
+    is_variant = any(ours.endswith(f"dtype={word}") for word in words_of(given)) and not dtype_here(value)
+    return ours if is_variant else with_value(ours, value)
+
+
 def is_of_users(given: str) -> bool:
     """Whether an option's name is that of a number of users."""
     return bool(set(words_of(given)) & _USERS)
@@ -458,7 +480,10 @@ def subject(given: str, command: str, value: str = "") -> str:
     '--use-flash-attn: attention is a fused kernel except with --software eager; leave it out'
     """
     words = words_of(given)
-    names = {*words, *(f"{first}-{second}" for first, second in pairwise(words))}
+    names = {
+        *words,
+        *(f"{first}-{second}" for pair in pairwise(words) for first, second in (pair, pair[::-1])),
+    }
     answers = _SUBJECTS.get(command) or _SUBJECTS.get(command.rpartition(" ")[0], {})
     answer = next((answer for answer, theirs in answers.items() if names & set(theirs.split())), "")
     if names & _USERS and value.isdecimal():

@@ -216,6 +216,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--walltime",
         "--train-hours",
     ),
+    "--tokens, the samples times --seq-len,": ("--train-samples", "--num-train-samples", "--total-samples"),
     "--tokens": ("--total-tokens", "--train-tokens", "--num-tokens", "--dataset-tokens"),
     "--set vocab_size=32000": ("--vocab-size", "--vocab", "--n-vocab", "--padded-vocab-size"),
     "--set num_layers=32": ("--num-layers", "--layers", "--n-layer", "--n-layers", "--depth"),
@@ -720,11 +721,19 @@ def _plain(option: str) -> str:
     return f"--{name.replace('_', '-').lower()}"
 
 
-# Answers to options without a value that ask for a largest figure, by command.
-_LARGEST = {
-    "mw fit": "it shows the largest batch and the longest context of every way; leave it out",
-    "mw plan serve": "the frontier shows the largest batch of each layout; leave it out",
-}
+# Answers to options with values of a form, by command ("" for any): a word of the option's name ("" for any
+# name), the form, and the answer.
+_BY_FORM: tuple[tuple[str, str, str, str], ...] = (
+    ("mw fit", "max longest largest biggest", "",
+     "it shows the largest batch and the longest context of every way; leave it out"),
+    ("mw plan serve", "max longest largest biggest", "",
+     "the frontier shows the largest batch of each layout; leave it out"),
+    ("mw plan", "spot reserved preemptible ondemand", "",
+     "prices are list prices on demand; --price 2.5 is your own, of a chip-hour"),
+    ("mw bench serve", "endpoint path route", r"/\S*",
+     "it calls /v1/completions, or /v1/chat/completions with --chat; leave it out"),
+    ("", "", "auto|automatic|default", "it is the default; leave it out"),
+)  # fmt: skip
 
 
 def answer_here(given: str, command: str, value: str) -> str:
@@ -738,8 +747,11 @@ def answer_here(given: str, command: str, value: str) -> str:
     '--max-context: it shows the largest batch and the longest context of every way; leave it out'
     """
     plain = _plain(given)
-    if not value and command in _LARGEST and {"max", "largest", "longest", "biggest"} & {*plain.split("-")}:
-        return f"{given}: {_LARGEST[command]}"
+    words = {*plain.strip("-").split("-")}
+    for path, named, form, answer in _BY_FORM:
+        is_named = not named or words & {*named.split()}
+        if command.startswith(path) and is_named and re.fullmatch(form, value.lower()):
+            return f"{given}: {answer}"
     names = {plain, *_other_number(plain)}
     answers = _ANSWERS.get(command, {}).items()
     return next((f"{given}: {answer}" for answer, options in answers if not names.isdisjoint(options)), "")

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from meshwright.addresses import base_of
 from meshwright.errors import DeviceError, RequestError
 from meshwright.load.timed_answer import TimedAnswer
 
@@ -30,9 +31,7 @@ class Client(AbstractAsyncContextManager):
         options: Mapping[str, Any] | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise DeviceError(f"--url {url}: write http://HOST:PORT or https://HOST")
-        base = url.rstrip("/").removesuffix("/v1")
+        base = base_of(url, "--url")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         try:

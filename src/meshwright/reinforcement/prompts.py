@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.errors import DataError
-from meshwright.files import file_sha256, parse_json
+from meshwright.errors import DataError, RequestError
+from meshwright.files import file_sha256, half_of_a_pair, parse_json
 from meshwright.serve.text.tokenizer import Tokenizer, load_tokenizer
 from meshwright.train.bpe import BESIDE_TOKENIZER, end_of_text_id, load_bpe, tokenizer_file, train_tokenizer
 
@@ -99,7 +99,8 @@ def prepare_prompts(
     tokenizer: a tokenizer.json; None trains a BPE on the prompts. Raises DataError for a line that is no
     prompt, or too long.
     """
-    if not (directory / PROMPTS).is_file():
+    is_new = not (directory / PROMPTS).is_file()
+    if is_new:
         rows = list(_rows(Path(source)))
         directory.mkdir(parents=True, exist_ok=True)
         target = directory / "tokenizer.json"
@@ -111,7 +112,6 @@ def prepare_prompts(
             for name in (tokenizer.name, *BESIDE_TOKENIZER):
                 if (tokenizer.parent / name).is_file():
                     shutil.copyfile(tokenizer.parent / name, directory / name)
-        shutil.copyfile(source, directory / PROMPTS)
     end = end_of_text_id(load_bpe(tokenizer_file(str(directory))), directory / "tokenizer.json")
     made = load_tokenizer(directory)
     if made.vocab_size > vocab_size:
@@ -120,14 +120,19 @@ def prepare_prompts(
             "give the model's own with --tokenizer"
         )
     prompts = []
-    for number, row in _rows(directory / PROMPTS):
-        tokens = _tokens(made, row)
+    for number, row in _rows(Path(source) if is_new else directory / PROMPTS):
+        try:
+            tokens = _tokens(made, row)
+        except RequestError as error:
+            raise DataError(f"{source} line {number}: {error}") from None
         if len(tokens) + output_tokens > seq_len:
             raise DataError(
                 f"{source} line {number}: {len(tokens)} tokens and a rollout of {output_tokens} exceed rows "
                 f"of T = {seq_len}; fits: --output-tokens {seq_len - len(tokens)}"
             )
         prompts.append(Prompt(number, row, tokens))
+    if is_new:  # only prompts without a fault are stored, so that a repaired file is read
+        shutil.copyfile(source, directory / PROMPTS)
     fingerprint = file_sha256(directory / PROMPTS)
     return PromptSet(directory, fingerprint, seq_len, made, end, tuple(prompts))
 
@@ -142,10 +147,11 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file with the numbers of their lines. Raises DataError."""
     count = 0
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--data {path}: cannot be read ({error})") from None
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not `splitlines`, which also cuts at U+2028 and the like within a text.
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -154,6 +160,8 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise DataError(f"{path} line {number}: is not JSON ({error})") from None
         if not isinstance(row, dict) or not (isinstance(row.get("prompt"), str) or _is_chat(row)):
             raise DataError(f'{path} line {number}: write {{"prompt": TEXT}} or {{"messages": [...]}}')
+        if fault := half_of_a_pair(json.dumps(row, ensure_ascii=False)):
+            raise DataError(f"{path} line {number}: {fault}")
         count += 1
         yield number, row
     if not count:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from meshwright.addresses import base_of
 from meshwright.errors import MeshwrightError
 from meshwright.files import read_text
 
@@ -90,9 +91,7 @@ class JudgeReward:
     """
 
     def __init__(self, url: str, template: Path | None) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise MeshwrightError(f"--judge {url}: write http://HOST:PORT or https://HOST")
-        self._base = url.rstrip("/").removesuffix("/v1")
+        self._base = base_of(url, "--judge")
         self._template = read_text(template, MeshwrightError) if template else JUDGE_TEMPLATE
         if "{answer}" not in self._template:
             raise MeshwrightError(f"--judge-template {template}: has no {{answer}}")

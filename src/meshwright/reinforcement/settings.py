@@ -11,6 +11,7 @@ from meshwright.files import parse_json, read_text, write_whole
 from meshwright.hardware import catalog
 from meshwright.options import check_options, flag_of, option
 from meshwright.plan_file import Plan
+from meshwright.train.settings import of_stored
 from meshwright.units import parse_count, parse_length
 
 RL_SETTINGS = "rl.json"
@@ -72,7 +73,7 @@ def rl_settings(run: Path, given: Mapping[str, Any], *, resumes: bool) -> RlSett
     if not (resumes and path.is_file()):
         return RlSettings(**given)
     try:
-        stored = RlSettings(**parse_json(read_text(path, MeshwrightError)))
+        stored = of_stored(RlSettings, parse_json(read_text(path, MeshwrightError)))
     except (ValueError, TypeError, MeshwrightError) as error:
         raise MeshwrightError(f"{path}: cannot be read ({error}); give the options again") from None
     for name, value in given.items():

@@ -3,9 +3,9 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from meshwright.errors import DataError, MeshwrightError, nearest
 from meshwright.files import parse_json, read_text, write_whole
@@ -160,6 +160,24 @@ def _same(name: str, stored: object, given: object) -> bool:
     return stored == given
 
 
+_Stored = TypeVar("_Stored")
+
+
+def of_stored(kind: type[_Stored], values: Mapping[str, Any]) -> _Stored:
+    """The dataclass of stored values by name. Raises ValueError for an unknown name, and for a missing one.
+
+    A field with a default may be missing, since earlier versions did not store it.
+    """
+    known = {each.name: each for each in fields(cast(Any, kind))}
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{name!r} is unknown; {nearest(name, list(known))}")
+    needed = (name for name, each in known.items() if each.default is each.default_factory is MISSING)
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"it lacks {', '.join(map(repr, missing))}")
+    return kind(**values)
+
+
 def load_settings(run: Path) -> Settings | None:
     """The settings of the run in the folder `run`; None if no run has begun there."""
     path = run / SETTINGS
@@ -167,11 +185,7 @@ def load_settings(run: Path) -> Settings | None:
         return None
     try:
         values = parse_json(read_text(path, MeshwrightError))
-        known = [field.name for field in fields(Settings)]
-        for name in values:
-            if name not in known:
-                raise ValueError(f"{name!r} is unknown; {nearest(name, known)}")
-        return Settings(**values)
+        return of_stored(Settings, values)
     except (OSError, ValueError, TypeError, MeshwrightError) as error:
         raise MeshwrightError(
             f"{path}: cannot be read ({error}); delete it and give the options again"
