@@ -22,6 +22,7 @@ from meshwright.models.count import count_params
 from meshwright.models.presets import load_model
 from meshwright.notation.mesh import Mesh
 from meshwright.programs.efficiency import StepEfficiency
+from meshwright.programs.program import PROGRAMS
 
 EIGHT = load("v5e:4x2").ideal()
 
@@ -167,6 +168,23 @@ def test_updated_weights_hide_under_the_forward_pass_unless_all_are_gathered_fir
     assert gathers
     for one in gathers:
         assert one.exposed_seconds == pytest.approx(exposed * one.seconds * one.count)
+
+
+@pytest.mark.parametrize(
+    ("program", "matmul_dtype", "of_products"),
+    [("nemo", "fp8", "fp8"), ("nemo", "fp4", "bf16"), ("nemo", None, "bf16"), ("te", "fp8", "bf16")],
+)
+def test_programs_that_cast_weights_gather_them_in_8_bits(
+    program: str, matmul_dtype: str | None, of_products: str
+) -> None:
+    """Megatron's fp8_param_gather; the embedding, the head and norms stay wide."""
+    machine = replace(load("h100:2x8"), software=PROGRAMS[program])
+    layout = Layout.of(data=16, zero=1, matmul_dtype=matmul_dtype)
+    graph = record_training(SMALL, machine, layout, PassShape(1, 64, 64))
+    gathers = [t for _, node in graph.nodes() for t in node.update_transfers if t.op == "all_gather"]
+    dtypes = {transfer.tensor: transfer.dtype for transfer in gathers}
+    assert {dtypes[name] for name in ("wq", "wo", "w_in")} == {of_products}
+    assert dtypes["embed"] == "bf16"
 
 
 def test_hosts_launch_collectives_more_slowly_where_stages_are_in_several_nodes() -> None:

@@ -67,6 +67,7 @@ def record_training(
         solves_by_products=platform.solve_blocks,
         loops_over_chunks=software.is_ours and not hardware.chip.step.is_roofline,
         lanes=platform.lanes if software.is_ours else 1,
+        casts_weights=software.casts_weights,
     )
     graph = replace(
         record_loss(config, layout, shape, lowering, many),

@@ -68,6 +68,7 @@ class Lowering:
     loops_over_chunks: recurrences are XLA's loops over chunks of positions, whose kernels pass float32 arrays
     through memory; otherwise one kernel keeps them on chip. lanes: columns of the tiles of arrays.
     adds_shared: partial sums of chosen and of shared experts are added before one all-reduce.
+    casts_weights: as in `TrainingProgram`.
     """
 
     flash_attention: bool = True
@@ -83,6 +84,7 @@ class Lowering:
     loops_over_chunks: bool = False
     lanes: int = 1
     adds_shared: bool = False
+    casts_weights: bool = False
 
 
 # Flash attention, and no other form that is particular to a platform.
@@ -310,14 +312,21 @@ class Recorder:
         )
 
     def update_transfers(self, weight: ShardedArray) -> tuple[Transfer, ...]:
-        """The gather of a weight after its shards were updated separately (ZeRO 1 and 2)."""
+        """The gather of a weight after its shards were updated separately (ZeRO 1 and 2).
+
+        Programs that cast weights when they update them gather the 8-bit numbers of products.
+        """
         updated = self.layout.rules.updated.weight(weight.name, "".join(weight.dims))
-        steps = _regathered(updated, weight)
+        steps, precision = _regathered(updated, weight), self.layout.precision
+        of_products = len(weight.dims) > 1 and "V" not in weight.dims
+        is_narrow = (
+            self.lowering.casts_weights and of_products and number_type(precision.operand_dtype).bits == 8
+        )
         return self.transfers(
             "updated weights",
             steps,
             weight.name,
-            self.layout.precision.trained_dtype,
+            precision.operand_dtype if is_narrow else precision.trained_dtype,
             critical=False,
             once=True,
         )

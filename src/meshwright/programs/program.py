@@ -62,7 +62,7 @@ class TrainingProgram(Record):
     results are not kept.
     casts_operands: whether operands that are cast to a narrower type are kept in that type, together with
     two copies of each weight in it, by rows and by columns. casts_weights: whether these copies replace the
-    weights, which the optimizer has in float32.
+    weights, which the optimizer has in float32, and are gathered once they are updated, if they have 8 bits.
     narrow_states: whether weights and summed gradients have the type of products, with a float32 copy of
     weights in the optimizer, however they are sharded.
     by_tensor_lists: whether the optimizer updates lists of tensors at once (`foreach`), with an array of the
