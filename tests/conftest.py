@@ -65,7 +65,7 @@ os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *(flag for flag in _FLAGS if flag no
 
 # Tracing: a tenth to a fifth of its time goes to source lines, which no test reads, and garbage collection.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
-gc.set_threshold(50_000, 10, 10)
+gc.set_threshold(400_000, 20, 10)
 
 # Hypothesis: `make test` draws the same examples everywhere, `make nightly` random ones and prints a failing
 # example as a blob to pin. No deadline: the first example of a property may compile a program.

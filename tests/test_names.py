@@ -1,8 +1,9 @@
-"""Names of variables and of files in the package."""
+"""Names of variables and of files in the package, and the size of its classes."""
 
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 _SOURCES = list((Path(__file__).parent.parent / "src").rglob("*.py"))
@@ -11,13 +12,21 @@ _NOT_NAMES = {"one", "found", "there", "own", "told"}
 
 def test_variables_say_what_they_are():
     """No variable has a name without a meaning outside of a comprehension of one line."""
-    faults = [
-        f"{path.name}:{line}: {name}"
-        for path in _SOURCES
-        for line, name in _bound_names(ast.parse(path.read_text()))
-        if name in _NOT_NAMES
-    ]
-    assert not faults
+    assert not _read()[0]
+
+
+@cache  # the syntax trees of all sources take seconds and too much memory to keep
+def _read() -> tuple[list[str], dict[str, int]]:
+    """The variables without a meaning, and the lines of each class."""
+    faults, classes = [], {}
+    for path in _SOURCES:
+        tree = ast.parse(path.read_text())
+        bound = (pair for pair in _bound_names(tree) if pair[1] in _NOT_NAMES)
+        faults += [f"{path.name}:{line}: {name}" for line, name in bound]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                classes[f"{path.name}:{node.name}"] = (node.end_lineno or node.lineno) - node.lineno + 1
+    return faults, classes
 
 
 def _bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -51,3 +60,8 @@ def test_few_file_names_stand_in_several_rooms():
     """Files of one name in two rooms have one subject (attention, experts), and such names stay few."""
     rooms = Counter(path.name for path in _SOURCES if not path.name.startswith("__"))
     assert sum(number > 1 for number in rooms.values()) < 20
+
+
+def test_classes_are_short():
+    """A class of 350 lines or more has several subjects."""
+    assert {name: lines for name, lines in _read()[1].items() if lines >= 350} == {}

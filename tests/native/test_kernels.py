@@ -30,7 +30,8 @@ from meshwright.nn.products.stored_products import rows_product
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.platforms import CPU
 from meshwright.serve.device.cache_programs import CacheSizes
-from meshwright.serve.device.programs import InferencePrograms, StepShape
+from meshwright.serve.device.forward_steps import StepShape
+from meshwright.serve.device.programs import InferencePrograms
 
 # Numbers of a row of whole steps, in one block of a panel and in several, and rows of a weight.
 SIZES, WIDTHS = (

@@ -23,7 +23,7 @@ def server() -> Iterator[Served]:
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_grammar_that_crashes_its_compiler_ends_one_request(server: Served, name: str):
-    response = server.post(*GRAMMARS[name])
+    response = server.post(*GRAMMARS[name]())
     assert response.status_code in (200, 400), response.text
     if response.status_code == 400:
         assert "\n" not in response.json()["error"]["message"]
@@ -32,7 +32,7 @@ def test_a_grammar_that_crashes_its_compiler_ends_one_request(server: Served, na
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_strange_value_ends_at_most_its_own_request(server: Served, name: str):
-    response = server.post(*VALUES[name])
+    response = server.post(*VALUES[name]())
     assert response.status_code in (200, 400, 404), response.text
     assert len(response.content) < 3000
     assert server.complete().status_code == 200
@@ -45,7 +45,7 @@ def test_a_grammar_does_not_stop_other_streams(server: Served):
 
     def ask() -> None:
         try:
-            server.post(*GRAMMARS["an expression with more states than a lexer may have"])
+            server.post(*GRAMMARS["an expression with more states than a lexer may have"]())
         finally:
             is_asked.set()
 
@@ -95,7 +95,7 @@ LONG = {
     "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in COUNTS]
 )
 def test_a_request_of_many_things_delays_nobody(server: Served, name: str):
-    slowest, response = longest_wait(server, COUNTS[name])
+    slowest, response = longest_wait(server, COUNTS[name]())
     assert response.status_code in (200, 400, 413, 429), response.text[:200]
     # The bound is 0.1 s, which `benchmarks/hostile_requests.py` records; tests share their cores with others.
     assert slowest < 1.0, name
@@ -103,7 +103,7 @@ def test_a_request_of_many_things_delays_nobody(server: Served, name: str):
 
 
 def test_the_scores_of_prompts_in_an_answer_are_limited(server: Served):
-    response = server.post(*COUNTS["128 answers with the scores of 6,000 tokens"])
+    response = server.post(*COUNTS["128 answers with the scores of 6,000 tokens"]())
     assert response.status_code == 400
     # Of 6,000 bytes, echoed and apart, the token and 20 alternatives.
     assert f"{6000 * 128 * 2 * 21} log-probabilities" in response.json()["error"]["message"]

@@ -212,6 +212,10 @@ class StoredWeights(NamedTuple):
     exchanged: tuple[Transfer, ...] = ()
     summed: tuple[Transfer, ...] = ()
 
+    def plus(self, **figures: Any) -> "StoredWeights":
+        """These weights with figures of one more array added."""
+        return self._replace(**{name: getattr(self, name) + figure for name, figure in figures.items()})
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:

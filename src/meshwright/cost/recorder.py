@@ -1,6 +1,6 @@
 """Values, transfers and nodes of symbolic operations, under one layout and shape."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -184,19 +184,12 @@ class Recorder:
     # Values
 
     def value(self, array: ShardedArray, dtype: str) -> Value:
-        elements, padding = self.elements(array), self._padding(array)
+        elements, padding = self.elements(array), _padding(array, self.sizes, self.lowering.head_tile)
         key = id(elements), dtype
         if key not in self._block_bytes:
             self._block_bytes[key] = _read_only(whole(elements * dtype_bytes(dtype)))
         num_bytes = self._block_bytes[key]
         return Value(array, dtype, num_bytes, padding_bytes=whole(num_bytes * padding) if padding else 0)
-
-    def _padding(self, array: ShardedArray) -> float:
-        """The share that tiles of a kernel, with H as minor dimension, add to queries, keys and values."""
-        if array.dims[:1] != ("B",) or array.dims[-1] not in _HEAD_DIMENSIONS:
-            return 0.0
-        size, tile = self.sizes[array.dims[-1]], self.lowering.head_tile
-        return -(-size // tile) * tile / size - 1
 
     def tokens(self, name: str) -> Value:
         """An integer input: tokens, targets or positions [B, T]."""
@@ -217,23 +210,22 @@ class Recorder:
         updated = self.layout.rules.updated.weight(name, letters)
         shard = WeightShard(path, param, updated, self.sizes, self.mesh)
         optimizer = OPTIMIZERS[self.layout.precision.optimizer]
-        exchanged = _exchanged(optimizer.exchanges(shard), name, self.mesh)
         part = stack or name
-        before = self._stored.get(part)
-        before = before or StoredWeights(
+        added = self._stored.get(part) or StoredWeights(
             part, _place(self.config, stack, name), stacked_layers(self.config, stack)
         )
-        self._stored[part] = before._replace(
-            stored=before.stored + self._whole_elements(stored),
-            stored_bytes=before.stored_bytes + self._whole_elements(stored) * bytes_each,
-            accumulated=before.accumulated
-            + trained * self._whole_elements(self.layout.rules.gradients.weight(name, letters)),
-            updated=before.updated + trained * shard.elements,
-            optimizer=before.optimizer + trained * optimizer.state_elements(shard),
-            optimizer_blocks=before.optimizer_blocks + trained * optimizer.state_blocks(shard),
-            update_flops=before.update_flops + trained * optimizer.flops(shard),
-            exchanged=before.exchanged + (exchanged if trained else ()),
-        )
+        elements = self._whole_elements(stored)
+        added = added.plus(stored=elements, stored_bytes=elements * bytes_each)
+        if trained:
+            added = added.plus(
+                accumulated=self._whole_elements(self.layout.rules.gradients.weight(name, letters)),
+                updated=shard.elements,
+                optimizer=optimizer.state_elements(shard),
+                optimizer_blocks=optimizer.state_blocks(shard),
+                update_flops=optimizer.flops(shard),
+                exchanged=_exchanged(optimizer.exchanges(shard), name, self.mesh),
+            )
+        self._stored[part] = added
         of_a_layer = letters[1:] if stack else letters
         value = self.value(self.layout.weight(name, of_a_layer), dtype)
         if number_type(dtype).scales or param.wide_share:
@@ -471,6 +463,14 @@ def _read_only(figure: Any) -> Any:
     if not isinstance(figure, float | int):
         figure.flags.writeable = False
     return figure
+
+
+def _padding(array: ShardedArray, sizes: Mapping[str, Any], tile: int) -> float:
+    """The share that tiles of a kernel, with H as minor dimension, add to queries, keys and values."""
+    if array.dims[:1] != ("B",) or array.dims[-1] not in _HEAD_DIMENSIONS:
+        return 0.0
+    size = sizes[array.dims[-1]]
+    return -(-size // tile) * tile / size - 1
 
 
 def _place(config: ModelConfig, stack: str, name: str) -> WeightsPlace:

@@ -130,6 +130,11 @@ class PagedCache:
         assert self.states is not None, "a model whose mixers have states has a cache of them"
         return self.states
 
+    @property
+    def all_pools(self) -> dict[str, Any]:
+        """The pools of pages, and those of states if there are any."""
+        return self.pools if self.states is None else {**self.pools, **self.states.states}
+
     def by_row(self, x: Array) -> Array:
         """x[N, ...] as [R, Q, ...], for rows of one length."""
         [rows] = self.rows

@@ -14,38 +14,32 @@ pages of the replica that generates the sequence.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
-from jax.sharding import PartitionSpec, reshard
+from jax import Array
+from jax.sharding import PartitionSpec
 
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import has_prompt_programs, why_no_paged
-from meshwright.layout.layout_checks import cached_array, check_fits, num_replicas
-from meshwright.layout.moves.attention import single_tokens, token_sharding
+from meshwright.layout.layout_checks import check_fits, num_replicas
 from meshwright.layout.page_sizes import first_page, page_of
 from meshwright.layout.runnable import check_runs
 from meshwright.layout.workload import InferencePhase, Workload
-from meshwright.models import transformer
-from meshwright.models.at_layer import Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import widest_window
-from meshwright.nn.attention.blockwise import dealt_positions, zigzag
-from meshwright.nn.attention.paged import PADDING, PagedCache, Rows
+from meshwright.nn.attention.paged import Rows
 from meshwright.nn.attention.pools import Pools
 from meshwright.nn.cached_ops import InferenceOps
-from meshwright.nn.each_device import partitions_of, spec_of
 from meshwright.nn.layer_weights import abstract_layered, passes_over_zeros
-from meshwright.nn.mixers.prompt_states import PromptStates
-from meshwright.nn.mixers.state_cache import StateCache
 from meshwright.nn.products.batch_invariant import BatchInvariantOps
 from meshwright.nn.products.row_products import in_tiles
-from meshwright.nn.start.device_mesh import device_mesh, partition_spec, resharded
+from meshwright.nn.start.device_mesh import device_mesh, partition_spec
 from meshwright.platforms import platform_of
 from meshwright.serve.device.cache_programs import CacheSizes, CacheTypes
+from meshwright.serve.device.forward_steps import PromptSteps, StepShape, TokenSteps, on_each_shard
 from meshwright.serve.device.joined import joined_type, taken_apart
 from meshwright.serve.device.sampling import (
     Edits,
@@ -58,37 +52,9 @@ from meshwright.serve.device.sampling import (
     no_guesses,
     sample,
 )
-from meshwright.serve.engine.batch import PENDING
 from meshwright.serve.engine.request import GREEDY
 
 _TOKENS, _POSITIONS, _SLOTS, _TABLES, _HEADS = range(5)  # the columns of a step
-
-
-class StepShape(NamedTuple):
-    """The shape of a step on each replica: its rows, and its numbers of logits.
-
-    num_logits: rows of logits after padding. pages_of_row: the width of the tables, which limits the length
-    of sequences. is_fresh: the rows are whole prompts and read no page. stands: see PagedCache.
-    num_hidden: rows of hidden states after padding, as a further result; 0: no such result. keeps_hidden: the
-    hidden states of all tokens after the final norm are the last result.
-    """
-
-    rows: tuple[Rows, ...]
-    num_heads: int
-    num_logits: int
-    pages_of_row: int
-    is_fresh: bool = False
-    stands: tuple[int, int] | None = None
-    num_hidden: int = 0
-    keeps_hidden: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
-
-    @property
-    def num_rows(self) -> int:
-        return sum(row.num_rows for row in self.rows)
 
 
 class InferencePrograms:
@@ -111,21 +77,22 @@ class InferencePrograms:
         with_native: bool = False,
         batch_invariant: bool = False,
     ) -> None:
-        prefill = layout.at("prefill")
-        self._prefill = prefill if layout.rules.prompt_axes else None
-        layout = layout.at("generate") if self._prefill else layout
+        prefill = layout.at("prefill") if layout.rules.prompt_axes else None
+        layout = layout.at("generate") if prefill else layout
         self.config, self.layout, self.mesh = config, layout, mesh
-        self._sizes = sizes
         self.cache = CacheTypes(config, layout, mesh, sizes)
         self.num_replicas = self.cache.num_replicas
-        self._with_native, self.batch_invariant = with_native, batch_invariant
-        self._with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
+        self.batch_invariant = batch_invariant
         # Prompts by position have their own layout, whose products may read the weights in other parts.
-        self.with_panels = with_native and not self._prefill
+        self.with_panels = with_native and not prefill
         kind = BatchInvariantOps if batch_invariant else InferenceOps
         self.ops = kind(config, layout, with_native=with_native)
+        with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
+        shared = config, layout, self.cache, sizes, with_kernel
+        self.tokens = TokenSteps(*shared, self.ops, with_native, batch_invariant)
+        self._prompts = PromptSteps(*shared, prefill) if prefill else None
         # Replicas that prefill a prompt together.
-        self.num_sharing = self.num_replicas // self._prefill.num_batch_shards if self._prefill else 1
+        self.num_sharing = self.num_replicas // prefill.num_batch_shards if prefill else 1
 
     def step(self, step: StepShape) -> Any:
         """The step, to be compiled: (params, pools, last, tokens, positions, slots, tables, heads).
@@ -173,10 +140,10 @@ class InferencePrograms:
         of_replicas = [(self.num_replicas * first, *rest) for first, *rest in shapes]
         columns = [self.cache.split(*shape) for shape in of_replicas]
         columns[_TABLES] = self.cache.by_axes(self.cache.page_axes, *of_replicas[_TABLES])
-        run: Any = self._step
-        if self._prefill and step.is_fresh:
-            run, rows = partial(self._prompts, self._prefill), self._prefill.num_batch_shards
-            shared = partition_spec(self._prefill.activation("x", "BTD"))[0]
+        forward: TokenSteps | PromptSteps = self.tokens
+        if self._prompts and step.is_fresh:
+            forward, rows = self._prompts, self._prompts.prefill.num_batch_shards
+            shared = partition_spec(forward.prefill.activation("x", "BTD"))[0]
             columns[_TOKENS] = columns[_SLOTS] = self.cache.by_axes(shared, rows * step.num_tokens)
             columns[_POSITIONS] = self.cache.by_axes(self.cache.page_axes, *of_replicas[_POSITIONS])
             columns[_HEADS] = self.cache.by_axes(shared, rows * step.num_heads)
@@ -184,7 +151,7 @@ class InferencePrograms:
             num_tokens = self.num_replicas * step.num_tokens
             columns.append(self.cache.split(num_tokens, self.config.d_model, dtype=np.float32))
         arguments = (self.abstract_params(), self.cache.pools(), self.cache.split(self.cache.num_entries))
-        jitted = jax.jit(partial(run, step), donate_argnums=1)
+        jitted = jax.jit(partial(forward.run, step), donate_argnums=1)
         return jitted, (*arguments, *columns)
 
     @property
@@ -243,151 +210,6 @@ class InferencePrograms:
             return False
         return why_no_paged(platform, self.config, self.layout, queries) is not None
 
-    def _step(
-        self,
-        step: StepShape,
-        params: Mapping[str, Any],
-        pools: Pools,
-        last: Array,
-        tokens: Array,
-        positions: Array,
-        slots: Array,
-        tables: Array,
-        heads: Array,
-        read: Array | None = None,
-    ) -> tuple[Any, ...]:
-        tokens = self._on_each(_known, tokens, last, slots)
-        places = transformer.with_tokens(self.config, Places(positions[:, None]), tokens[:, None])
-        placed = reshard(positions, PartitionSpec(self.cache.page_axes))
-        cache = PagedCache(
-            {name: pools[name] for name in self.cache.page_names},
-            placed,
-            tables,
-            step.rows,
-            self.layout,
-            self.cache.groups,
-            step.is_fresh,
-            step.stands,
-            with_native=self._with_native,
-            with_kernel=self._with_kernel,
-            batch_invariant=self.batch_invariant,
-            states=self._states_of(pools, positions, slots, step),
-        )
-        if read is None:
-            x = transformer.enter(self.config, self.ops, params, tokens[:, None], places)
-        else:
-            read = read[:, None].astype(self.ops.dtype)
-            x = transformer.enter_draft(self.config, self.ops, params, tokens[:, None], read)
-        if self._with_native:
-            x = self._on_each(_without_padding, x, positions)
-        x, cache = transformer.through(self.config, self.ops, params, x, places, cache, self.config.layers)
-        hidden = x
-        with jax.named_scope("take"):
-            x = self.rows_taken(x, heads)
-        logits = transformer.leave(self.config, self.ops, params, x)
-        num_per_shard = self.cache.replicas_per_shard
-        with jax.named_scope("logits"):
-            padded = self._on_each(partial(_padded, step.num_logits, num_per_shard), self.whole(logits))
-        kept = cache.pools if cache.states is None else {**cache.pools, **cache.states.states}
-        yielded: list[Any] = [padded, kept]
-        if step.num_hidden:
-            num_rows = num_per_shard * step.num_hidden
-            yielded.append(self._on_each(partial(_with_rows, num_rows), hidden))
-        if step.keeps_hidden:
-            with jax.named_scope("hidden"):
-                normed = transformer.final_norm(self.config, self.ops, params, hidden)
-                yielded.append(self.whole(normed))
-        return tuple(yielded)
-
-    def _states_of(self, pools: Pools, positions: Array, slots: Array, step: StepShape) -> StateCache | None:
-        """The states among `pools`, with the places of the step's tokens; None if the model has none."""
-        if not self.cache.states:
-            return None
-        states = {name: cast("list[Array]", pools[name]) for name in self.cache.states}
-        num_per_shard, sizes = self.cache.replicas_per_shard, self._sizes
-        return StateCache(
-            states, positions, slots, step.rows, num_per_shard, sizes.num_slots, sizes.num_kept_drafts
-        )
-
-    def _prompts(
-        self,
-        layout: Layout,
-        step: StepShape,
-        params: Mapping[str, Any],
-        pools: Pools,
-        last: Array,
-        tokens: Array,
-        positions: Array,
-        slots: Array,
-        tables: Array,
-        heads: Array,
-    ) -> tuple[Array, Pools]:
-        """The step of whole prompts; replicas split the positions of each prompt.
-
-        layout: the layout of prefill. Each shard has early and late positions, for balance.
-        """
-        [rows], num_shards = step.rows, layout.num_prompt_shards
-        length = rows.length
-        split = partition_spec(token_sharding(layout, "tokens"))
-        shared = PartitionSpec(split[0], None)
-
-        def dealt(x: Array, spec: PartitionSpec) -> Array:
-            by_row = PartitionSpec(jax.typeof(x).sharding.spec[0], None)
-            return reshard(zigzag(jnp.reshape(x, (-1, length), out_sharding=by_row), num_shards), spec)
-
-        order = jnp.asarray(dealt_positions(length, num_shards))
-        places = Places(jnp.broadcast_to(order, (tokens.shape[0] // length, length), out_sharding=shared))
-        kept = PartitionSpec(self.cache.page_axes)
-        placed = jnp.reshape(dealt(positions, PartitionSpec(*kept, None)), -1, out_sharding=kept)
-        by_sequence = cached_array(self.layout, self.config).axes_of("B")
-        sharing = tuple(axis for axis in by_sequence if axis not in layout.batch_axes)
-        cache = PagedCache(
-            {name: pools[name] for name in self.cache.page_names},
-            placed,
-            tables,
-            step.rows,
-            self.layout,
-            self.cache.groups,
-            True,
-            with_kernel=self._with_kernel,
-            sharing=sharing,
-            states=self._states_of_prompts(pools, positions, slots, places.positions),
-        )
-        ops = InferenceOps(self.config, layout)
-        x = transformer.enter(self.config, ops, params, dealt(tokens, split), places)
-        x, cache = transformer.through(self.config, ops, params, x, places, cache, self.config.layers)
-        with jax.named_scope("take"):
-            x = _at(heads, x, reshard(places.positions, split))
-        head = InferenceOps(self.config, single_tokens(layout))
-        logits = transformer.leave(self.config, head, params, x)
-        with jax.named_scope("logits"):
-            whole = resharded(logits, PartitionSpec(shared[0], None, None))[:, 0].astype(jnp.float32)
-            local = partial(_repeated, step.num_logits, self.cache.replicas_per_shard)
-            of_each = PartitionSpec(self.cache.batch_axes, None)
-            repeated = jax.shard_map(local, in_specs=shared, out_specs=of_each, check_vma=False)
-            kept = cache.pools if cache.states is None else {**cache.pools, **cache.states.states}
-            return repeated(whole), kept
-
-    def _states_of_prompts(
-        self, pools: Pools, positions: Array, slots: Array, order: Array
-    ) -> PromptStates | None:
-        """The states among `pools`, with the places of prompts [B, T] in the order of `order`[B, T]."""
-        if not self.cache.states:
-            return None
-        states = {name: cast("list[Array]", pools[name]) for name in self.cache.states}
-        of_rows, of_replicas = (
-            jnp.reshape(x, (-1, order.shape[1]), out_sharding=PartitionSpec(spec_of(x).partitions[0], None))
-            for x in (slots, positions)
-        )
-        lengths = jnp.sum(of_rows != self._sizes.num_slots, axis=1)
-        # A device keeps its heads' states for all replicas of its shard, so any replica may own a row.
-        per_shard, shards = self.cache.replicas_per_shard, self.cache.batch_axes
-        is_own = reshard(of_replicas[:, 0] >= 0, PartitionSpec(shards))
-        parted = PartitionSpec(shards, None, None)
-        is_own = jnp.reshape(is_own, (self.cache.num_shards, per_shard, -1), out_sharding=parted)
-        is_own = jnp.reshape(jnp.any(is_own, axis=1), -1, out_sharding=PartitionSpec(shards))
-        return PromptStates(states, order, lengths, of_rows[:, 0], is_own)
-
     def _choose(
         self,
         needs: Needs | None,
@@ -404,21 +226,7 @@ class InferencePrograms:
         chosen = partial(in_tiles, sample) if self.batch_invariant else sample
         local = jax.shard_map(chosen, in_specs=by_replica, out_specs=by_replica, check_vma=False)
         sampled = local((logits, rows, edits, guesses))
-        return self._on_each(_given, last, slots, sampled.tokens), sampled
-
-    def rows_taken(self, x: Array, rows: Array) -> Array:
-        """The rows x[n, 1, D] of each shard of the batch; zeros for padding with native kernels."""
-        taken = self._on_each(_taken, x, rows)
-        return self._on_each(_without_padding, taken, rows) if self._with_native else taken
-
-    def whole(self, x: Array) -> Array:
-        """f32[n, V] of x[n, 1, V], whole over V on every device of a replica."""
-        return resharded(x, PartitionSpec(self.cache.batch_axes, None, None))[:, 0].astype(jnp.float32)
-
-    def _on_each(self, local: Any, *arrays: Array) -> Array:
-        """`local` of the part of the arrays on each shard of the batch, with the first's other dimensions."""
-        specs = tuple(jax.typeof(x).sharding.spec for x in arrays)
-        return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
+        return on_each_shard(_given, last, slots, sampled.tokens), sampled
 
     def lowered(self, jitted: Any, *arguments: Any) -> Any:
         with jax.set_mesh(self.mesh):
@@ -485,44 +293,6 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
 def _sampled(needs: Needs | None, asked: tuple[Array, SampledRows, Edits | None, Guesses | None]) -> Sampled:
     logits, rows, edits, guesses = asked
     return sample(logits, rows, edits, needs, guesses)
-
-
-def _known(tokens: Array, last: Array, slots: Array) -> Array:
-    return jnp.where(tokens == PENDING, last[slots], tokens)
-
-
-def _without_padding(x: Array, places: Array) -> Array:
-    """Zeros in padding rows: most layers keep them zero, and kernels.py skips zero rows."""
-    is_padding = jnp.reshape(places == PADDING, (-1, *[1] * (x.ndim - 1)))
-    return jnp.where(is_padding, jnp.zeros((), x.dtype), x)
-
-
-def _with_rows(num_rows: int, x: Array) -> Array:
-    return jnp.pad(x, ((0, num_rows - x.shape[0]), *[(0, 0)] * (x.ndim - 1)))
-
-
-def _taken(x: Array, heads: Array) -> Array:
-    return x[heads]
-
-
-def _padded(num_rows: int, num_replicas: int, logits: Array) -> Array:
-    of_replicas = jnp.reshape(logits, (num_replicas, -1, logits.shape[-1]))
-    missing = num_rows - of_replicas.shape[1]
-    return jnp.reshape(jnp.pad(of_replicas, ((0, 0), (0, missing), (0, 0))), (-1, logits.shape[-1]))
-
-
-def _repeated(num_rows: int, num_replicas: int, logits: Array) -> Array:
-    """The logits with padding rows, repeated for each replica that computed them together."""
-    padded = jnp.pad(logits, ((0, num_rows - logits.shape[0]), (0, 0)))
-    return jnp.tile(padded, (num_replicas, 1))
-
-
-def _at(heads: Array, x: Array, positions: Array) -> Array:
-    """x[R, 1, D]: the rows of x[R, T, D] at positions heads[R], as a sum with zeros of other devices."""
-    first, _, last = partitions_of(x)
-    mine = (positions == heads[:, None])[:, :, None]
-    sample, spec = jnp.where(mine, x, jnp.zeros((), x.dtype)), PartitionSpec(first, last)
-    return lax.reduce_sum(sample, (1,), out_sharding=spec)[:, None]
 
 
 def _given(last: Array, slots: Array, tokens: Array) -> Array:

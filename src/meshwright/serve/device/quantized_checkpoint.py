@@ -32,8 +32,9 @@ from meshwright.nn.layer_weights import layered
 from meshwright.nn.params import flatten
 from meshwright.nn.start.device_mesh import device_mesh
 from meshwright.serve.device.cache_programs import CacheSizes
+from meshwright.serve.device.forward_steps import StepShape
 from meshwright.serve.device.loading import ModelFolder, load_model_folder
-from meshwright.serve.device.programs import InferencePrograms, StepShape
+from meshwright.serve.device.programs import InferencePrograms
 from meshwright.serve.device.readout import Read, Readout
 
 _WINDOW = 512  # tokens that are scored together

@@ -31,9 +31,10 @@ from meshwright.nn.start.compiled_cache import NothingCompiled
 from meshwright.platforms import platform_of
 from meshwright.serve.device.cache_programs import CacheSizes
 from meshwright.serve.device.device_cache import DeviceCache
+from meshwright.serve.device.forward_steps import StepShape
 from meshwright.serve.device.in_turn import one_at_a_time
 from meshwright.serve.device.joined import joined
-from meshwright.serve.device.programs import InferencePrograms, StepShape
+from meshwright.serve.device.programs import InferencePrograms
 from meshwright.serve.device.readout import Readout, Results
 from meshwright.serve.device.sampling import Needs, Sampled
 from meshwright.serve.device.shapes import Shape, Shapes

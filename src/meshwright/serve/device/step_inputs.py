@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from meshwright.nn.attention.paged import PADDING, Rows
-from meshwright.serve.device.programs import StepShape
+from meshwright.serve.device.forward_steps import StepShape
 from meshwright.serve.device.readout import Read
 from meshwright.serve.device.sampling import Edits, Guesses, SampledRows, batch_edits, batch_rows, no_guesses
 from meshwright.serve.engine.batch import Batch, SequenceWork
