@@ -33,8 +33,8 @@ from benchmarks.fit_published import replace_tables
 from meshwright import engines
 from meshwright.cost.collectives import collective_seconds
 from meshwright.cost.passes import Dtypes
+from meshwright.cost.record_inference import record_pass
 from meshwright.cost.recorder import PassShape
-from meshwright.cost.serving_step import record_pass
 from meshwright.cost.transfer_prices import at_step_rates
 from meshwright.engines.serving_engine import ENGINES
 from meshwright.errors import MeshwrightError

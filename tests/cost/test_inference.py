@@ -5,18 +5,14 @@ from dataclasses import replace
 import pytest
 from tests.cost.recorded import BF16
 
+from meshwright.cost.cached_ops import keys_read
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.memory import alive_in_inference
 from meshwright.cost.passes import Dtypes, compute_seconds
 from meshwright.cost.record import record_training
+from meshwright.cost.record_inference import record_inference, record_pass
 from meshwright.cost.recorder import PassShape
-from meshwright.cost.serving_step import (
-    inference_cost,
-    inference_memory,
-    keys_read,
-    record_inference,
-    record_pass,
-)
+from meshwright.cost.serving_step import inference_cost, inference_memory
 from meshwright.engines.serving_engine import ENGINES
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware

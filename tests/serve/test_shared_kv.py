@@ -16,7 +16,7 @@ from tests.nn.test_layouts import SHARED, SHARED_BY_FOUR
 from tests.nn.test_shared_kv import reference_logits
 from tests.serve.answers import CONTEXT, NUM_SLOTS, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 
-from meshwright.cost.serving_step import cache_bytes
+from meshwright.cost.record_inference import cache_bytes
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
 from meshwright.models.count import kv_bytes_per_token

@@ -26,7 +26,7 @@ from tests.nn.test_layouts import (
 )
 from tests.serve.answers import CONTEXT, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 
-from meshwright.cost.serving_step import cache_bytes
+from meshwright.cost.record_inference import cache_bytes
 from meshwright.errors import PlanError
 from meshwright.layout import Layout
 from meshwright.layout.layout_checks import num_replicas

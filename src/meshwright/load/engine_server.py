@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshwright.cost.serving_step import cache_bytes
+from meshwright.cost.record_inference import cache_bytes
 from meshwright.engines.serving_engine import ServingEngine
 from meshwright.errors import PlanError
 from meshwright.hardware.chip import SharedMemory, Torus

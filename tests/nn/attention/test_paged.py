@@ -16,7 +16,7 @@ from jax.experimental import pallas
 from jax.sharding import PartitionSpec as P
 from tests.native.needed import needs_native
 
-from meshwright.cost.serving_step import cache_bytes
+from meshwright.cost.record_inference import cache_bytes
 from meshwright.layout import Layout
 from meshwright.layout.attention_kernels import why_no_paged
 from meshwright.models.count import cache_windows

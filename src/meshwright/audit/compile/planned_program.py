@@ -5,13 +5,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from meshwright.cost.cached_ops import form_by_pages
 from meshwright.cost.graph import Graph, recomputed_nodes, saved_values
 from meshwright.cost.memory import held_bytes
 from meshwright.cost.pipeline.stages import mean_runs, stage_counts, stage_of
 from meshwright.cost.priced import PricedCollective
 from meshwright.cost.record import record_training
+from meshwright.cost.record_inference import record_inference, record_pass
 from meshwright.cost.recorder import Lowering, PassShape
-from meshwright.cost.serving_step import form_by_pages, inference_cost, record_inference, record_pass
+from meshwright.cost.serving_step import inference_cost
 from meshwright.cost.state import StageState
 from meshwright.cost.step_cost import StepPricer
 from meshwright.cost.step_memory import stage_memory

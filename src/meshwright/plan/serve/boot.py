@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meshwright.cost.serving_step import cache_bytes, pass_cost
+from meshwright.cost.record_inference import cache_bytes
+from meshwright.cost.serving_step import pass_cost
 from meshwright.engines.serving_engine import ServingEngine
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from math import ceil
 
-from meshwright.cost.serving_step import cache_bytes, pass_cost
+from meshwright.cost.record_inference import cache_bytes
+from meshwright.cost.serving_step import pass_cost
 from meshwright.dtypes import dtype_bytes
 from meshwright.hardware.links import bound_name
 from meshwright.hardware.roofs import compute_bound_batch

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshwright.cost.serving_step import InferenceMemory, cache_bytes, pass_cost
+from meshwright.cost.record_inference import cache_bytes
+from meshwright.cost.serving_step import InferenceMemory, pass_cost
 from meshwright.cost.step_cost import StepCost
 from meshwright.errors import PlanError
 from meshwright.hardware.links import bound_name

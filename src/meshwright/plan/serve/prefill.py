@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.serving_step import Passes, keys_read
+from meshwright.cost.cached_ops import keys_read
+from meshwright.cost.serving_step import Passes
 from meshwright.errors import LayoutError
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout

@@ -13,7 +13,8 @@ import numpy as np
 
 from meshwright.collector import collector_paused
 from meshwright.cost.collectives import forget_prices
-from meshwright.cost.serving_step import InferenceMemory, Passes, alike_of, cache_bytes
+from meshwright.cost.record_inference import alike_of, cache_bytes
+from meshwright.cost.serving_step import InferenceMemory, Passes
 from meshwright.dtypes import dtype_bytes, types_for
 from meshwright.errors import PlanError
 from meshwright.hardware import catalog

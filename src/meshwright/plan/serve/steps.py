@@ -7,8 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from meshwright.cost.cached_ops import keys_read
+from meshwright.cost.record_inference import cache_bytes, record_pass
 from meshwright.cost.recorder import PassShape
-from meshwright.cost.serving_step import Passes, cache_bytes, inference_memory, keys_read, record_pass
+from meshwright.cost.serving_step import Passes, inference_memory
 from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.models.config import ModelConfig
