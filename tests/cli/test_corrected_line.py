@@ -465,8 +465,9 @@ def test_no_line_is_guessed(typed: str, capsys: pytest.CaptureFixture[str]) -> N
         ),
         (
             "train my.txt --n_layer 6 --n_head 8 --n_embd 512 --block_size 256",
-            "mw plan train --set num_layers=6,num_heads=8,d_model=512,max_seq_len=256 --seq-len 256 --model "
-            "tiny --hardware cpu:8 --batch-tokens 4096 -o plan.toml && mw train plan.toml --data my.txt",
+            "mw plan train --set num_layers=6,num_heads=8,d_model=512,max_seq_len=256,num_kv_heads=8 "
+            "--seq-len 256 --model tiny --hardware cpu:8 --batch-tokens 4096 -o plan.toml && "
+            "mw train plan.toml --data my.txt",
         ),
         ("plan train $P --html", "mw plan train $P -o plan.toml && mw report plan.toml -o report.html"),
         ("plan train $P --report a.html", "mw plan train $P -o plan.toml && mw report plan.toml -o a.html"),

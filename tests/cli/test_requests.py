@@ -179,6 +179,16 @@ REQUESTS = [
      "--seq-len 8k"),
     ("train --from llama/ --data chats.jsonl --load_in_4bit --lora_r 32",
      "train --from llama/ --data chats.jsonl --base-dtype nf4 --lora 32"),
+    # the same machine twice, slices, moments, forms of weights, sizes of a small model
+    ("fit llama-3-8b --hardware rtx4090 rtx4090", "--hardware rtx4090,rtx4090"),
+    ("plan train --model llama-3-70b --hardware h100:64 --gbs 512 --seq 8k --roofline", "--ideal"),
+    ("plan train --model llama-3-70b --hardware v5e-256 --compile_topology_num_slices 2",
+     "--hardware '2*v5e:256'"),
+    ("plan train --model llama-3-70b --hardware v5p:4x8x8 --opt_type adamw --mu_dtype bfloat16",
+     "--given optimizer=adamw,optimizer_dtype=bf16"),
+    ("quantize --checkpoint runs/demo --qformat fp8 -o out", "quantize runs/demo --to fp8 -o out"),
+    ("train --data my.txt --layers 6 --heads 6 --embed 384",
+     "--set num_layers=6,num_heads=6,d_model=384,num_kv_heads=6"),
     # a mesh of the machine, and a number type by the beginning of its name
     ("collective 'AllGather_Y([E_Y, F])' --hardware v5e:8x16 --dims E=2048,F=8192", "--mesh X=8,Y=16"),
     ("collective 'AllGather_X([E_X, F])' --hardware h100:8 --dims E=2048,F=8192", "--mesh X=8"),

@@ -92,7 +92,6 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan train $P -v", "-v is --explain here"),
         ("plan train $P --out x.toml", "is -o here"),
         ("plan train $P --headroom 10", "write 10% or 0.1"),
-        ("plan train $P --price h100:2.5", "write 2.5, or v5p=4.2,h100=2.5"),
         ("plan serve $S --tpot 30", "write 30ms, or 30s"),
         ("plan serve $S --qps 20", "is --rate here"),
         ("plan serve $S -tp 4", "-tp is --layout tensor=4 here"),

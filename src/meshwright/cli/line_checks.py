@@ -46,6 +46,10 @@ def _check_plan(command: Command, given: dict[str, str]) -> None:
     """Raise MeshwrightError for a layout that the model or the chips exclude, or --days without --tokens."""
     if "--days" in given and "--tokens" not in given:
         raise PlanError("--days needs the length of the run; add --tokens 1T")
+    if {"--set", "--model"} <= given.keys():
+        from meshwright.cli.console import load_model_with
+
+        load_model_with(given["--model"], given["--set"])
     if not {"--layout", "--model"} <= given.keys():
         return
     from meshwright.hardware.catalog import load

@@ -32,6 +32,7 @@ _NONSENSE = "?!"  # refused except by options that take any text
 _SETTING = re.compile(r"\w+\s*[<>=!]")  # a word of --given or --layout
 _LETTER = 2  # characters, with its dash, of an option of one letter
 _LEAST_OF_PROMPT = 2  # words of a prompt without quotes
+_OF_SEVERAL = ("plan", "serve"), ("plan", "train"), ("fit",)  # commands of several machines
 _MOST_JOINED = 4  # words of one value
 # Words in messages that the reader has to replace: NAME, N, C.
 PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
@@ -344,7 +345,7 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         if piece.option or before is None or not command.takes_value(before.option):
             joined.append(piece)
             continue
-        is_machine = before.option == "--hardware" and command.path in (("plan", "serve"), ("plan", "train"))
+        is_machine = before.option == "--hardware" and command.path in _OF_SEVERAL
         refused = command.fault(before.option, before.value)
         if is_machine and not refused and not command.fault(before.option, piece.value):
             joined[-1] = replace(before, value=f"{before.value},{piece.value}")

@@ -1,5 +1,6 @@
 """Lines of two commands: download a checkpoint and use it, or plan a model and train it."""
 
+import re
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -74,10 +75,17 @@ def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tup
     if ("--set" in options or is_of_text) and "--model" not in options:  # sizes of a model without a name
         length = next((piece.value for piece in of_plan if piece.option == "--seq-len"), "")
         longer = [Piece("--set", f"max_seq_len={length}")] if length else []
-        of_plan += [Piece("--model", _OWN_MODEL), *longer]
+        of_plan += [Piece("--model", _OWN_MODEL), *longer, *_own_heads(of_plan)]
     if not _is_of_preset(of_plan) or {"--from", "--lora", "--rl", "--run"} & {each.option for each in of_run}:
         return [], []
     return [*of_plan, *_examples(of_plan), Piece("-o", "plan.toml")], [Piece("", "plan.toml"), *of_run]
+
+
+def _own_heads(pieces: Sequence[Piece]) -> list[Piece]:
+    """As many KV heads as the query heads of --set, since those of `_OWN_MODEL` may not divide."""
+    sizes = ",".join(piece.value for piece in pieces if piece.option == "--set")
+    heads = re.search(r"\bnum_heads=(\d+)", sizes)
+    return [Piece("--set", f"num_kv_heads={heads[1]}")] if heads and "num_kv_heads" not in sizes else []
 
 
 def _is_of_preset(pieces: Sequence[Piece]) -> bool:

@@ -56,8 +56,8 @@ def with_a_right_value(piece: Piece, command: Command) -> Piece:
     hourly = price_of_an_hour(value) if piece.option == "--budget" else ""
     if hourly and "--max-price-per-hour" in command.options:
         return Piece("--max-price-per-hour", hourly)
-    if piece.option == "--hardware" and re.search(r",\s*[A-Za-z]", value):
-        machines = (replace(piece, value=each) for each in specs(value))
+    is_several = piece.option == "--hardware" and re.search(r",\s*[A-Za-z]", value)
+    if is_several and len(machines := [replace(piece, value=each) for each in specs(value)]) > 1:
         every = ",".join(with_a_right_value(each, command).value for each in machines)
         return replace(piece, value=every)
     for _ in range(_MOST_ROUNDS):

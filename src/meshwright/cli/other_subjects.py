@@ -10,6 +10,7 @@ from meshwright.cli.other_values import (
     LOAD,
     MACHINE,
     PERCENTILES,
+    SLICES,
     STEPS,
     dtype_here,
     with_value,
@@ -63,6 +64,8 @@ _MEANINGS: dict[str, str] = {
     "--layout expert=8": "ep expert experts moe",
     "--smallest, for the fewest chips that suffice,": "fewest smallest; gpus gpu nodes chips auto",
     "--set num_layers=32": "layers; depth transformer decoder model",
+    "--set d_model=4096": "embed embd embedding embeddings hidden; dim width units features model",
+    "--to": "qformat format; dtype output quantization weights",
     "--software pytorch-compiled": "compile compiled inductor; torch model",
     "--software megatron-te": "te transformer-engine",
     "--set lora_rank=16": "lora peft; r rank",
@@ -96,8 +99,8 @@ _MEANINGS: dict[str, str] = {
     "--given matmul_dtype=fp8": "fp8 float8; linear matmul format recipe hybrid rowwise blockwise tensorwise",
     "--given gradients_dtype=f32": "fp32; grads gradient gradients grad reduce accumulate allreduce",
     "--given gradients_dtype=bf16": "grads gradient gradients grad; dtype main reduce accumulation fp32 bf16",
-    "--given optimizer_dtype=bf16": "moment moments exp-avg optimizer optim state; dtype precision states",
-    "--given optimizer=adafactor": "optimizer optim",
+    "--given optimizer_dtype=bf16": "moment moments mu nu exp-avg optimizer; dtype precision state states",
+    "--given optimizer=adafactor": "optimizer optim opt",
     "--weights-dtype": (
         "dtype quant quantization quantize bits wbits 4bit 8bit awq gptq bnb precision bit; method algorithm "
         "weight weights params model torch load"
@@ -108,6 +111,7 @@ _MEANINGS: dict[str, str] = {
     "--samples 8": "generations samples rollouts rollout group; prompt",
     "--prompts": "batch bs queries; rollout train global prompts",
     HOSTS_OF_8: "node nodes hosts machine machines",
+    SLICES: "slices slice pods; compile topology",
     MACHINE: (
         "machine machines processes gpu cluster topology gpus node nodes device devices chips cards "
         "accelerators accelerator tpus gres nproc ntasks; world hosts tasks task"

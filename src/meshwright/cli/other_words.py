@@ -197,6 +197,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--json": ("--format", "--output-format", "--jsonl", "--as-json", "--yaml"),
     "--explain": ("--verbose", "-v", "--why", "--details", "--detail", "--breakdown", "--full"),
     "--top": ("--n-best", "--num-results", "--topk", "--limit", "-n", "--max-results", "--num", "-k"),
+    "--ideal": ("--roofline", "--theoretical", "--speed-of-light", "--best-case"),
     "--price": ("--cost", "--price-per-hour", "--gpu-price", "--hourly", "--cost-per-hour"),
     "--headroom": ("--margin", "--reserve"),
     "--headroom 10%, the share to leave free,": (

@@ -139,23 +139,18 @@ def usual(spec: str) -> str:
     return _by_words(spec) or spec
 
 
-# A number of chips without their name, after a comma: `2 cards`, `x2`.
-_COUNT = re.compile(r"x ?\d+|\d+ ?x|\d+ (of them|gpus?|chips?|cards?|devices?|units?|nodes?|hosts?)", re.I)
-
-
 def specs(text: str) -> list[str]:
-    """The specs in a value of --hardware, which commas join. A number of chips belongs to the part before it.
+    """The specs in a value of --hardware, which commas join.
 
-    >>> specs("h100:8, v5p:4x4x4"), specs("4090, 2 cards")
-    (['h100:8', 'v5p:4x4x4'], ['4090 2 cards'])
+    One machine may have commas too: a chip that is named several times, or its number in words.
+
+    >>> specs("h100:8, v5p:4x4x4"), specs("4090, 2 cards"), specs("4090,4090"), specs("4090,3090")
+    (['h100:8', 'v5p:4x4x4'], ['4090, 2 cards'], ['4090,4090'], ['4090', '3090'])
     """
-    made: list[str] = []
-    for part in map(str.strip, text.split(",")):
-        if made and ":" not in made[-1] and _COUNT.fullmatch(part):
-            made[-1] = f"{made[-1]} {part}"
-        else:
-            made.append(part)
-    return made
+    parts = [part.strip() for part in text.split(",")]
+    are_names = all(part.partition(":")[0].lower() in _aliases() for part in parts)
+    is_one = "," not in usual(text) and not (are_names and len({*parts}) > 1)
+    return [text.strip()] if is_one else parts
 
 
 def _in_figures(match: re.Match[str]) -> str:

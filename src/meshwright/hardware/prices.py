@@ -141,8 +141,8 @@ def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
 
     >>> parse_prices("v5p=4.2,h100=2.5"), parse_prices("2.5", ["h100"])
     ({'v5p': 4.2, 'h100': 2.5}, {'h100': 2.5})
-    >>> parse_prices("$2.50/h", ["h100"])
-    {'h100': 2.5}
+    >>> parse_prices("$2.50/h", ["h100"]), parse_prices("h100:2.5")
+    ({'h100': 2.5}, {'h100': 2.5})
     """
     prices: dict[str, float] = {}
     if chips and (match := _PRICE.fullmatch(text)):
@@ -150,7 +150,7 @@ def parse_prices(text: str, chips: Sequence[str] = ()) -> dict[str, float]:
     if decimal := decimal_comma(text):
         raise HardwareError(f"--price {text.strip()!r} has a comma; write {decimal}")
     for item in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, price = item.partition("=")
+        name, equals, price = item.replace(":", "=", 1).partition("=")
         match = _PRICE.fullmatch(price)
         value = float(match[2]) if match else 0.0
         if not equals or not 0 < value < float("inf"):
