@@ -187,18 +187,16 @@ class CachedOps(SymbolicOps):
         """A chosen expert's weight is read once for each block of its rows, at least once."""
         return largest((1.0, super().reads_of_weight(blocks)))
 
-    def residual(self, name: str, x: Value, y: Value) -> Value:
+    def add_shared_experts(self, name: str, chosen: Value, shared: Value, gate: Value | None) -> Value:
         """A sum; with `Lowering.adds_shared`, the terms of chosen and shared experts share one all-reduce.
 
         A device then adds its partial sums of both first, if both are summed over the same axes.
         """
-        if name == "shared_residual" and self.lowering.adds_shared:
-            routed, shared = self._maker(x), self._maker(y)
-            if shared.name == "shared_gated":
-                shared = self._maker(shared.inputs[0])
-            if _summed_axes(routed) and _summed_axes(routed) == _summed_axes(shared):
-                self.nodes[self.nodes.index(shared)] = replace(shared, forward_transfers=())
-        return super().residual(name, x, y)
+        if self.lowering.adds_shared:
+            axes, made = _summed_axes(self._maker(chosen)), self._maker(shared)
+            if axes and axes == _summed_axes(made):
+                self.nodes[self.nodes.index(made)] = replace(made, forward_transfers=())
+        return super().add_shared_experts(name, chosen, shared, gate)
 
     def _maker(self, x: Value) -> Node:
         """The node of this layer that makes x."""

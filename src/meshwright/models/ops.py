@@ -79,7 +79,8 @@ class ExpertOps(CommonOps[V], Protocol[V]):
     choice[E] is added to the scores to choose them. table[t, r]: the experts of each token id, in place of a
     choice. experts: y[B, T, D] of x[B, T, D]. Tokens are dispatched as rows d[E, C, D], block(ops, w, d)
     computes rows of the same shape, and these are combined: weighted by the gates, or only summed if the
-    gates scaled the rows before. In one pass or several.
+    gates scaled the rows before. In one pass or several. add_shared_experts: the result of the chosen experts
+    plus that of the shared ones, times a sigmoid of gate[B, T] if there is one.
     """
 
     def router(
@@ -96,6 +97,7 @@ class ExpertOps(CommonOps[V], Protocol[V]):
     def experts(
         self, block: "Callable[[Ops[V], Mapping[str, V], V], V]", w: Mapping[str, V], x: V, gates: V
     ) -> V: ...
+    def add_shared_experts(self, name: str, chosen: V, shared: V, gate: V | None) -> V: ...
 
 
 class Ops(LatentOps[V], CompressionOps[V], ExpertOps[V], StateOps[V], StreamOps[V], Protocol[V]):

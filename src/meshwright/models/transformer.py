@@ -428,9 +428,8 @@ def _mixture(config: ModelConfig, ops: Ops[V], w: Mapping[str, V], h: V, places:
     if "shared_in" not in w:
         return y
     shared = _feed_forward(config, ops, w, h, "shared", "BTD,DU->BTU", "BTU,UD->BTD")
-    if "shared_router" in w:
-        shared = ops.gated("shared_gated", shared, ops.dot("shared_router", h, w["shared_router"]))
-    return ops.residual("shared_residual", y, shared)
+    gate = ops.dot("shared_router", h, w["shared_router"]) if "shared_router" in w else None
+    return ops.add_shared_experts("shared", y, shared, gate)
 
 
 # The forward pass in parts, which stages of a pipeline combine

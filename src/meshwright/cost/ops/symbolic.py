@@ -132,6 +132,10 @@ class SymbolicOps(CompressionOps, ExpertOps, MixerOps, StreamOps):
     def residual(self, name: str, x: Value, y: Value) -> Value:
         return self.elementwise(name, (x, y), self.value(x.array, x.dtype), ())
 
+    def add_shared_experts(self, name: str, chosen: Value, shared: Value, gate: Value | None) -> Value:
+        shared = shared if gate is None else self.gated(f"{name}_gated", shared, gate)
+        return self.residual(f"{name}_residual", chosen, shared)
+
     def softcap(self, name: str, logits: Value, cap: float) -> Value:
         """Fused with the loss."""
         self.fused.add(name)

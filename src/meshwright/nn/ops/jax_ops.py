@@ -141,6 +141,10 @@ class JaxOps(CompressionOps, ExpertOps, MixerOps, StreamOps):
         with jax.named_scope(name):
             return checkpoint_name(x + y, OPERATION)
 
+    def add_shared_experts(self, name: str, chosen: Array, shared: Array, gate: Array | None) -> Array:
+        shared = shared if gate is None else self.gated(f"{name}_gated", shared, gate)
+        return self.residual(f"{name}_residual", chosen, shared)
+
     def layers(
         self,
         block: Callable,
