@@ -33,7 +33,12 @@ from meshwright.audit.facts.compiled_schedule import ProgramSchedule, overlaps, 
 from meshwright.audit.facts.emitted import Emitted, on_mesh
 from meshwright.audit.facts.gaps import not_understood
 from meshwright.audit.facts.groups import inferred_mesh
-from meshwright.audit.facts.matmuls import dot_flops, is_counted_branch, smaller_branches
+from meshwright.audit.facts.matmuls import (
+    dot_flops,
+    is_counted_branch,
+    multiplied_inputs,
+    smaller_branches,
+)
 from meshwright.audit.facts.narrow_arithmetic import host_transfers
 from meshwright.audit.facts.seconds import Prices, step_prices
 from meshwright.audit.hlo.read import Program, check_complete, check_partitioned, parse_hlo
@@ -160,11 +165,13 @@ def audit_program(
     reading = read_program(program, machine, mesh)
     gaps = not_understood(program)
     prices = reading.prices
+    multiplied = multiplied_inputs(program)
+    state = state_of(program, multiplied)
     notes += [
         note
         for note in (
             undonated_note(program),
-            whole_weights_note(program, prices),
+            whole_weights_note(program, prices, multiplied),
             repeated_sums_note(reading.sent, prices),
             repeated_gathers_note(program, reading.sent, prices),
         )
@@ -175,7 +182,7 @@ def audit_program(
     line = None
     if machine and machine.chip.platform == program.platform:
         line = program_timeline(program, machine.chip, step_prices(machine, prices.mesh), reading.sent)
-    faults = accidents(schedule, reading.sent, prices)
+    faults = accidents(schedule, reading.sent, prices, multiplied)
     for_a_part = [one for one in faults if one.kind == FOR_A_PART]
     faults += summed_after_gather(program, prices, _without_remarks(reading.sent, for_a_part))
     gathers = gathered_operands(faults, reading.sent)
@@ -184,7 +191,7 @@ def audit_program(
     warnings = at_the_root(
         [
             *faults,
-            *replicated_state(program, prices, largest.num_bytes if largest else 0),
+            *replicated_state(program, prices, state, largest.num_bytes if largest else 0),
             *(
                 repeated_products(repeated, program, prices, gathers, reading.sent)
                 or _repeated_on_parts(reading, machine, gathers)
@@ -193,7 +200,7 @@ def audit_program(
             *dropped_products(program, prices),
             *repeated_in_loops(program, prices),
             *copied_caches(program, prices),
-            *given_whole(program, prices, {one.name for one in state_of(program)}),
+            *given_whole(program, prices, {one.name for one in state}),
             *summed_too_early(program, prices, _without_remarks(reading.sent, faults)),
             *drawn_whole(program, prices),
             *equal_values(program, prices, reading.sent),

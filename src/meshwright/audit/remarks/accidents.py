@@ -6,7 +6,7 @@ reported. Tensors have JAX's names of the program's inputs and named scopes.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -15,7 +15,6 @@ from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.compiled_schedule import ProgramSchedule
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import first_split_over, split_over, tiles_of
-from meshwright.audit.facts.matmuls import multiplied_inputs
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
@@ -158,7 +157,11 @@ def _parts_of(parameter: Instruction, dims: tuple[int, ...], num_devices: int) -
 
 
 def _saved_by_gathers(
-    program: Program, batch: ProgramBatch, sent: Iterable[Emitted], prices: Prices
+    program: Program,
+    batch: ProgramBatch,
+    sent: Iterable[Emitted],
+    prices: Prices,
+    multiplied: Collection[int],
 ) -> float:
     """The share of the bytes sent over `fsdp_axes` that FSDP would save: gathered weights, not activations.
 
@@ -169,7 +172,7 @@ def _saved_by_gathers(
     if not sent_now:
         return 1.0
     times = 3 if is_differentiated(program) else 1  # two gathers and a reduce-scatter, or a gather
-    multiplied, by_fsdp = multiplied_inputs(program), 0.0
+    by_fsdp = 0.0
     for parameter in program.main.parameters:
         is_weight = id(parameter) in multiplied and parameter.label not in batch.names
         axes = tuple(split_over(parameter, prices.mesh) & batch.fsdp_axes)
@@ -183,11 +186,16 @@ def _saved_by_gathers(
 _SHARE = 0.001
 
 
-def accidents(schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices) -> list[Remark]:
-    """A warning for each tensor and kind of accident, in the program's order."""
+def accidents(
+    schedule: ProgramSchedule, sent: Iterable[Emitted], prices: Prices, multiplied: Collection[int]
+) -> list[Remark]:
+    """A warning for each tensor and kind of accident, in the program's order.
+
+    multiplied: identities of the inputs that products read (`multiplied_inputs`).
+    """
     collectives, program = tuple(sent), schedule.program
     batch = batch_of(program, prices.mesh)
-    saved = _saved_by_gathers(program, batch, collectives, prices)
+    saved = _saved_by_gathers(program, batch, collectives, prices, multiplied)
     if saved <= 0:
         batch = batch._replace(fsdp_axes=frozenset())
     context = ProgramContext(

@@ -7,7 +7,7 @@ same.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from meshwright.audit.facts.communication import is_differentiated, narrowest_dt
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import copied_over, copies_of
 from meshwright.audit.facts.instruction_work import flops_of, is_attention_kernel
-from meshwright.audit.facts.matmuls import Product, innermost_name, multiplied_inputs, products
+from meshwright.audit.facts.matmuls import Product, innermost_name, products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import slice_offsets
@@ -49,17 +49,19 @@ _MOMENT = re.compile(r"opt_state|optimizer|momentum|moments|(?:^|[^a-z])(?:mu|nu
 _STATE_SHARE = 0.01
 
 
-def replicated_state(program: Program, prices: Prices, peak_bytes: int = 0) -> list[Remark]:
+def replicated_state(
+    program: Program, prices: Prices, state: Iterable[Instruction], peak_bytes: int = 0
+) -> list[Remark]:
     """A warning for unsharded optimizer state or, in inference, unsharded caches.
 
-    peak_bytes: of one device's temporaries. State that is a small part of a device's memory is not reported.
+    state: its inputs (`state_of`). peak_bytes: of one device's temporaries. State that is a small part of a
+    device's memory is not reported.
     """
     training = is_differentiated(program)
-    chosen = state_of(program)
     total = sum(one.shapes[0].num_bytes for one in _arrays(program) if one.shapes)
     replicated = [
         (array, copies)
-        for array in chosen
+        for array in state
         if (copies := copies_of(array, program.num_devices)) > 1
         and array.shapes[0].num_bytes >= _STATE_SHARE * total
     ]
@@ -69,14 +71,16 @@ def replicated_state(program: Program, prices: Prices, peak_bytes: int = 0) -> l
     return [_of_state(replicated, prices, training=training)]
 
 
-def state_of(program: Program) -> list[Instruction]:
-    """The inputs that are an optimizer's moments or, in inference, caches."""
-    return _moments(program) if is_differentiated(program) else _caches(program)
+def state_of(program: Program, multiplied: Collection[int]) -> list[Instruction]:
+    """The inputs that are an optimizer's moments or, in inference, caches.
+
+    multiplied: identities of the inputs that products read (`multiplied_inputs`).
+    """
+    return _moments(program, multiplied) if is_differentiated(program) else _caches(program)
 
 
-def _moments(program: Program) -> list[Instruction]:
+def _moments(program: Program, multiplied: Collection[int]) -> list[Instruction]:
     """Arrays with an optimizer's name, or that only the update reads and no earlier product depends on."""
-    multiplied = multiplied_inputs(program)
     return [
         each
         for each in _arrays(program)

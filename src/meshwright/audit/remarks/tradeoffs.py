@@ -1,11 +1,10 @@
 """Notes on choices between time and memory. They may be right: only the user knows which is short."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
 from meshwright.audit.facts.groups import copied_over
-from meshwright.audit.facts.matmuls import multiplied_inputs
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.remarks.accidents import batch_of
@@ -59,16 +58,17 @@ def repeated_gathers_note(program: Program, sent: Iterable[Emitted], prices: Pri
     )
 
 
-def whole_weights_note(program: Program, prices: Prices) -> str:
+def whole_weights_note(program: Program, prices: Prices, multiplied: Collection[int]) -> str:
     """A sentence on large weights that are whole where other weights are sharded; "" without any.
 
-    Such a weight may be frozen, as a teacher's, or forgotten in the tree of shardings.
+    Such a weight may be frozen, as a teacher's, or forgotten in the tree of shardings. multiplied: identities
+    of the inputs that products read (`multiplied_inputs`).
     """
     if not is_differentiated(program):
         return ""
     batch = batch_of(program, prices.mesh)
     arrays = [one for one in program.main.parameters if isinstance(one.shape, ArrayShape)]
-    axes = batch.fsdp_axes or _axes_of_weights(arrays, program, prices) - batch.axes
+    axes = batch.fsdp_axes or _axes_of_weights(arrays, prices, multiplied) - batch.axes
     if not axes:
         return ""
     total = sum(one.shapes[0].num_bytes for one in arrays)
@@ -76,7 +76,6 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
     # A whole array of the batch, such as a mask, has the number of rows of one that is split.
     rows = {one.shapes[0].dims[0] for one in of_batch if not _is_whole(one, axes, prices)}
     with_rows = {id(one) for one in of_batch if one.shapes[0].dims[0] in rows}
-    multiplied = multiplied_inputs(program)
     whole = [
         parameter
         for parameter in arrays
@@ -101,9 +100,10 @@ def whole_weights_note(program: Program, prices: Prices) -> str:
     )
 
 
-def _axes_of_weights(arrays: Iterable[Instruction], program: Program, prices: Prices) -> frozenset[str]:
+def _axes_of_weights(
+    arrays: Iterable[Instruction], prices: Prices, multiplied: Collection[int]
+) -> frozenset[str]:
     """The mesh axes that split at least two of the multiplied matrices, as tensor parallelism does."""
-    multiplied = multiplied_inputs(program)
     matrices = [one for one in arrays if id(one) in multiplied and len(one.shapes[0].dims) > 1]
     axes = (axis for axis, size in prices.mesh.sizes.items() if size > 1)
     split = {axis: sum(axis not in {*copied_over(one, prices.mesh)} for one in matrices) for axis in axes}
