@@ -84,6 +84,14 @@ def test_arguments_alone_are_found_in_the_step_args() -> None:
     assert one["change"] == "split argument `x` as P('x', None) in place of P(None, 'x')"
 
 
+def test_results_that_are_left_in_parts_are_gathered() -> None:
+    """Weights by columns and by rows: with both by columns the hidden rows and the result are gathered."""
+    m = mesh("x")
+    weights = array(m, (32768, 2048), None, "x"), array(m, (2048, 2048), "x")
+    args = array(m, (4096, 32768)), *weights
+    assert _found(jax.jit(lambda x, a, b: jnp.tanh(x @ a) @ b), args) == []
+
+
 def test_a_search_of_no_time_finds_nothing() -> None:
     assert _found(*_mixer(of_batch=False), seconds=1e-9) == []
 

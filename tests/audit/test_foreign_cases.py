@@ -19,6 +19,7 @@ from tests.audit.foreign_given import GIVEN
 from tests.audit.foreign_needs import NEEDS, SEVERAL_NEEDS
 from tests.audit.foreign_operations import OPERATIONS
 from tests.audit.foreign_origins import ORIGINS
+from tests.audit.foreign_rows import ROWS, SEVERAL_ROWS
 from tests.audit.foreign_work import WORK
 
 import meshwright
@@ -36,7 +37,7 @@ def _kinds(program: Any) -> list[str]:
         return [one["kind"] for one in meshwright.audit(run, *args, hardware="v5p")["warnings"]]
 
 
-_ALL_CASES = CASES | BY_HAND | NEEDS | ORIGINS | OPERATIONS | WORK | GIVEN
+_ALL_CASES = CASES | BY_HAND | NEEDS | ORIGINS | OPERATIONS | WORK | GIVEN | ROWS
 
 
 @pytest.mark.parametrize("name", _ALL_CASES)
@@ -79,9 +80,9 @@ def test_activations_that_send_less_than_gathered_weights_are_no_finding() -> No
     assert found["warnings"] == []
 
 
-@pytest.mark.parametrize("name", [*SEVERAL, *SEVERAL_NEEDS])
+@pytest.mark.parametrize("name", [*SEVERAL, *SEVERAL_NEEDS, *SEVERAL_ROWS])
 def test_the_root_comes_first_of_several_findings(name: str) -> None:
-    case = (SEVERAL | SEVERAL_NEEDS)[name]
+    case = (SEVERAL | SEVERAL_NEEDS | SEVERAL_ROWS)[name]
     assert _kinds(case.run())[0] == case.kind
     assert case.fixed and _kinds(case.fixed()) == []
 

@@ -7,6 +7,7 @@ import pytest
 from meshwright.audit.compare.findings import compare_memory
 from meshwright.audit.compare.flops import compare_products
 from meshwright.audit.compile.planned_program import PlannedStep, planned_step
+from meshwright.audit.facts.buffers import Held, Peak
 from meshwright.audit.facts.matmuls import Product, summed_products
 from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, parse_hlo
 from meshwright.audit.hlo.trace import CallPath, TracedValue
@@ -172,6 +173,13 @@ def test_memory_is_compared_by_its_parts(case: Case, tensors: list[str]) -> None
     found = compare_memory(STEP, compiled, 10, 0, case.capacity, case.tolerance)
     assert [one.tensor for one in found] == tensors
     assert all(one.kind == "memory" and one.what for one in found)
+
+
+def test_temporaries_beyond_the_plan_are_named() -> None:
+    given = {"arguments": 510, "outputs": 0, "temporaries": 900, "total": 1410}
+    peak = Peak(900, (Held(500, "layers/k", "a", "f32[125]"), Held(400, "layers/k", "b", "f32[100]")))
+    (found,) = compare_memory(STEP, given, 10, 0, None, TPU.compiler.total_tolerance, peak)
+    assert "its largest buffers are `layers/k` (2 buffers, 900 B), and others" in found.what
 
 
 def test_a_state_that_is_not_donated_is_told_from_one_that_is_larger() -> None:

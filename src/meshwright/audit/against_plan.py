@@ -94,18 +94,18 @@ def against_plan(
     lined_up = join_equal(lined_up, parallel=plan.model.text.parallel)
     rows = weighed(lined_up, prices, planned.seconds)
     differences = _differences(planned, program, rows, prices, widened=compiler.widens)
+    largest = buffer_peak(program)
     if memory:
         has_own = target.is_of(hardware.chip) and not hardware.chip.platform.host_memory
         capacity = hardware.chip.program_bytes if has_own else None
         apart = integer_input_bytes(program), _logits_bytes(plan)
-        differences += compare_memory(planned, memory, *apart, capacity, compiler.total_tolerance)
+        differences += compare_memory(planned, memory, *apart, capacity, compiler.total_tolerance, largest)
     if compiler.as_traced:
         differences += saved_findings(planned, program)
         differences += missing_findings(program, planned.elementwise)
     line = program_timeline(program, machine.chip, prices, emitted) if target.is_of(machine.chip) else None
     differences += exposure_findings(rows, line, planned.seconds)
     differences += _program_findings(plan, planned, program, prices, compiler.unplanned_share)
-    largest = buffer_peak(program)
     return {
         "findings": [one.of_plan() for one in differences],
         "planned": [p.to_dict() for row in rows for p in row.planned],

@@ -8,8 +8,9 @@ constraint makes whole, or leaves the constraint out. The step computes the same
 
     seconds = communication + max(matrix products, reads of the inputs)
 
-An alternative counts only if a device needs no more memory with it. Other steps may read the same arrays and
-suffer from the change, so the audit reports it and the user decides.
+An alternative counts only if a device needs no more memory with it. If it changes only arguments and leaves a
+device less of a result, the time to gather the result counts too: what reads it would gather it. Other steps
+may read the same arrays and suffer from the change, so the audit reports it and the user decides.
 """
 
 import inspect
@@ -367,12 +368,23 @@ def cheaper_shardings(
         cost = cost_of(program, mesh, machine)
         if cost is None or cost.num_bytes > _SAME_MEMORY * before.num_bytes:
             continue
+        if all(one.is_argument for one in tried.places):
+            gathers = _gathered_results(program, step, tried.places[0].spec, prices)
+            cost = replace(cost, communication=cost.communication + gathers)
         saved = before.seconds - cost.seconds
         if saved > _SHARE_OF_STEP * before.seconds and saved > _SHARE_OF_COMMUNICATION * before.communication:
             cheaper.append((tried, cost, program))
     cheaper.sort(key=lambda one: one[1].seconds)
     best = next((one for one in cheaper if not is_wrong(one[2])), None)
     return [_remark(best[0], best[1], before)] if best else []
+
+
+def _gathered_results(program: Program, step: Program, spec: Spec, prices: Prices) -> float:
+    """Seconds to gather the results of which a device gets less than in `step`, over the axes of `spec`."""
+    axes = tuple(axis for several in spec for axis in several or ())
+    pairs = zip(step.main.result.shapes, program.main.result.shapes, strict=True)
+    less = (old for old, new in pairs if new.num_elements < old.num_elements)
+    return sum(prices.gather_seconds(old.num_bytes, axes) for old in less)
 
 
 def _remark(chosen: Alternative, after: Cost, before: Cost) -> Remark:

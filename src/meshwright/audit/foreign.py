@@ -73,6 +73,7 @@ from meshwright.audit.remarks.tradeoffs import (
     repeated_sums_note,
     whole_weights_note,
 )
+from meshwright.audit.remarks.unneeded_rows import masked_products, sliced_products
 from meshwright.errors import AuditError
 from meshwright.files import read_text
 from meshwright.hardware.catalog import load
@@ -198,6 +199,8 @@ def audit_program(
             ),
             *repeated_calls(program, prices, reading.sent),
             *dropped_products(program, prices),
+            *masked_products(program, prices),
+            *sliced_products(program, prices),
             *repeated_in_loops(program, prices),
             *copied_caches(program, prices),
             *given_whole(program, prices, {one.name for one in state}),

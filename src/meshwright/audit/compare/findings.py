@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from meshwright.audit.compare.flops import ProductDifference
 from meshwright.audit.compare.line_up import DIFFERENT, TensorRow, extra_seconds, summed_whole
 from meshwright.audit.compile.planned_program import PlannedStep, PlannedUpdate
-from meshwright.audit.facts.buffers import layer_saved_bytes
+from meshwright.audit.facts.buffers import Peak, layer_saved_bytes
 from meshwright.audit.facts.compiled_schedule import StepTimeline
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES
 from meshwright.audit.facts.matmuls import Product
@@ -361,12 +361,14 @@ def compare_memory(
     results: int,
     capacity: int | None,
     tolerance: float,
+    peak: Peak | None = None,
 ) -> list[Remark]:
     """Differences of the compiled memory from the plan.
 
     compiled: `arguments`, `outputs` (without outputs that reuse an argument), `temporaries` and their
     `total`. inputs, results: bytes of arguments and of results that are no state (tokens, logits). capacity:
     of the chip; None for another chip's compiler. tolerance: accepted difference of the total, as a share.
+    peak: the temporaries at the peak.
     """
     total, state = compiled["total"], planned.state_bytes
     fresh = compiled["outputs"] - results
@@ -381,7 +383,8 @@ def compare_memory(
             _finding(
                 "temporaries",
                 f"the program takes {format_bytes(total)}, {total / planned.memory_total:.2f} times the "
-                f"planned {format_bytes(planned.memory_total)}; its largest buffers are in memory.peak",
+                f"planned {format_bytes(planned.memory_total)}; its largest buffers are "
+                + (f"{peak.by_tensor()}, and others, in memory.peak" if peak else "in memory.peak"),
                 "",
                 total - planned.memory_total,
             )

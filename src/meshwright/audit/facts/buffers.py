@@ -16,6 +16,7 @@ from meshwright.audit.facts.naming import origin_name
 from meshwright.audit.hlo.op_names import scope_of
 from meshwright.audit.hlo.read import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import RUNS, CallPath, TracedValue, called_by, loop_body, resolve
+from meshwright.units import format_bytes, format_number_of
 
 Path = tuple[int, ...]
 _FUSED = ("fusion", "async-start")
@@ -23,6 +24,8 @@ _SAME = ("bitcast", "opt-barrier", "while", "add-dependency")
 _WITHOUT = ("parameter", "constant", "after-all", "partition-id", "replica-id", "send")
 # Buffers that an audit lists.
 _SHOWN = 12
+# Tensors that a sentence on the peak names.
+_NAMED = 3
 # Index of the result in the tuple of an asynchronous start.
 _RESULT = {"copy-start": 0, "slice-start": 0, "recv": 0}
 # The operand whose buffer an instruction overwrites with its result.
@@ -55,6 +58,17 @@ class Peak:
 
     num_bytes: int
     held: tuple[Held, ...]
+
+    def by_tensor(self) -> str:
+        """The tensors with the most bytes in words, each with the number of its buffers."""
+        sizes: dict[str, list[int]] = {}
+        for one in self.held:
+            sizes.setdefault(one.tensor or one.instruction, []).append(one.num_bytes)
+        largest = sorted(sizes.items(), key=lambda pair: -sum(pair[1]))[:_NAMED]
+        return ", ".join(
+            f"`{tensor}` ({format_number_of(len(several), 'buffer')}, {format_bytes(sum(several))})"
+            for tensor, several in largest
+        )
 
     def to_dict(self) -> dict:
         """The keys of `memory.peak` in `mw audit`, with the largest buffers only."""

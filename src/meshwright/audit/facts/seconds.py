@@ -74,6 +74,12 @@ class Prices:
         seconds = [self.seconds(e) for e in emitted]
         return None if None in seconds else sum(s for s in seconds if s is not None)
 
+    def gather_seconds(self, num_bytes: int, axes: Axes) -> float:
+        """Seconds to gather an array of `num_bytes` over axes; 0 without hardware."""
+        if self.placement is None or not axes:
+            return 0.0
+        return collective_seconds("all_gather", num_bytes, axes, self.placement).seconds
+
     def _over(self, e: Emitted) -> tuple[Axes, Placement | None]:
         """A collective's axes and their placement; on the mesh `parts` if it runs over a part of an axis."""
         if not e.is_part or self.parts is None:

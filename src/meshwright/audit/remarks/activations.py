@@ -9,6 +9,7 @@ from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, TracedValue, resolve, sources
 from meshwright.audit.remarks.fault_rule import (
+    BATCH_GATHERED,
     CONSTRAINTS,
     MOST_VALUES,
     MOVED,
@@ -18,6 +19,7 @@ from meshwright.audit.remarks.fault_rule import (
     Fault,
     ProgramContext,
     is_integer,
+    is_like_a_result,
     is_shift,
     pairs_of,
     parts_before,
@@ -93,23 +95,55 @@ def _distances(emitted: Emitted, context: ProgramContext) -> set[int]:
 
 
 def merged_dimensions(emitted: Emitted, context: ProgramContext) -> Fault | None:
-    """An array exchanged because a reshape merges its sharded dimension with an earlier one, or cuts it."""
-    moves = emitted.op in ("permute", "all_to_all") and not emitted.collective.follows_sum
+    """An array moved because a reshape merges its sharded dimension with an earlier one, or cuts it."""
+    moves = emitted.op in MOVED and not emitted.collective.follows_sum
+    # A gather may be named after its reader.
+    names = (emitted.collective.op_name, emitted.value.instruction.op_name)
     if (
         not moves
-        or primitive_of(emitted.collective.op_name) != "reshape"
+        or "reshape" not in map(primitive_of, names)
         or emitted.is_written
         or emitted.is_windowed
         or is_shift(emitted)
     ):
         return None
+    if emitted.op == "all_gather":
+        return _gathered_to_merge(emitted, context)
     return (
         "activation_resharded",
         f"`{emitted.tensor}` is moved over {context.over(emitted)} ({emitted.op}), because a reshape merges "
         "its sharded dimension with another or cuts it",
-        "keep the dimensions apart (einsum over both), shard the first of the merged dimensions, or leave "
-        "out the constraint on the merged array",
+        _APART,
     )
+
+
+_APART = (
+    "keep the dimensions apart (einsum over both), shard the first of the merged dimensions, or leave out "
+    "the constraint on the merged array"
+)
+
+
+def _gathered_to_merge(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """An activation gathered by a reshape that merges its dimensions, so that all devices have all rows.
+
+    FSDP gathers a weight at its reshape, too.
+    """
+    if emitted.dimensions == [0] or not _is_activation(emitted, context):
+        return None
+    return (
+        BATCH_GATHERED,
+        f"{context.gathered(emitted)}, because a reshape merges its split dimension (number "
+        f"{emitted.dimensions[0]}) with an earlier one: every device then computes all rows",
+        f"{_APART}; jax.vmap over the other dimension keeps them apart, too",
+    )
+
+
+def _is_activation(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether it moves a computed value, a part of the batch, or an input in the shape of a result."""
+    stored = resolve(context.program, emitted.operand(), MOVES)
+    if not stored.is_input:
+        return is_computed(context.program, emitted.operand())
+    return context.is_of_batch(stored.instruction) or is_like_a_result(stored.instruction, context)
 
 
 def there_and_back(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -226,7 +260,7 @@ def two_sides(emitted: Emitted, context: ProgramContext) -> Fault | None:
                 f"both operands of a {_product_name(user)}, `{emitted.tensor}` and `{partner.tensor}`, are "
                 f"gathered over {context.over(emitted)}: these devices all compute the same product",
                 _GATHER_ONE
-                if _are_rows(emitted, user, other)
+                if are_rows(emitted, user, other)
                 else "keep both sharded along the contracted dimension and reduce the partial results "
                 "(all-reduce or reduce-scatter): constrain only the result",
             )
@@ -239,7 +273,7 @@ _GATHER_ONE = (
 )
 
 
-def _are_rows(emitted: Emitted, product: TracedValue, other: TracedValue) -> bool:
+def are_rows(emitted: Emitted, product: TracedValue, other: TracedValue) -> bool:
     """Whether a gathered operand was split along a dimension of the product's result, not a summed one."""
     side = side_of_gathered(product, other)
     dims = product.operand(side).instruction.shapes[0].dims

@@ -10,8 +10,16 @@ from meshwright.audit.facts.shards import device_values
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, TracedValue, ancestors, resolve, sources
-from meshwright.audit.remarks.fault_rule import FEWER_BYTES, MOST_VALUES, Fault, ProgramContext, is_integer
-from meshwright.audit.remarks.whole_dimension import WHOLE_DIMENSION
+from meshwright.audit.remarks.fault_rule import (
+    BATCH_SHUFFLED,
+    CONSTRAINTS,
+    FEWER_BYTES,
+    MOST_VALUES,
+    Fault,
+    ProgramContext,
+    is_integer,
+)
+from meshwright.audit.remarks.whole_dimension import WHOLE_DIMENSION, needs_whole
 
 
 def table_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -38,6 +46,10 @@ def table_gathered(emitted: Emitted, context: ProgramContext) -> Fault | None:
 
 def _remedy_of_table(emitted: Emitted, context: ProgramContext, rows_of_all: int) -> str:
     """The remedy for a gathered table. rows_of_all: bytes of the rows that all devices look up."""
+    if chosen := _chosen_among_all(emitted, context):
+        return chosen
+    if _is_made_whole(emitted, context):
+        return _LEAVE_IN_SHARDS
     if rows_of_all >= emitted.collective.gathered_bytes:
         return _LOOK_UP_OWN_ROWS
     if not set(emitted.axes) & context.batch_axes:
@@ -73,6 +85,37 @@ def _looked_up(emitted: Emitted, context: ProgramContext) -> Fault:
     )
 
 
+def _chosen_among_all(emitted: Emitted, context: ProgramContext) -> str:
+    """The remedy for rows that a top k or a sort of computed scores chooses; "" for other indices."""
+    chooses = (_chooser(context.program, each) for each in _indices_of(emitted, context.program))
+    name = next(filter(None, chooses), "")
+    if not name:
+        return ""
+    return (
+        f"{name} chooses rows among those of all devices: choose within each device's own rows in "
+        "jax.shard_map, as for the tokens of an expert or hard examples, so that no row leaves its device"
+    )
+
+
+def _chooser(program: Program, indices: TracedValue) -> str:
+    """The primitive that chooses by scores, if indices come from one: "top_k" or "sort"; otherwise "".
+
+    A sort of integers, such as the numbers of experts, orders rows and chooses none.
+    """
+    left, seen = [indices], 0
+    while left and seen < MOST_VALUES:
+        origin = resolve(program, left.pop(), MOVES | {"broadcast"})
+        instruction = origin.instruction
+        seen += 1
+        if chooser := needs_whole(origin):
+            scores = origin.operand(0).instruction.shapes[0].dtype if instruction.operands else ""
+            return chooser if chooser in ("top_k", "sort") and re.match(r"b?f\d", scores) else ""
+        is_moved = op_of(instruction) in ("all_gather", "all_reduce")
+        if instruction.opcode in (*ELEMENTWISE, "compare", "clamp", "concatenate") or is_moved:
+            left += sources(program, origin)
+    return ""
+
+
 # If the rows that all devices look up are as large as the table, sending the rows saves nothing.
 _LOOK_UP_OWN_ROWS = (
     "the rows that all devices look up are about as large as the whole array: if each sequence reads only "
@@ -102,13 +145,36 @@ def table_summed(emitted: Emitted, context: ProgramContext) -> Fault | None:
     rows, *_ = sorted(shape.num_bytes for shape in shapes)[-2:]
     if c.gathered_bytes < _SPARSE * rows:
         return None
+    gathers = (one for one in context.sent if one.elements == emitted.elements)
+    is_made_whole = any(_is_made_whole(one, context) for one in gathers)
     return (
         "table_summed",
         f"the gradient of a whole table (`{emitted.tensor}`, {c.gathered_bytes:,} B) is summed over "
         f"{context.over(emitted)}, although each device looked up rows of {rows:,} B",
-        "shard the table along its columns over that axis, so that each device has a part of all rows' "
-        "gradients; or exchange the rows' gradients with their indices in jax.shard_map",
+        _LEAVE_IN_SHARDS if is_made_whole else _SHARD_COLUMNS,
     )
+
+
+_SHARD_COLUMNS = (
+    "shard the table along its columns over that axis, so that each device has a part of all rows' "
+    "gradients; or exchange the rows' gradients with their indices in jax.shard_map"
+)
+
+
+# If a constraint gathers the table.
+_LEAVE_IN_SHARDS = (
+    "leave out the constraint that makes the table whole, and constrain only the rows that are looked up: a "
+    "table split along its columns, P(None, axis), is then looked up in shards, and the rows are exchanged "
+    "(one all-to-all), as are their gradients"
+)
+
+
+def _is_made_whole(emitted: Emitted, context: ProgramContext) -> bool:
+    """Whether a constraint gathers a stored table of floating-point numbers, no part of the batch."""
+    if emitted.op != "all_gather" or primitive_of(emitted.collective.op_name) not in CONSTRAINTS:
+        return False
+    stored = resolve(context.program, emitted.operand(), MOVES)
+    return stored.is_input and not context.is_of_batch(stored.instruction)
 
 
 def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
@@ -125,21 +191,23 @@ def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
         return None
     name = rows.label
     whole = rows.shapes[0].num_elements * c.groups.size
-    if emitted.elements * emitted.runs * 2 < whole:
+    chosen = _chosen_among_all(emitted, context)
+    if emitted.elements * emitted.runs * 2 < whole and not chosen:
         return None
     if not context.is_of_batch(rows):
         return (
             "table_gathered",
             f"rows of `{name}` ({c.gathered_bytes:,} B) are fetched over {context.over(emitted)} by index "
             f"({emitted.op})",
-            _LOOK_UP_OWN_ROWS,
+            chosen or _LOOK_UP_OWN_ROWS,
         )
     return (
-        "batch_shuffled",
+        BATCH_SHUFFLED,
         f"rows of the batch (`{name}`, {c.gathered_bytes:,} B) are fetched over {context.over(emitted)} by "
         f"index ({emitted.op}), although each device holds some",
-        "shuffle or sample within each device's rows (a permutation for each device, in jax.shard_map), or "
-        "shuffle on the host when the batch is loaded",
+        chosen
+        or "shuffle or sample within each device's rows (a permutation for each device, in jax.shard_map), "
+        "or shuffle on the host when the batch is loaded",
     )
 
 
@@ -306,9 +374,10 @@ def added_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
         f"rows are added by index ({name}) to an array that all devices sum: {c.gathered_bytes:,} B over "
         f"{context.over(emitted)}, {emitted.runs:,} times a step, although each device adds to few rows, or "
         "keeps few",
-        "split the rows' features over that axis, in place of the rows, for the look-ups and these sums (one "
-        "all-to-all before and after): each device then adds up whole columns, and nothing is summed; or "
-        "give each device the entries that add to its own rows (sort edges by their target)",
+        _chosen_among_all(emitted, context)
+        or "split the rows' features over that axis, in place of the rows, for the look-ups and these sums "
+        "(one all-to-all before and after): each device then adds up whole columns, and nothing is summed; "
+        "or give each device the entries that add to its own rows (sort edges by their target)",
     )
 
 

@@ -84,7 +84,7 @@ _MICROBATCHES = (
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class Chosen:
     """A value that a select keeps on some devices.
 
     operand: the number of the value among the select's operands. share: the part of the devices that keep
@@ -97,13 +97,13 @@ class _Chosen:
     in_turns: bool = False
 
 
-def _selects(program: Program) -> Iterator[tuple[_Key, _Chosen]]:
+def _selects(program: Program) -> Iterator[tuple[_Key, Chosen]]:
     """(key of a select, the value that it drops on some devices), for each select by the device's number."""
     for place in places(program):
         for instruction in place.computation.instructions.values():
             value = TracedValue(instruction, place)
             if instruction.opcode == "select":
-                chosen = _of_zeros(program, value) or _of_turns(program, value)
+                chosen = zeros_elsewhere(program, value) or _of_turns(program, value)
             elif instruction.opcode == "multiply":
                 chosen = _of_mask(program, value)
             else:
@@ -112,7 +112,7 @@ def _selects(program: Program) -> Iterator[tuple[_Key, _Chosen]]:
                 yield value_key(value), chosen
 
 
-def _of_zeros(program: Program, select: TracedValue) -> _Chosen | None:
+def zeros_elsewhere(program: Program, select: TracedValue) -> Chosen | None:
     """The value that a select replaces by zeros on some devices."""
     zeros = [_is_zero(program, select.operand(at)) for at in (1, 2)]
     if zeros.count(True) != 1:
@@ -123,19 +123,19 @@ def _of_zeros(program: Program, select: TracedValue) -> _Chosen | None:
         return None
     share = sum(takes_first) / len(takes_first)
     kept = 1 + zeros.index(False)
-    return _Chosen(select.operand(kept), kept, share if kept == 1 else 1 - share)
+    return Chosen(select.operand(kept), kept, share if kept == 1 else 1 - share)
 
 
-def _of_mask(program: Program, product: TracedValue) -> _Chosen | None:
+def _of_mask(program: Program, product: TracedValue) -> Chosen | None:
     """The value that a mask of 0 and 1, by the device's number and the loop's turn, multiplies."""
     for at in (0, 1):
         mask = resolve(program, product.operand(at), MOVES | {"broadcast"})
         if mask.instruction.opcode == "compare" and (share := _share_of_turn(program, mask, product)):
-            return _Chosen(product.operand(1 - at), 1 - at, share, in_turns=True)
+            return Chosen(product.operand(1 - at), 1 - at, share, in_turns=True)
     return None
 
 
-def _of_turns(program: Program, select: TracedValue) -> _Chosen | None:
+def _of_turns(program: Program, select: TracedValue) -> Chosen | None:
     """The value that a select in a loop takes only in the turn with the device's number.
 
     A condition of inequality chooses the value by its third operand.
@@ -143,7 +143,7 @@ def _of_turns(program: Program, select: TracedValue) -> _Chosen | None:
     condition = resolve(program, select.operand(0), MOVES | {"broadcast"})
     share = _share_of_turn(program, condition, select)
     kept = 2 if condition.instruction.attributes.get("direction") == "NE" else 1
-    return _Chosen(select.operand(kept), kept, share, in_turns=True) if share else None
+    return Chosen(select.operand(kept), kept, share, in_turns=True) if share else None
 
 
 def _share_of_turn(program: Program, condition: TracedValue, user: TracedValue) -> float | None:
@@ -174,7 +174,7 @@ def _is_zero(program: Program, value: TracedValue) -> bool:
     return origin.instruction.opcode == "constant" and literal in ("0", "-0", "0.0", "{0}")
 
 
-def _needed(program: Program, selects: Mapping[_Key, _Chosen]) -> set[_Key]:
+def _needed(program: Program, selects: Mapping[_Key, Chosen]) -> set[_Key]:
     """Values that results or collectives need, without the operands that the selects may drop."""
     left = deque([TracedValue(program.main.result, CallPath(program.main))])
     for place in places(program):  # another device may need what a collective sends

@@ -70,10 +70,20 @@ MOVED = ("permute", "all_to_all", "all_gather")
 CONSTRAINTS = ("sharding_constraint", "reshard")
 # JAX's primitives by which a loop reads the row of its turn.
 TURN_BY_TURN = ("dynamic_slice", "dynamic_index_in_dim", "squeeze")
+# The kind of a batch's or activations' gathers, after which all devices repeat the work on all rows.
+BATCH_GATHERED = "batch_gathered"
+# The kind of rows of the batch that other devices read by index.
+BATCH_SHUFFLED = "batch_shuffled"
 # Opcodes of reductions.
 REDUCES = ("reduce", "reduce-window")
 # Opcodes that assemble an array from parts.
 _JOINED = ("concatenate", "pad", "select", "dynamic-update-slice")
+
+
+def is_like_a_result(parameter: Instruction, context: ProgramContext) -> bool:
+    """Whether an input of an inference step has the shape of a result: activations, or a cache."""
+    shapes = () if context.differentiated else context.program.main.result.shapes
+    return parameter.shapes[0].dims in {shape.dims for shape in shapes}
 
 
 def is_integer(parameter: Instruction) -> bool:

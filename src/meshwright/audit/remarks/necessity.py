@@ -26,7 +26,14 @@ from meshwright.audit.hlo.trace import (
 )
 from meshwright.audit.remarks.arithmetic import is_scaled_one_hot
 from meshwright.audit.remarks.by_index import FOR_A_PART
-from meshwright.audit.remarks.fault_rule import MOVED, Fault, FaultRule, ProgramContext, is_integer
+from meshwright.audit.remarks.fault_rule import (
+    BATCH_SHUFFLED,
+    MOVED,
+    Fault,
+    FaultRule,
+    ProgramContext,
+    is_integer,
+)
 from meshwright.units import format_number_of
 
 # A transfer is reported if it sends at least this factor more numbers than necessary.
@@ -322,7 +329,7 @@ def batch_turned(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if not context.is_of_batch(instruction) or not set(emitted.axes) & context.batch_axes:
         return None
     return (
-        "batch_shuffled",
+        BATCH_SHUFFLED,
         f"all rows of the batch (`{name}`, {emitted.collective.gathered_bytes:,} B per device) go to another "
         f"device over {context.over(emitted)} ({primitive_of(emitted.collective.op_name)}), although each "
         "device holds some",

@@ -22,6 +22,7 @@ from meshwright.audit.hlo.trace import (
     same_each_turn,
 )
 from meshwright.audit.remarks.fault_rule import (
+    BATCH_GATHERED,
     MOVED,
     TURN_BY_TURN,
     Fault,
@@ -35,7 +36,6 @@ DRAWS = re.compile(
     r"threefry2x32|random_bits|rng_bit_generator"
     r"|jit\(_(bernoulli|uniform|normal\w*|truncated_normal|randint|gumbel|exponential|cauchy|laplace)\)"
 )
-BATCH_GATHERED = "batch_gathered"
 
 
 def random_bits(emitted: Emitted, context: ProgramContext) -> Fault | None:

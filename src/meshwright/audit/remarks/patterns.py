@@ -26,7 +26,7 @@ from meshwright.audit.remarks.by_index import (
     table_summed,
 )
 from meshwright.audit.remarks.fault_rule import Fault, FaultRule, ProgramContext
-from meshwright.audit.remarks.sums import summed_apart, summed_each_turn, whole_sum, wide_sum
+from meshwright.audit.remarks.sums import summed_apart, summed_each_turn, summed_for_one, whole_sum, wide_sum
 from meshwright.audit.remarks.weights import (
     flat_array,
     for_few_tokens,
@@ -100,5 +100,6 @@ FAULT_RULES: tuple[FaultRule, ...] = (
     added_by_index,
     summed_each_turn,
     summed_apart,
+    summed_for_one,
     whole_sum,
 )

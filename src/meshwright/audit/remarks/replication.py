@@ -35,9 +35,10 @@ from meshwright.audit.hlo.trace import (
 )
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.accidents import batch_of, written_in_part
+from meshwright.audit.remarks.activations import are_rows
 from meshwright.audit.remarks.differing import SAME_ON_ALL, Differing, DifferingOverAny
-from meshwright.audit.remarks.fault_rule import SENT_BY_A_SUM
-from meshwright.audit.remarks.origins import BATCH_GATHERED, DRAWS
+from meshwright.audit.remarks.fault_rule import BATCH_GATHERED, BATCH_SHUFFLED, SENT_BY_A_SUM
+from meshwright.audit.remarks.origins import DRAWS
 from meshwright.audit.remarks.sums import REPLICATED_STATE
 from meshwright.notation.mesh import Mesh
 from meshwright.units import format_seconds
@@ -222,8 +223,14 @@ def gathered_operands(remarks: Iterable[Remark], sent: Iterable[Emitted]) -> lis
 
     All devices of such a gather compute the same product with it, which needs no warning of its own.
     """
-    tensors = {one.tensor for one in remarks if one.kind in ("contraction_gathered", BATCH_GATHERED)}
-    return [one for one in sent if one.op == "all_gather" and one.tensor in tensors]
+    gathered, summed = set[str](), set[str]()
+    for remark in remarks:
+        if remark.kind in ("contraction_gathered", BATCH_GATHERED, BATCH_SHUFFLED):
+            gathered.add(remark.tensor)
+        if remark.kind == BATCH_SHUFFLED:  # rows read by index may be sums with other devices' zeros
+            summed.add(remark.tensor)
+    tensors = {"all_gather": gathered, "all_reduce": summed}
+    return [one for one in sent if one.tensor in tensors.get(one.op, ())]
 
 
 def _is_cheaper_than_results(
@@ -427,10 +434,10 @@ def summed_after_gather(program: Program, prices: Prices, sent: Iterable[Emitted
     for gather in sent:
         if gather.op != "all_gather" or not gather.is_written or not gather.axes:
             continue
-        for user, _ in gather.products(program):
+        for user, other in gather.products(program):
             result_bytes = user.instruction.shapes[0].num_bytes
             is_small = gather.collective.gathered_bytes > SENT_BY_A_SUM * result_bytes
-            if is_small and not differing.differs(user, gather.axes):
+            if is_small and not are_rows(gather, user, other) and not differing.differs(user, gather.axes):
                 remarks.append(_of_sum(gather, result_bytes, prices))
     return remarks
 

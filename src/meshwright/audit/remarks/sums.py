@@ -16,6 +16,7 @@ from meshwright.audit.hlo.trace import (
     sources,
     value_key,
 )
+from meshwright.audit.remarks.dropped import zeros_elsewhere
 from meshwright.audit.remarks.fault_rule import (
     FEWER_BYTES,
     MOST_VALUES,
@@ -254,8 +255,10 @@ def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     reader = _reader_of_whole(others, context)
     also = "" if only else f"; {reader or 'another use'} reads the whole"
     change = (
-        "reduce-scatter it: constrain the sum to the sharding of the array that it updates before any other "
-        "use"
+        "reduce-scatter it: jax.lax.psum_scatter(..., tiled=True) in place of the psum and the slice"
+        if emitted.is_written and only
+        else "reduce-scatter it: constrain the sum to the sharding of the array that it updates before any "
+        "other use"
     )
     if reader:
         change += _FROM_SLICES.get(SAME_REMEDY.get(reader, reader), _FROM_SLICES_OTHERWISE)
@@ -325,3 +328,30 @@ def _reader_of_whole(others: Iterable[tuple[TracedValue, int]], context: Program
             return "reduce_sum"
         seen += 1
     return ""
+
+
+def summed_for_one(emitted: Emitted, context: ProgramContext) -> Fault | None:
+    """The user's psum of an array that is zeros on all devices but one, as of a pipeline's last stage.
+
+    Only programs that also pass arrays on over the same axes are pipelines: other programs may have no
+    cheaper way to send one device's array to all.
+    """
+    c, program = emitted.collective, context.program
+    passes_on = any(other.op == "permute" and other.axes == emitted.axes for other in context.sent)
+    if c.op != "all_reduce" or not emitted.is_written or emitted.value.place.loops or not passes_on:
+        return None
+    select = resolve(program, emitted.operand(), MOVES)
+    is_returned = all(at < 0 for _, at in emitted.uses(program))  # to all devices, as out_specs asks
+    if select.instruction.opcode != "select" or is_returned:
+        return None
+    chosen = zeros_elsewhere(program, select)
+    if chosen is None or round(chosen.share * c.groups.size) != 1:
+        return None
+    return (
+        "summed_whole",
+        f"`{emitted.tensor}` ({c.gathered_bytes:,} B) is all-reduced over {context.over(emitted)}, although "
+        "it is zeros on all devices but one: the sum only copies that device's array to all",
+        "compute what reads it, such as the head and the loss, on the device that has it, and sum the small "
+        "result; or return each device's own array (out_specs with that axis) and take the last; if all "
+        "devices must work on it, scatter it (psum_scatter), which sends half",
+    )

@@ -21,6 +21,7 @@ from meshwright.audit.remarks.fault_rule import (
     ProgramContext,
     is_cut_in_a_loop,
     is_integer,
+    is_like_a_result,
     is_shift,
     parts_before,
     side_of_gathered,
@@ -148,6 +149,7 @@ def for_few_tokens(emitted: Emitted, context: ProgramContext) -> Fault | None:
         emitted.op != "all_gather"
         or context.differentiated
         or is_computed(context.program, emitted.operand())
+        or is_like_a_result(resolve(context.program, emitted.operand(), MOVES).instruction, context)
     ):
         return None
     for user, other in emitted.products(context.program):

@@ -6,7 +6,7 @@ from meshwright.audit.facts.communication import bits_of, is_cast
 from meshwright.audit.facts.emitted import Emitted
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import MOVES, TracedValue, history, resolve
-from meshwright.audit.remarks.fault_rule import MOST_VALUES, REDUCES, Fault, ProgramContext
+from meshwright.audit.remarks.fault_rule import MOST_VALUES, MOVED, REDUCES, Fault, ProgramContext
 from meshwright.dtypes import NUMBER_TYPES, number_type, of_hlo, types_for
 
 _NARROW = tuple(name for name in types_for("operands") if number_type(name).bits == 16)
@@ -100,7 +100,8 @@ def widened_send(emitted: Emitted, context: ProgramContext) -> _Widened | None:
     narrowed = [dtype for dtype in _NARROW if all(dtype in past for past in pasts)]
     if not pasts:
         return None
-    if c.source_dtype in _NARROW and c.source_dtype not in narrowed and _is_cast(emitted, context.program):
+    is_cast_before = _is_cast(emitted, context.program) or _is_read_wide(emitted, context.program, pasts)
+    if c.source_dtype in _NARROW and c.source_dtype not in narrowed and is_cast_before:
         narrow, why = c.source_dtype, f"it was upcast from {c.source_dtype} before"
         change = f"send it as {narrow} and upcast after: half the bytes"
     elif c.source_dtype == "f32" and narrowed and emitted.op == "all_gather":
@@ -144,6 +145,18 @@ def _is_cast(emitted: Emitted, program: Program) -> bool:
     """Whether the user's own cast widened it."""
     past = (value.instruction for value in history(program, emitted.operand(), MOVES))
     return any(is_cast(each) and each.shapes[0].dtype == "f32" for each in past)
+
+
+def _is_read_wide(emitted: Emitted, program: Program, pasts: Iterable[set[str]]) -> bool:
+    """Whether products read moved numbers as they were sent, so that the program itself has widened them.
+
+    XLA for CPU gives the casts of a product's results no name. Around numbers that it widens itself it keeps
+    the cast back.
+    """
+    is_multiplied = emitted.op in MOVED and any(emitted.products(program))
+    return (
+        is_multiplied and program.platform.virtual and not any(past.intersection(_NARROW) for past in pasts)
+    )
 
 
 def _dtypes_on_the_way(program: Program, user: TracedValue, at: int) -> set[str]:

@@ -1,0 +1,197 @@
+"""Products of rows that a mask or a slice drops.
+
+A router chooses k of E experts for each row by a top k. If every expert multiplies all rows, and a mask of
+the choice then replaces the others by zeros, a device computes E / k times the necessary FLOPs. A step that
+computes the logits of all positions, and reads the last ones, computes T times the necessary ones.
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+from meshwright.audit.facts.communication import narrowest_dtype
+from meshwright.audit.facts.emitted import ELEMENTWISE, is_product
+from meshwright.audit.facts.matmuls import Product, innermost_name, products
+from meshwright.audit.facts.opcodes import op_of
+from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.hlo.read import Instruction, Program
+from meshwright.audit.hlo.trace import MOVES, TracedValue, places, readers, resolve, sources, value_key
+from meshwright.audit.remarks import Remark
+from meshwright.audit.remarks.fault_rule import REDUCES
+from meshwright.audit.remarks.whole_dimension import needs_whole
+
+DROPPED_ROWS = "computed_and_dropped"
+# Such products are reported if the dropped part is a larger share of the program's FLOPs.
+_LEAST_SHARE = 0.05
+# Limit of the values between a mask and its choice, and between masked rows and their products.
+_MOST_STEPS = 64
+_COMPUTES = ELEMENTWISE | {"erf", "abs", "compare"}
+# Sliced products are reported if at least this many times more rows are multiplied than are read.
+_FEWER = 8
+
+
+def masked_products(program: Program, prices: Prices) -> list[Remark]:
+    """A warning for products of all rows, of which a mask of a router's choice keeps a part."""
+    of_program = {value_key(one.value): one for one in products(program)}
+    masked: dict[tuple[object, ...], tuple[Product, float]] = {}
+    for place in places(program):
+        for instruction in place.computation.instructions.values():
+            value = TracedValue(instruction, place)
+            if instruction.opcode != "multiply" and not is_product(value):
+                continue
+            pair = _mask_and_rows(program, value)
+            if pair is None:
+                continue
+            mask, rows = pair
+            kept = _share_kept(program, mask)
+            if kept is None:
+                continue
+            for key in _products_only_for(program, value, rows):
+                product = of_program.get(key)
+                if product and _num_rows(product) >= mask.instruction.shapes[0].num_elements:
+                    masked[key] = product, 1 - kept
+    excess = sum(product.flops * share for product, share in masked.values())
+    if excess <= _LEAST_SHARE * sum(one.flops for one in of_program.values()):
+        return []
+    largest, share = max(masked.values(), key=lambda pair: pair[0].flops)
+    instruction = largest.value.instruction
+    name = innermost_name(instruction)
+    others = f" and {len(masked) - 1} more" if len(masked) > 1 else ""
+    return [
+        Remark(
+            DROPPED_ROWS,
+            name,
+            f"the matmul `{name}`{others}: all {_num_rows(largest):,} rows are multiplied, and a mask of a "
+            f"top k then keeps {1 - share:.1%} of them: {excess:.3g} FLOPs per device for rows that become "
+            "zeros",
+            instruction.where,
+            "give each expert only its rows: sort the rows by expert and multiply them in groups "
+            "(jax.lax.ragged_dot), or write them by index into one buffer for each expert; if devices hold "
+            "different experts, exchange the rows (jax.lax.all_to_all) in place of a gather of all rows",
+            0,
+            prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0))),
+            instruction=instruction.name,
+        )
+    ]
+
+
+def sliced_products(program: Program, prices: Prices) -> list[Remark]:
+    """A warning for products of which the program only reads a slice, such as the last position's logits."""
+    of_program = list(products(program))
+    read = [(product, _share_read(program, product.value)) for product in of_program]
+    sliced = [(product, share) for product, share in read if share * _FEWER <= 1]
+    excess = sum(product.flops * (1 - share) for product, share in sliced)
+    if excess <= _LEAST_SHARE * sum(one.flops for one in of_program):
+        return []
+    largest, share = max(sliced, key=lambda pair: pair[0].flops)
+    instruction = largest.value.instruction
+    name = innermost_name(instruction)
+    return [
+        Remark(
+            DROPPED_ROWS,
+            name,
+            f"the matmul `{name}` computes {_num_rows(largest):,} rows, and the program reads a slice of "
+            f"{share:.2%} of the result: {excess:.3g} FLOPs per device for the others",
+            instruction.where,
+            "slice the activations before the matmul, not its result: for the last position's logits, "
+            "x[:, -1:] @ head in place of (x @ head)[:, -1:]",
+            0,
+            prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0))),
+            instruction=instruction.name,
+        )
+    ]
+
+
+def _share_read(program: Program, product: TracedValue) -> float:
+    """The share of a product's result that slices take; 1 if anything else reads it.
+
+    Elementwise operations, reductions and their sums over devices are followed to their own readers.
+    """
+    share, left, seen = 0.0, [product], {value_key(product)}
+    while left:
+        if len(seen) > _MOST_STEPS:
+            return 1.0
+        value = left.pop()
+        whole = value.instruction.shapes[0].num_elements
+        for user, at in readers(program, value):
+            instruction, key = user.instruction, value_key(user)
+            if at == 0 and instruction.opcode == "slice":
+                share += 0.0 if key in seen else instruction.shapes[0].num_elements / whole
+            elif at < 0 or not _is_followed(instruction):
+                return 1.0
+            elif key not in seen:
+                left.append(user)
+            seen.add(key)
+    return share or 1.0
+
+
+def _is_followed(instruction: Instruction) -> bool:
+    opcode = instruction.opcode
+    return opcode in (*_COMPUTES, *REDUCES, "broadcast") or op_of(instruction) == "all_reduce"
+
+
+def _num_rows(product: Product) -> int:
+    return prod(product.value.instruction.shapes[0].dims[:-1])
+
+
+def _mask_and_rows(program: Program, value: TracedValue) -> tuple[TracedValue, TracedValue] | None:
+    """The operand with fewer numbers and the other one; None if they have equally many."""
+    if len(value.instruction.operands) != 2:
+        return None
+    pair = [resolve(program, value.operand(at), MOVES | {"broadcast"}) for at in (0, 1)]
+    mask = min((0, 1), key=lambda at: pair[at].instruction.shapes[0].num_elements)
+    rows = value.operand(1 - mask)
+    if pair[mask].instruction.shapes[0].num_elements >= rows.instruction.shapes[0].num_elements:
+        return None
+    return pair[mask], rows
+
+
+def _share_kept(program: Program, mask: TracedValue) -> float | None:
+    """k / E of a mask that compares the choice of a top k; None for other values."""
+    left, seen = [mask], 0
+    while left and seen < _MOST_STEPS:
+        origin = resolve(program, left.pop(), MOVES | {"broadcast"})
+        seen += 1
+        if origin.instruction.opcode == "compare":
+            for side in (origin.operand(0), origin.operand(1)):
+                chosen = resolve(program, side, MOVES | {"broadcast"})
+                if (share := _share_chosen(program, chosen)) is not None:
+                    return share
+        elif origin.instruction.opcode in (*ELEMENTWISE, *REDUCES):
+            left += sources(program, origin)
+    return None
+
+
+def _share_chosen(program: Program, chosen: TracedValue) -> float | None:
+    """The share of a dimension that a top k, or an argmax, takes; None for other values."""
+    instruction = chosen.instruction
+    is_argmax = instruction.opcode == "reduce" and bool(chosen.path)
+    if not (is_argmax or needs_whole(chosen) in ("top_k", "sort")) or not chosen.path:
+        return None
+    before, after = chosen.operand(0).instruction.shapes[0], instruction.shapes[chosen.path[0]]
+    share = after.num_elements / max(before.num_elements, 1)
+    return share if after.dtype.startswith(("s", "u")) and share < 1 else None
+
+
+def _products_only_for(
+    program: Program, value: TracedValue, rows: TracedValue
+) -> Iterator[tuple[object, ...]]:
+    """Keys of the products that only `value` depends on, through elementwise operations and each other."""
+    accepted, waiting = {value_key(value)}, [resolve(program, rows, MOVES)]
+    for _ in range(_MOST_STEPS):
+        ready = [
+            one
+            for one in waiting
+            if all(at >= 0 and value_key(user) in accepted for user, at in readers(program, one))
+        ]
+        if not ready:
+            return
+        waiting = [one for one in waiting if one not in ready]
+        for one in ready:
+            key = value_key(one)
+            if key in accepted:
+                continue
+            accepted.add(key)
+            if is_product(one):
+                yield key
+            if is_product(one) or one.instruction.opcode in _COMPUTES:
+                waiting += [resolve(program, each, MOVES) for each in one.operands()]

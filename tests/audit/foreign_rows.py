@@ -1,0 +1,193 @@
+"""Programs that move or multiply rows that no device needs, each with the remedy.
+
+Cases are as in foreign_cases.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from tests.audit.foreign_cases import Case, array, constrained, mesh
+
+_NARROW = jnp.bfloat16
+
+
+def _experts(*, dense: bool) -> Callable[[], Any]:
+    """Experts on each device that multiply all rows and mask them, or only the rows in their buffers."""
+
+    def run() -> Any:
+        m, count, room = mesh("data"), 8, 96
+
+        def local(x: Any, router: Any, w: Any) -> Any:
+            gate, chosen = lax.top_k(jax.nn.softmax(x @ router), 2)
+            if dense:
+                out = jnp.zeros_like(x)
+                for e in range(count):
+                    kept = jnp.where(chosen == e, gate, 0).sum(-1)
+                    out += jnp.tanh(jnp.tanh(x @ w[e]) @ w[e].T) * kept[:, None]
+                return out
+            expert, row = chosen.reshape(-1), jnp.repeat(jnp.arange(x.shape[0]), 2)
+            place = jnp.cumsum(expert[:, None] == jnp.arange(count), 0)[jnp.arange(expert.size), expert] - 1
+            rows = jnp.zeros((count, room, x.shape[1])).at[expert, place].set(x[row], mode="drop")
+            made = jnp.tanh(jnp.einsum("ecd,efd->ecf", jnp.tanh(jnp.einsum("ecd,edf->ecf", rows, w)), w))
+            return jnp.zeros_like(x).at[row].add(made[expert, place] * gate.reshape(-1)[:, None])
+
+        specs = P("data"), P(), P()
+        mapped = jax.shard_map(local, mesh=m, in_specs=specs, out_specs=P("data"), check_vma=False)
+        return jax.jit(mapped), (array(m, (2048, 256), "data"), array(m, (256, 8)), array(m, (8, 256, 512)))
+
+    return run
+
+
+def _last_logits(*, early: bool) -> Callable[[], Any]:
+    """The probability of the likeliest next token, by logits of the last position or of all positions."""
+
+    def run() -> Any:
+        m = mesh("tensor")
+
+        def step(w: Any, head: Any, x: Any) -> Any:
+            x = x[:, -1:] if early else x
+            h = jnp.tanh(x @ w[0]) @ w[1]
+            return jax.nn.softmax(h @ head)[:, -1].max(-1)
+
+        w = array(m, (256, 1024), None, "tensor"), array(m, (1024, 256), "tensor")
+        return jax.jit(step), (w, array(m, (256, 4096), None, "tensor"), array(m, (8, 128, 256)))
+
+    return run
+
+
+def _frames(*spec: Any) -> Callable[[], Any]:
+    """Attention within each frame of videos, whose frames or videos are split."""
+
+    def run() -> Any:
+        m = mesh("frames")
+
+        def step(w: Any, x: Any) -> Any:
+            rows = x.reshape(-1, *x.shape[2:])
+            heads = jnp.tanh(rows @ w)
+            scores = jax.nn.softmax(jnp.einsum("btd,bsd->bts", heads, rows))
+            return constrained(m, jnp.einsum("bts,bsd->btd", scores, rows).reshape(x.shape), *spec)
+
+        return jax.jit(step), (array(m, (256, 256)), array(m, (8, 16, 64, 256), *spec))
+
+    return run
+
+
+def _positions(*, narrow: bool) -> Callable[[], Any]:
+    """Keys of split positions made whole, upcast before or after."""
+
+    def run() -> Any:
+        m = mesh("context")
+
+        def step(w: Any, x: Any) -> Any:
+            q, k = (constrained(m, jnp.einsum("btd,dnh->btnh", x, each), None, "context") for each in w)
+            k = constrained(m, k if narrow else k.astype(jnp.float32)).astype(jnp.float32)
+            scores = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q.astype(jnp.float32), k))
+            return jnp.einsum("bnts,bsnh->btnh", scores, k)
+
+        def narrow_array(shape: tuple[int, ...], *spec: Any) -> Any:
+            return jax.ShapeDtypeStruct(shape, _NARROW, sharding=array(m, shape, *spec).sharding)
+
+        w = narrow_array((256, 4, 64))
+        return jax.jit(step), ((w, w), narrow_array((2, 1024, 256), None, "context"))
+
+    return run
+
+
+def _hard_rows(*, within: bool) -> Callable[[], Any]:
+    """Gradients of the rows with the largest losses: of all devices, or of each device's own rows."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def losses(w: Any, x: Any) -> Any:
+            return jnp.sum(jnp.tanh(x @ w[0]) @ w[1], -1) ** 2
+
+        def hardest(w: Any, x: Any) -> Any:
+            chosen = lax.top_k(losses(w, x), x.shape[0] // 4)[1]
+            return losses(w, x[chosen]).mean()
+
+        def loss(w: Any, x: Any) -> Any:
+            if not within:
+                return hardest(w, x)
+
+            def own(w: Any, x: Any) -> Any:
+                return lax.pmean(hardest(w, x), "data")
+
+            return jax.shard_map(own, mesh=m, in_specs=(P(), P("data")), out_specs=P())(w, x)
+
+        def step(w: Any, x: Any) -> Any:
+            return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w, x))
+
+        w = array(m, (256, 1024)), array(m, (1024, 256))
+        return jax.jit(step, donate_argnums=0), (w, array(m, (4096, 256), "data"))
+
+    return run
+
+
+def _table(*, whole: bool) -> Callable[[], Any]:
+    """A step of FSDP whose table is made whole, or stays in shards, for its look-up."""
+
+    def run() -> Any:
+        m = mesh("fsdp")
+
+        def loss(w: Any, tokens: Any) -> Any:
+            table = constrained(m, w[0], None, None) if whole else w[0]
+            x = constrained(m, table[tokens], "fsdp")
+            return jnp.mean(constrained(m, jnp.tanh(x @ constrained(m, w[1], None, None)), "fsdp") ** 2)
+
+        def step(w: Any, tokens: Any) -> Any:
+            return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w, tokens))
+
+        w = array(m, (16384, 256), None, "fsdp"), array(m, (256, 256), "fsdp")
+        return jax.jit(step, donate_argnums=0), (w, array(m, (64, 32), "fsdp", dtype=jnp.int32))
+
+    return run
+
+
+def _stages(*, last: bool) -> Callable[[], Any]:
+    """A pipeline's loss, by the last stage's results: on all devices, or where they are."""
+
+    def run() -> Any:
+        m, count = mesh("pipe"), 16
+
+        def local(w: Any, x: Any, y: Any) -> Any:
+            device, rows = lax.axis_index("pipe"), x.reshape(count, -1, x.shape[-1])
+
+            def turn(carry: Any, i: Any) -> Any:
+                h, out = carry
+                z = jnp.tanh(jnp.where(device == 0, rows[jnp.minimum(i, count - 1)], h) @ w[0])
+                out = out.at[jnp.maximum(i - 7, 0)].set(z)
+                return (lax.ppermute(z, "pipe", [(j, (j + 1) % 8) for j in range(8)]), out), None
+
+            start = jnp.zeros_like(rows[0]), jnp.zeros_like(rows)
+            (_, out), _ = lax.scan(turn, start, jnp.arange(count + 7))
+            if not last:
+                out = lax.psum(jnp.where(device == 7, out, 0), "pipe")
+            loss = jnp.mean((out.reshape(x.shape) - y) ** 2)
+            return lax.psum(jnp.where(device == 7, loss, 0), "pipe") if last else loss
+
+        specs = P("pipe"), P(), P()
+        mapped = jax.shard_map(local, mesh=m, in_specs=specs, out_specs=P(), check_vma=False)
+        return jax.jit(mapped), (array(m, (8, 64, 64), "pipe"), array(m, (1024, 64)), array(m, (1024, 64)))
+
+    return run
+
+
+ROWS: dict[str, Case] = {
+    "experts of all rows": Case("computed_and_dropped", _experts(dense=True), _experts(dense=False)),
+    "logits of all positions": Case(
+        "computed_and_dropped", _last_logits(early=False), _last_logits(early=True)
+    ),
+    "frames in one dimension with videos": Case("batch_gathered", _frames(None, "frames"), _frames("frames")),
+    "keys upcast before a gather": Case("widened", _positions(narrow=False), _positions(narrow=True)),
+    "a pipeline's results on all stages": Case("summed_whole", _stages(last=False), _stages(last=True)),
+}
+
+SEVERAL_ROWS: dict[str, Case] = {
+    "hard rows of all devices": Case("batch_shuffled", _hard_rows(within=False), _hard_rows(within=True)),
+    "a table made whole for its look-up": Case("table_summed", _table(whole=True), _table(whole=False)),
+}
