@@ -134,4 +134,16 @@ def test_a_comparison_recommends_the_cheapest_that_fits():
 
 
 def test_a_plan_of_post_training_begins_with_its_form():
-    assert answer_of_post_training(["x", "y"]) == [("Recommended", "x."), ("Reason", "y.")]
+    sizes = {"rollouts": 2048, "tokens": 2048 * 3000, "prompt_tokens": 1000, "output_tokens": 2100}
+    of_run = {"model": "m", "hardware": "h100:16", "longest_answer": 8192, "why": ["x", "y", "z"]}
+    forms = [{"price": 7.5, "currency": "USD", "chips": 16}]
+    answer = answer_of_post_training({**sizes, **of_run, "forms": forms})
+    assert answer[0] == (
+        "Asked",
+        "m on h100:16: 2,048 rollouts of 2,100 tokens, at most 8,192 (2,000 on average once cut) a step, "
+        "in the shortest step.",
+    )
+    assert answer[1:3] == [("Recommended", "x."), ("Price", "7.50 USD a step, on 16 chips.")]
+    assert answer[3][0] == "How sure" and answer[4:] == [("Runner-up", "y."), ("Also", "z.")]
+    unpriced = answer_of_post_training({**sizes, **of_run, "forms": [{**forms[0], "price": None}]})
+    assert "Price" not in dict(unpriced)

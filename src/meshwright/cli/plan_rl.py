@@ -112,14 +112,14 @@ def rl(
 
 
 def _show(document: dict[str, Any]) -> None:
+    from meshwright.report.answer import answer_lines, answer_of_post_training
     from meshwright.report.moves import move_words
-    from meshwright.report.pages.post_training import crossover_table, forms_table, rollouts_words
+    from meshwright.report.pages.post_training import crossover_table, forms_table
     from meshwright.report.terminal.tables import rich_table
     from meshwright.units import format_seconds
 
     show(
-        f"{document['model']} on {document['hardware']}: {rollouts_words(document)}\n",
-        "\n".join(f"- {sentence}" for sentence in document["why"]),
+        "\n".join(answer_lines(answer_of_post_training(document))),
         rich_table(forms_table(document)),
     )
     for form in document["forms"]:

@@ -80,6 +80,8 @@ def answer_of_load(document: JsonDocument) -> Sentences:
     errors = document["errors"]
     share = good / rate if rate else 0.0
     asked = f"{document['requests']:,} requests to {document['model']}"
+    sent = (document.get("traffic") or {}).get("rate_per_second")
+    asked += f", sent at {sent:g}/s" if sent else ""
     if not limits:
         held = f"Give a target to judge it by: {rate:.2f} requests/s are answered"
     else:
@@ -120,9 +122,28 @@ def price_of_load(document: JsonDocument) -> str:
     return f"{each}, {price['per_hour']:,.2f} an hour"
 
 
-def answer_of_post_training(why: Sequence[str]) -> Sentences:
-    """A plan of post-training, whose reasons begin with the recommended form."""
-    return [("Reason" if place else RECOMMENDED, f"{sentence}.") for place, sentence in enumerate(why)]
+def answer_of_post_training(document: JsonDocument) -> Sentences:
+    """A plan of post-training, whose reasons begin with the recommended form; the others follow in order."""
+    why, best = document["why"], document["forms"][0]
+    asked = f"{document['model']} on {document['hardware']}: {rollouts_words(document)} a step"
+    sentences = [(ASKED, f"{asked}, in the shortest step."), (RECOMMENDED, f"{why[0]}.")]
+    if best["price"] is not None:
+        chips = format_number_of(best["chips"], "chip")
+        sentences.append((PRICE, f"{best['price']:,.2f} {best['currency']} a step, on {chips}."))
+    sentences.append(
+        (SURE, "Both phases are priced as plans are; whole steps were compared with runs on CPUs alone.")
+    )
+    others = why[1:]
+    return sentences + [("Also" if place else NEXT, f"{other}.") for place, other in enumerate(others)]
+
+
+def rollouts_words(document: JsonDocument) -> str:
+    """The number of rollouts with their lengths: mean asked for, maximum, and mean after cutting at it."""
+    mean = document["tokens"] / document["rollouts"] - document["prompt_tokens"]
+    return (
+        f"{document['rollouts']:,} rollouts of {document['output_tokens']:,} tokens, at most "
+        f"{document['longest_answer']:,} ({mean:,.0f} on average once cut)"
+    )
 
 
 def answer_of_comparison(plans: Sequence[JsonDocument]) -> Sentences:

@@ -76,8 +76,8 @@ def facts(document: JsonDocument) -> list[str]:
         if value is not None
     ]
     lines = [
-        f"{requests} requests ({_arrivals(document['traffic'])}), {errors} errors, in {seconds}",
-        f"{document['new_tokens_per_second']:.1f} new tokens/s, "
+        f"{requests:,} requests ({_arrivals(document['traffic'])}), {errors} errors, in {seconds}",
+        f"{document['new_tokens_per_second']:,.1f} new tokens/s, "
         f"{document['requests_per_second']:.2f} requests/s, "
         f"goodput {document['goodput']:.2f} requests/s ({', '.join(asked) or 'no target'})",
     ]

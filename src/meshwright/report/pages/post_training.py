@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from meshwright.report.answer import answer_of_post_training
+from meshwright.report.answer import answer_of_post_training, rollouts_words
 from meshwright.report.moves import move_words, moves_table
 from meshwright.report.pictures.phases import phases_figure
 from meshwright.report.run_documents import read_json
@@ -29,21 +29,12 @@ def post_training_html(document: dict[str, Any]) -> str:
         "post_training.html.jinja",
         title=f"Post-training of {document['model']} on {document['hardware']}",
         written=f"{rollouts_words(document)} a step, {document['prompt_tokens']:,} tokens of prompt",
-        answer=answer_of_post_training(document["why"]),
+        answer=answer_of_post_training(document),
         table=forms_table(document),
         crossover=crossover_table(document) if document["crossover"] else None,
         move=move_words(document["forms"][0]["move"]),
         moves=moves_table(f"Moving weights, {document['best']}", document["forms"][0]["move"]["moves"]),
         figures=[phases_figure(form) for form in document["forms"]],
-    )
-
-
-def rollouts_words(document: dict[str, Any]) -> str:
-    """The number of rollouts with their lengths: mean asked for, maximum, and mean after cutting at it."""
-    mean = document["tokens"] / document["rollouts"] - document["prompt_tokens"]
-    return (
-        f"{document['rollouts']:,} rollouts of {document['output_tokens']:,} tokens, at most "
-        f"{document['longest_answer']:,} ({mean:,.0f} on average once cut)"
     )
 
 
