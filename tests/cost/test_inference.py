@@ -8,11 +8,11 @@ from tests.cost.recorded import BF16
 from meshwright.cost.cached_ops import keys_read
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.memory import alive_in_inference
-from meshwright.cost.passes import Dtypes, compute_seconds
+from meshwright.cost.passes import Dtypes, compute_seconds, work_seconds
 from meshwright.cost.record import record_training
 from meshwright.cost.record_inference import record_inference, record_pass
 from meshwright.cost.recorder import PassShape
-from meshwright.cost.serving_step import inference_cost, inference_memory
+from meshwright.cost.serving_step import in_inference, inference_cost, inference_memory
 from meshwright.engines.serving_engine import ENGINES
 from meshwright.hardware.catalog import load
 from meshwright.hardware.topology import Hardware
@@ -22,7 +22,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import kv_cache_bytes, kv_read_bytes, mixer_state_bytes
 from meshwright.models.presets import PRESETS
 from meshwright.plan.serve.with_engine import on_engine
-from meshwright.validate.load_test_settings import wide_weights
+from meshwright.validate.quantized_file import wide_weights
 
 # Within a window of 128, over one of 4,096, and far beyond every window.
 SEQ_LENS = (100, 8192, 131_072)
@@ -279,7 +279,7 @@ def test_engines_sum_chosen_and_shared_experts_at_once(name: str, engine: str) -
 def test_weights_that_files_keep_wide_are_multiplied_wide() -> None:
     """NVIDIA's DeepSeek-R1 in NVFP4 keeps the projections of latents in bf16, and not that of the output."""
     model, machine = PRESETS["deepseek-v3"], on_engine(load("b200:1x8"), ENGINES["tensorrt-llm"])
-    config = replace(model, unquantised=wide_weights(model, "fp4"))
+    config = replace(model, unquantised=wide_weights(model, "fp4") or ())
     layout = Layout.of(data=8, expert=8, weights_dtype="fp4", matmul_dtype="fp4", experts_dtype="fp4")
     graph = record_inference(config, machine, layout.at("prefill"), PassShape(8, 1024, 1024))
     works = {node.name: node.forward[0] for _, node in graph.nodes() if node.kind == "matmul"}
@@ -290,4 +290,24 @@ def test_weights_that_files_keep_wide_are_multiplied_wide() -> None:
     narrow = replace(works["wq_up"], wide=False)
     seconds = [compute_seconds(work, "matmul", dtypes, chip) for work in (works["wq_up"], narrow)]
     assert seconds[0] > 2 * seconds[1]
-    assert wide_weights(PRESETS["kimi-k2.5"], "fp4") == () == wide_weights(model, "fp8")
+
+
+@pytest.mark.parametrize("matmul_dtype", [None, "fp4"])
+def test_kernels_of_experts_in_4_bits_narrow_their_rows_once(matmul_dtype: str | None) -> None:
+    """FlashInfer's kernel takes narrow rows, and narrows those between its products. Hopper has none such."""
+    config = PRESETS["minimax-m2.5"]
+    layout = Layout.of(data=8, expert=8, matmul_dtype=matmul_dtype, experts_dtype="fp4").at("generate")
+    seconds = {}
+    for name in ("b200:1x8", "h200:1x8"):
+        machine = on_engine(load(name), ENGINES["vllm"])
+        graph = record_inference(config, machine, layout, PassShape(64, 1, 1024))
+        casts = [
+            node
+            for _, node in graph.nodes()
+            if node.kind == "cast" and any(work.routed for work in node.forward)
+        ]
+        assert [node.name for node in casts] == ["expert_gate_cast"]
+        seconds[name] = work_seconds(
+            casts[0].forward[0], "cast", Dtypes.of(layout), in_inference(machine).chip
+        ).seconds
+    assert seconds["b200:1x8"] > 0 == seconds["h200:1x8"]

@@ -82,6 +82,12 @@ def test_a_version_states_what_differs() -> None:
     assert found.gpu == {**parent.gpu, "memory": 0.5} and found.parent == "tensorrt-llm"
 
 
+def test_a_share_of_free_memory_is_of_what_weights_leave() -> None:
+    """Of 100 bytes with 40 used, caches of TensorRT-LLM have 0.9 * 60, and of vLLM 0.9 * 100 - 40."""
+    assert ENGINES["tensorrt-llm"].cache_bytes(100, 40) == pytest.approx(54)
+    assert ENGINES["vllm"].cache_bytes(100, 40) == pytest.approx(50)
+
+
 def test_names_and_faults() -> None:
     assert {"vllm", "sglang", "tensorrt-llm", "fastertransformer", "meshwright"} <= set(ENGINES.names)
     assert "pure" in ENGINES and ENGINES["pure"].tpu == ENGINES["jax-llm-examples"].tpu

@@ -25,7 +25,6 @@ from meshwright.cli.console import (
     waiting,
     warn_of_long_context,
 )
-from meshwright.dtypes import number_type
 from meshwright.engines.serving_engine import ENGINES, ServingEngine
 from meshwright.errors import PlanError
 from meshwright.hardware.catalog import specs
@@ -279,9 +278,11 @@ class _Asked:
 
 
 def _tables_of(words: Mapping[str, str], software: ServingEngine | None) -> dict[str, str]:
-    """The dtype of the tables in an engine, which quantises only the projections of layers."""
-    narrow = software is not None and number_type(words["weights_dtype"]).scales is not None
-    return {"tables_dtype": words["compute_dtype"]} if narrow else {}
+    """The dtype of the tables in an engine; empty for our server."""
+    from meshwright.plan.serve.with_engine import engine_tables
+
+    tables = engine_tables(words["weights_dtype"], words["compute_dtype"]) if software else None
+    return {"tables_dtype": tables} if tables else {}
 
 
 def _work(

@@ -22,6 +22,7 @@ from meshwright.dtypes import dtype_bytes, number_type
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import token_sharding
 from meshwright.layout.moves.experts import has_fixed_rows
+from meshwright.layout.precision import Precision
 from meshwright.layout.workload import Workload
 from meshwright.models.config import ModelConfig
 from meshwright.models.parameters import ENTERING, Param, dimensions, stacked_layers
@@ -304,24 +305,11 @@ class Recorder:
         )
 
     def update_transfers(self, weight: ShardedArray) -> tuple[Transfer, ...]:
-        """The gather of a weight after its shards were updated separately (ZeRO 1 and 2).
-
-        Programs that cast weights when they update them gather the 8-bit numbers of products.
-        """
+        """The gather of a weight after its shards were updated separately (ZeRO 1 and 2)."""
         updated = self.layout.rules.updated.weight(weight.name, "".join(weight.dims))
-        steps, precision = _regathered(updated, weight), self.layout.precision
-        of_products = len(weight.dims) > 1 and "V" not in weight.dims
-        is_narrow = (
-            self.lowering.casts_weights and of_products and number_type(precision.operand_dtype).bits == 8
-        )
-        return self.transfers(
-            "updated weights",
-            steps,
-            weight.name,
-            precision.operand_dtype if is_narrow else precision.trained_dtype,
-            critical=False,
-            once=True,
-        )
+        steps = _regathered(updated, weight)
+        dtype = _updated_dtype(self.layout.precision, weight, casts=self.lowering.casts_weights)
+        return self.transfers("updated weights", steps, weight.name, dtype, critical=False, once=True)
 
     def _moves(self, transfers: Iterable[Transfer]) -> Any:
         """Whether any of the transfers is over more than one device."""
@@ -514,5 +502,12 @@ def _adding(yielded: ShardedArray, home: ShardedArray) -> ShardedArray:
 
 
 @lru_cache(maxsize=8192)
+def _updated_dtype(precision: Precision, weight: ShardedArray, *, casts: bool) -> str:
+    """The type in which an updated weight is gathered: of products in 8 bits, if the program `casts` it."""
+    is_table = len(weight.dims) == 1 or "V" in weight.dims
+    is_cast = casts and not is_table and number_type(precision.operand_dtype).bits == 8
+    return precision.operand_dtype if is_cast else precision.trained_dtype
+
+
 def _regathered(accumulated: ShardedArray, stored: ShardedArray) -> tuple[Collective, ...]:
     return tuple(reshard(accumulated, stored))

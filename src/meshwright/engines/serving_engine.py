@@ -33,7 +33,8 @@ class ServingEngine(Record):
     step_tokens: maximum tokens of a replica in a step. cuts_prompts, counts_generated: as in
     `serve.engine.shared_tokens`. separate_prompts: prompts have a program of their own, and sequences that
     generate wait for it. reserves_answers: a request starts if its whole answer has memory, so none loses its
-    pages. memory_share: share of a chip's memory for weights, caches and workspace.
+    pages. memory_share: share of a chip's memory for weights, caches and workspace; with shares_free for
+    caches, of the memory that weights and workspace leave.
     max_sequences: sequences of a replica at once. request_seconds: of HTTP and of the tokeniser, for each
     request. step_seconds: of the host for each step, while devices wait. grouped_experts: one kernel
     multiplies all experts of a device. adds_shared: a device adds its partial sums of chosen and of shared
@@ -55,6 +56,7 @@ class ServingEngine(Record):
     step_tokens: int = 8192
     max_sequences: int = 1024
     memory_share: float = 0.9
+    shares_free: bool = False
     cuts_prompts: bool = True
     counts_generated: bool = True
     separate_prompts: bool = False
@@ -89,6 +91,12 @@ class ServingEngine(Record):
         matmul = {**inference.matmul, **products}
         facts = {"grouped": self.grouped_experts, "adds_shared": self.adds_shared}
         return replace(inference, matmul=matmul, **facts, **others)
+
+    def cache_bytes(self, device_bytes: float, used_bytes: float) -> float:
+        """Memory for caches on a chip with `device_bytes`. used_bytes: of weights and workspace."""
+        if self.shares_free:
+            return self.memory_share * (device_bytes - used_bytes)
+        return self.memory_share * device_bytes - used_bytes
 
 
 ENGINES = Folder(ServingEngine, "engines", "engine")

@@ -69,7 +69,8 @@ class EngineServer:
 
     def num_positions(self, context: int) -> int:
         """Positions of the cache of each group of devices."""
-        room = self.hardware.chip.reported_bytes * self.engine.memory_share - self.weight_bytes
+        outside = self.engine.outside_bytes if self.engine.shares_free else 0
+        room = self.engine.cache_bytes(self.hardware.chip.reported_bytes, self.weight_bytes + outside)
         at = self.layout.at("generate")
         each = float(cache_bytes(self.config, at, at.num_batch_shards, context)) / context
         return int(room / max(each, 1e-9))

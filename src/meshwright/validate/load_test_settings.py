@@ -20,9 +20,7 @@ workers hold, which keeps decode steps full. A device holds 2^k or 3 * 2^k seque
 largest such number up to its share. If workers split heads, about half of the searches hold all requests.
 """
 
-from meshwright.dtypes import number_type
-from meshwright.models.config import ModelConfig, Unquantised
-from meshwright.models.parameters import parameters, stacked_layers
+from meshwright.models.config import ModelConfig
 from meshwright.validate.load_test_row import LoadTestRow, WorkerDegrees
 
 # The most positions, over all requests at once, in workers whose devices split heads.
@@ -34,8 +32,6 @@ SPLIT_WORKERS = 4
 # for each token without: three heads predict 2.6 tokens in a step of 1.5 times the length (DeepSeek-R1).
 DRAFTED = 0.55
 DRAFTS_GAIN = 1.75
-# The matrices of attention over latents, without the output projection.
-_LATENT_PROJECTIONS = ("wq_down", "wq_up", "wkv_down", "wk_rope", "wk_up", "wv_up")
 # Probability that a draft token is right if the ones before it are. The first token's is from DeepSeek-R1's
 # head (vllm-project/vllm pull request 12755); with a later token's, a step of three drafts has 2.6 tokens.
 _FIRST_RIGHT, _LATER_RIGHT = 0.82, 0.6
@@ -99,23 +95,3 @@ def tokens_of_step(num_drafts: int) -> float:
     [1.0, 1.82, 2.31, 2.61]
     """
     return 1.0 + sum(_FIRST_RIGHT * _LATER_RIGHT**place for place in range(num_drafts))
-
-
-def wide_weights(config: ModelConfig, dtype: str) -> tuple[Unquantised, ...]:
-    """The matrices that published files of a mixture in 4 bits keep in bf16, next to matrices in 4 bits.
-
-    Empty if only the experts are in 4 bits, or if the files are not known.
-
-    NVIDIA's files of DeepSeek-R1 in NVFP4 have shared experts and dense layers in it, and, since version 2,
-    the output projection of attention (model card of DeepSeek-R1-0528-FP4-v2). InferenceX's launch scripts
-    name these files. The other projections of attention are bf16.
-    """
-    scales = number_type(dtype).scales
-    is_nvfp4 = scales is not None and scales.has_global
-    if config.name != "deepseek-v3" or not is_nvfp4:
-        return ()
-    return tuple(
-        Unquantised(dtype, path, len(stacked_layers(config, path.rpartition("/")[0])))
-        for path in parameters(config)
-        if path.rpartition("/")[2] in _LATENT_PROJECTIONS
-    )

@@ -29,7 +29,7 @@ from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
-from meshwright.plan.serve.with_engine import on_engine
+from meshwright.plan.serve.with_engine import engine_tables, on_engine
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, Spread, serving_spread
 from meshwright.validate.load_test_recipes import Recipe, one_pool_drafts, recipes_of
 from meshwright.validate.load_test_row import FIGURES, MAX_BATCH, SHORTEST_DRAWN, LoadTestRow, WorkerDegrees
@@ -41,10 +41,10 @@ from meshwright.validate.load_test_settings import (
     splits_heads,
     streamed_tokens,
     tokens_of_step,
-    wide_weights,
 )
 from meshwright.validate.parallel_rows import results_of
 from meshwright.validate.published import UnreadRow
+from meshwright.validate.quantized_file import wide_weights
 from meshwright.validate.score import grouped
 from meshwright.validate.static_batches import dtype_of_source
 
@@ -445,14 +445,13 @@ def _layout(
     # With narrow floating-point weights engines keep caches in 8 bits.
     is_narrow = number_type(weights).scales is not None and not number_type(weights).is_integer
     kv = types_for("cache", "serve")[0] if is_narrow else "bf16"
-    experts = tables = None
+    experts, tables = None, engine_tables(weights, "bf16")
     if number_type(weights).bits < _LEAST_FOR_ALL and config.moe is not None:
-        # Published mixtures have only their experts in 4 bits, unless `wide_weights` knows of others.
         experts, wide = weights, wide_weights(config, weights)
-        if wide:
-            config, tables = replace(config, unquantised=wide), "bf16"
+        if wide is None:  # published mixtures without a record have only their experts in 4 bits
+            weights, matmul, tables = "bf16", None, None
         else:
-            weights, matmul = "bf16", None
+            config = replace(config, unquantised=wide)
     if matmul is not None and not _multiplies(hardware, matmul):
         matmul = None
     layout = Layout.of(

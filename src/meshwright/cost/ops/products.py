@@ -250,18 +250,27 @@ class ProductOps(Recorder):
         return self.sizes[letter] / self.mesh.size(array.axes_of(letter))
 
     def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
-        """Casts of the operands, and of the cotangent in the backward pass, to the products' type.
+        """Casts of the operands, and of the cotangent in the backward pass, to the products' type."""
+        self._cast(name, x, w, product, self.layout.precision.matmul_dtype)
 
-        Weights change once a step, so their cast serves all microbatches.
+    def _cast(
+        self, name: str, x: Value, w: Value, product: Value, dtype: str | None, *, routed: bool = False
+    ) -> None:
+        """Casts of the operands, and of the cotangent in the backward pass, to `dtype`.
+
+        Weights change once a step, so their cast serves all microbatches. dtype: None for the type of
+        activations. routed: as in `Work`.
         """
-        matmul_dtype, compute_dtype = self.layout.precision.matmul_dtype, self.layout.precision.compute_dtype
-        if matmul_dtype is None or dtype_bytes(matmul_dtype) >= dtype_bytes(compute_dtype):
+        if dtype is None or dtype_bytes(dtype) >= dtype_bytes(self.layout.precision.compute_dtype):
             return
         times = {id(x): 1.0, id(w): 1 / self.microbatches, id(product): 1.0}
         fresh = [value for value in dict.fromkeys((x, w)) if id(value) not in self._quantised]
         self._quantised |= {id(value): value for value in fresh}
         forward, backward = (
-            tuple(Work(hbm_bytes=CAST_BYTES * times[id(v)] * self.elements(v.array)) for v in values)
+            tuple(
+                Work(hbm_bytes=CAST_BYTES * times[id(v)] * self.elements(v.array), routed=routed)
+                for v in values
+            )
             for values in (fresh, (product,))
         )
         self.add(Node(f"{name}_cast", "cast", (x, w), (product,), forward=forward, backward=backward))

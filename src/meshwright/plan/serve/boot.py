@@ -71,7 +71,7 @@ def boot_of(
     _, memory = pass_cost(config, layout.at("prefill"), hardware, prompts, _PROMPT, _PROMPT)
     at, device = layout.at("generate"), hardware.chip.reported_bytes
     weights, activations = int(memory.weights), int(memory.buffers)
-    caches = max(0, int(engine.memory_share * device) - weights - activations)
+    caches = max(0, int(engine.cache_bytes(device, weights + activations)))
     position_bytes = float(cache_bytes(config, at, at.num_batch_shards, context)) / context
     positions, outside = int(caches / max(position_bytes, 1e-9)), int(engine.outside_bytes)
     on_host = min(hardware.num_chips, hardware.chip.chips_per_host) * weights

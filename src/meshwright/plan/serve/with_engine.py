@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from meshwright.dtypes import number_type
 from meshwright.engines.serving_engine import ServingEngine
 from meshwright.hardware.chip import Switch
 from meshwright.hardware.topology import Hardware
@@ -28,3 +29,13 @@ def on_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
         return hardware
     machine = with_engine(hardware, engine)
     return replace(machine, software=replace(machine.software, is_ours=False, flash=True))
+
+
+def engine_tables(weights_dtype: str, compute_dtype: str) -> str | None:
+    """The dtype of the embedding and of the output projection in an engine; None if it is the weights'.
+
+    Engines quantise only the projections of layers. Sources: NVIDIA/Model-Optimizer,
+    modelopt_recipes/configs/ptq/units/default_disabled_quantizers.yaml; vllm-project/llm-compressor, whose
+    recipes ignore lm_head.
+    """
+    return None if number_type(weights_dtype).scales is None else compute_dtype
