@@ -180,7 +180,7 @@ REQUESTS = [
     ("train --from llama/ --data chats.jsonl --load_in_4bit --lora_r 32",
      "train --from llama/ --data chats.jsonl --base-dtype nf4 --lora 32"),
     # the same machine twice, slices, moments, forms of weights, sizes of a small model
-    ("fit llama-3-8b --hardware rtx4090 rtx4090", "--hardware rtx4090,rtx4090"),
+    ("fit llama-3-8b --hardware rtx4090 rtx4090", "--hardware rtx4090:2"),
     ("plan train --model llama-3-70b --hardware h100:64 --gbs 512 --seq 8k --roofline", "--ideal"),
     ("plan train --model llama-3-70b --hardware v5e-256 --compile_topology_num_slices 2",
      "--hardware '2*v5e:256'"),
@@ -189,6 +189,19 @@ REQUESTS = [
     ("quantize --checkpoint runs/demo --qformat fp8 -o out", "quantize runs/demo --to fp8 -o out"),
     ("train --data my.txt --layers 6 --heads 6 --embed 384",
      "--set num_layers=6,num_heads=6,d_model=384,num_kv_heads=6"),
+    # degrees of sequences, modules, moments, steps of bare chips, lists of batches, sums without {U_X}
+    ("fit llama-3-8b --hardware 4090 4090", "--hardware rtx4090:2"),
+    ("train --from ./base --data chats.jsonl --lora 16 --quantize 4",
+     "--data chats.jsonl --lora 16 --base-dtype nf4"),
+    ("plan train --model llama-3-70b --hardware v5p:4x8x8 --ici_sequence_parallelism 2", "--given context=2"),
+    ("plan train --model llama-3-70b --hardware h100:64 --recompute-modules core_attn --exp-avg-dtype bf16",
+     "--given remat=attention,optimizer_dtype=bf16"),
+    ("plan train --model llama-3-70b --hardware v5p:4x8x8 --remat_policy offload", "--given offload=true"),
+    ("plan serve --model llama-3.1-8b --hardware h100 --isl 2k --osl 500 --max-running-requests 128",
+     "--hardware h100:1 --phase generate --batch 128 --context 2548"),
+    ("quantize runs/demo --quant fp8 --output_dir out", "quantize runs/demo --to fp8 -o out"),
+    ("collective 'AllReduce_X(A[B, D])' --mesh X=8,Y=4 --dims B=1024,D=8192 --hardware v4p:8x4x1",
+     "'AllReduce_X([B, D]{U_X})' --mesh X=8,Y=4"),
     # a mesh of the machine, and a number type by the beginning of its name
     ("collective 'AllGather_Y([E_Y, F])' --hardware v5e:8x16 --dims E=2048,F=8192", "--mesh X=8,Y=16"),
     ("collective 'AllGather_X([E_X, F])' --hardware h100:8 --dims E=2048,F=8192", "--mesh X=8"),

@@ -96,6 +96,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan serve $S --qps 20", "is --rate here"),
         ("plan serve $S -tp 4", "-tp is --layout tensor=4 here"),
         ("plan serve $S --enable_attention_dp", "experts and attention of one layout"),
+        ("plan serve $S --isl 1k --osl 9 --rate 5 --max-num-seqs 64", "the batch follows from the load"),
         ("plan train $P --spot", "prices are list prices on demand"),
         ("plan train $P --mesh X=4,Y=2", "--mesh X=4,Y=2 is --layout fsdp=4,tensor=2 here"),
         ("fit llama-3-8b --max-context", "it shows the largest batch and the longest context"),

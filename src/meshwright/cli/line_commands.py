@@ -81,6 +81,7 @@ def candidates(words: Sequence[str], commands: Collection[str]) -> Iterator[tupl
 _FIT_OPTIONS = {
     "--dtype", "--weights-dtype", "--bits", "--gpu", "--hardware", "--vram", "--memory",
 }  # fmt: skip
+_BATCHES = {"--batch", "--batch-size", "--batch-sizes", "--concurrency", "--max-num-seqs"}
 _RANGE = re.compile(r"(\d+)(?:(?::|-|\.\.)(\d+)|((?:,\d+)+))")
 
 
@@ -111,8 +112,9 @@ def _other_lines(words: Sequence[str]) -> Iterator[list[str]]:
         yield ["plot", "strategies", *words[2:]]
     if list(words[:2]) in (["plot", "loss"], ["plot", "metrics"]) and not words[-1].startswith("-"):
         yield ["report", words[-1]]  # of a run
-    if list(words[:2]) == ["plan", "serve"] and "--batch" in words[:-1]:
-        at = words.index("--batch")
+    named = next((word for word in words[:-1] if word in _BATCHES), "")
+    if list(words[:2]) == ["plan", "serve"] and named:
+        at = words.index(named)
         if batches := _batches(words[at + 1]):  # mw plan serve prices one batch
             yield ["plot", "decode", *words[2:at], "--batches", batches, *words[at + 2 :]]
 

@@ -619,14 +619,15 @@ def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     """The pieces with a number of chips for each chip that --hardware names bare: the same for all."""
     at = next((at for at, piece in enumerate(pieces) if piece.option == "--hardware"), None)
     given = {piece.option: piece.value for piece in pieces}
-    if at is None or (command.path == ("plan", "serve") and not {"--phase", "--layout"} <= given.keys()):
+    is_of_step = "--phase" in given and not given.keys() & _OF_REQUESTS
+    if at is None or (command.path == ("plan", "serve") and not is_of_step):
         return list(pieces)
     typed = [usual(spec) for spec in specs(pieces[at].value)]
     machines = list(map(_with_its_chip, typed))
     with suppress(MeshwrightError, OSError, ValueError):
         bare = [spec for spec in machines if ":" not in spec and not spec.endswith(".toml")]
         number = max((_num_chips(spec, pieces, command) for spec in bare), default=0)
-        if command.path == ("plan", "serve"):  # one step of one layout
+        if command.path == ("plan", "serve") and "--layout" in given:  # one step of one layout
             number = _num_devices(given["--layout"])
         if bare or machines != typed:
             sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in machines)

@@ -95,6 +95,10 @@ def _with_values_of(part: str, values: Mapping[str, str]) -> str:
         lengths = (f"{name} {values.get(name, '')}" for name in ("--prompt-tokens", "--output-tokens"))
         return part.replace("--context", " and ".join(lengths))
 
+    # In a plan of requests the batch of a step follows from the load.
+    if " is --phase generate --batch " in part and "--phase" not in values:
+        return f"{part.partition(' is ')[0]}: the batch follows from the load; leave it out"
+
     if "--layout" not in values and "--given" in values:
         part = part.replace("--layout", "--given")
 

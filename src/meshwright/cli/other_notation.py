@@ -58,6 +58,8 @@ def expression_here(text: str, axes: str) -> str:
     ('A[I_X, J] . B[J, K_Y]', 'A[I, J] . B[J, K] -> C[I, K]')
     >>> expression_here("A[Ix, Jy] . B[Jy, K]", "XY"), expression_here("AllReduce_X [B]{U_X}", "X")
     ('A[I_X, J_Y] . B[J_Y, K]', 'AllReduce_X([B]{U_X})')
+    >>> expression_here("AllReduce_Y(A[B, D])", "XY"), expression_here("ReduceScatter_{Y,D}([B, D])", "XY")
+    ('AllReduce_Y([B, D]{U_Y})', 'ReduceScatter_{Y,B}([B, D]{U_Y})')
     >>> expression_here("AllGather([B_X, D_Y], X)", "XY")
     'AllGather_X([B_X, D_Y])'
     >>> expression_here("all-gather A[I_X, J]", "X"), expression_here("AllReduce([B_X, D])", "XY")
@@ -79,6 +81,9 @@ def expression_here(text: str, axes: str) -> str:
     array = _ARRAY.search(plain)
     # Of a ReduceScatter the dimension is named too, and of an AllToAll the result.
     is_whole = (op != "ReduceScatter" or re.match(r"\w+_\{\w+,", text)) and (op != "AllToAll" or "->" in text)
+    is_sum = op in ("AllReduce", "ReduceScatter")
+    if is_sum and "{U" not in text:  # the partial sums are over the axes of the name
+        is_whole, axes = False, "".join(re.findall("[A-Z]", text.partition("(")[0].partition("_")[2])) or axes
     if op and is_whole and re.match(r"\w+_(\{|[A-Z])", text):
         bare = re.fullmatch(r"(\w+_(?:[A-Z]|\{[^}]*\}))\s+(\w*\[.*)", text)  # without parentheses
         return f"{bare[1]}({bare[2]})" if bare else text

@@ -50,7 +50,7 @@ _MEANINGS: dict[str, str] = {
     "--set num_heads=32": "heads; attention query",
     "--given remat=full": (
         "recompute recomputation remat rematerialization checkpointing; activation activations gradient "
-        "method granularity policy selective full checkpoint"
+        "method granularity policy selective full checkpoint modules"
     ),
     "--given zero=1": "zero; optimization stage optimizer",
     "--given offload_optimizer=true": "offload offloading; optimizer optim states state cpu memory host",
@@ -99,7 +99,7 @@ _MEANINGS: dict[str, str] = {
     "--given matmul_dtype=fp8": "fp8 float8; linear matmul format recipe hybrid rowwise blockwise tensorwise",
     "--given gradients_dtype=f32": "fp32; grads gradient gradients grad reduce accumulate allreduce",
     "--given gradients_dtype=bf16": "grads gradient gradients grad; dtype main reduce accumulation fp32 bf16",
-    "--given optimizer_dtype=bf16": "moment moments mu nu exp-avg optimizer; dtype precision state states",
+    "--given optimizer_dtype=bf16": "moment moments mu nu exp optimizer; sq dtype precision state states",
     "--given optimizer=adafactor": "optimizer optim opt",
     "--weights-dtype": (
         "dtype quant quantization quantize bits wbits 4bit 8bit awq gptq bnb precision bit; method algorithm "

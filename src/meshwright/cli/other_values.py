@@ -69,7 +69,7 @@ def with_value(words: str, value: str) -> str:
     >>> with_value("--engine NAME", "sglang"), with_value("--tpot-p95 30ms, the percentile,", "20ms")
     ('--engine sglang', '--tpot-p95 20ms, the percentile,')
     """
-    if not value or (value.lower() == "true" and "=true" in words):
+    if not value or (value.lower() == "true" and "=true" in words) or "--base-dtype" in words:
         return words
     if words.startswith("--lengths") and (lengths := _lengths(value)) is not None:
         return lengths

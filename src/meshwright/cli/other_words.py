@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 
 from meshwright.cli.other_notation import is_collective
-from meshwright.cli.other_subjects import EVALUATED, NO_DATA, ONE_STEP, SAMPLED, SHOWN
+from meshwright.cli.other_subjects import EVALUATED, NO_DATA, ONE_STEP, SAMPLED, SHOWN, words_of
 from meshwright.cli.other_values import (
     BATCH_TOKENS,
     HOSTS_OF_8,
@@ -61,7 +61,9 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--set lora_rank=16": ("--lora", "--lora-rank", "--lora-r", "--peft"),
     "--set lora_rank=16 --weights-dtype nf4": ("--qlora", "--load-in-4bit"),
     "--lora": ("--lora-r", "--lora-rank", "--peft", "--r", "--rank"),
-    QLORA: ("--qlora", "--load-in-4bit", "--weights-dtype", "--quantization"),
+    QLORA: (
+        "--qlora", "--load-in-4bit", "--weights-dtype", "--quantization", "--quantize", "--quant", "--bits",
+    ),
     MACHINE: (
         "--gpu", "--gpus", "--chip", "--chips", "--machine", "--num-gpus", "--device", "--devices",
         "--accelerator", "--gpu-type", "--tpu", "--accelerator-type", "--tpu-type", "--machine-type",
@@ -162,7 +164,10 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
         "--model-name-or-path", "--model", "--model-path", "--weights", "--ckpt", "--pretrained",
         "--model-id",
     ),
-    "--to": ("--dtype", "--weights-dtype", "--bits", "--quantization", "--scheme", "--precision"),
+    "--to": (
+        "--dtype", "--weights-dtype", "--bits", "--quantization", "--quantize", "--quant", "--scheme",
+        "--precision", "--type", "--qtype", "--format",
+    ),
     "--from": (
         "--model-name-or-path", "--pretrained-model-name-or-path", "--pretrained", "--base-model", "--model",
         "--init-from", "--checkpoint",
@@ -609,6 +614,13 @@ def _of_ranks(plain: str, value: str, options: Collection[str]) -> str:
     return f"--given context={value}" if is_few and "--given" in options else ""
 
 
+def _of_sequence_ranks(plain: str, value: str, options: Collection[str]) -> str:
+    """The words for a degree of sequence parallelism, which splits the context; "" for Megatron's flag."""
+    words = set(words_of(plain))
+    is_degree = "sp" in words and words <= {"sp", "ici", "size", "degree"} and value.isdecimal()
+    return f"--given context={value}" if is_degree and int(value) > 1 and "--given" in options else ""
+
+
 def _of_machine_price(plain: str, value: str, options: Collection[str]) -> str:
     """The words for a price an hour too high for one chip, such as --cost-per-hour 700; "" for others."""
     is_price = plain in ("--cost-per-hour", "--price-per-hour", "--hourly-cost", "--hourly-price")
@@ -700,8 +712,8 @@ def _of_type(plain: str, value: str, options: Collection[str]) -> str:
 
 # Readers of options whose value decides; the first that knows the option counts.
 _BY_VALUE = (
-    _of_machine_price, _of_ranks, _of_slices, _program_named, _phase, _target, _of_type, _of_run_time,
-    _of_remat, _of_mixed, _of_answers,
+    _of_machine_price, _of_sequence_ranks, _of_ranks, _of_slices, _program_named, _phase, _target, _of_type,
+    _of_run_time, _of_remat, _of_mixed, _of_answers,
 )  # fmt: skip
 
 # Names of settings that are unclear without their group: --activation_checkpoint.mode.

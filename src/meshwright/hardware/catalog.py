@@ -189,12 +189,14 @@ def _by_words(text: str) -> str:
 
     >>> _by_words("H100 SXM5-80gb:256"), _by_words("8x NVIDIA H100"), _by_words("4090+4090")
     ('h100:256', 'h100:8', 'rtx4090:2')
+    >>> _by_words("4090 4090")
+    'rtx4090:2'
     >>> _by_words("v5e-256 x2"), _by_words("h100 32 nodes 8 gpus"), _by_words("h100-big"), _by_words("h100:8")
     ('2*v5e:256', 'h100:32x8', '', '')
     """
     if re.fullmatch(r"[\w.*-]*:[\dx]+|[\w-]+", text) and not re.search(r"gb\b|hbm|\ds\b", text, re.I):
         return ""  # a chip with its number, or one word
-    same = re.split("[+,]", text.lower())
+    same = re.split(r"[+,\s]+", text.lower().strip())
     if len(same) > 1 and len({*map(str.strip, same)}) == 1:
         return _by_words(f"{len(same)} {same[0].strip()}")
     if slices := re.fullmatch(r"(.*-\d+) *[x*] *(\d+)", text):

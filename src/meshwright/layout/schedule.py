@@ -10,6 +10,7 @@ DISPATCHES = ("each", "once")
 # Other programs' names for a choice of remat.
 REMAT_ALSO = {
     "selective": "attention",  # Korthikanti et al., 2022: the scores
+    "core_attn": "attention",  # Megatron's recomputed modules: the scores
     "block": "full",
     "uniform": "full",
     "minimal": "matmuls",  # MaxText: products are kept

@@ -199,12 +199,13 @@ def value_here(word: str, value: str) -> str:
     ('remat=attention', 'schedule=zb-v')
     >>> value_here("optimizer", "paged_adamw_8bit"), value_here("zero", "stage2")
     ('optimizer=adamw,optimizer_dtype=int8', 'zero=2')
-    >>> value_here("remat", "minimal_offloaded")
-    'remat=matmuls,offload=true'
+    >>> value_here("remat", "minimal_offloaded"), value_here("remat", "core_attn")
+    ('remat=matmuls,offload=true', 'remat=attention')
     """
     plain = plain_name(value)
     if word == "remat":
-        names: Mapping[str, str] = {**REMAT_ALSO, **{name: name for name in REMATS}}
+        also = {plain_name(name): ours for name, ours in REMAT_ALSO.items()}
+        names: Mapping[str, str] = {**also, **{name: name for name in REMATS}}
     elif word == "schedule":
         names = {**_SCHEDULES_ALSO, **{re.sub(r"\W", "", name): name for name in SCHEDULES}}
     elif word == "optimizer":
@@ -218,6 +219,8 @@ def value_here(word: str, value: str) -> str:
     else:
         number = re.sub(r"\D", "", value)
         return f"{word}={number}" if word == "zero" and len(number) == 1 else ""
+    if word == "remat" and plain in ("offload", "offloaded"):
+        return "offload=true"
     if word == "remat" and plain not in names and (kept := re.sub("offload(ed)?", "", plain)) in names:
         return f"remat={names[kept]},offload=true"  # MaxText's minimal_offloaded
     return f"{word}={names[plain]}" if plain in names else ""
