@@ -153,6 +153,14 @@ def test_a_rate_reads_the_targets_and_refuses_other_options(capsys):
     assert "leave out --chunk" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("load", [[], ["--rate", "1"]])
+def test_an_engine_keeps_its_tables_wide(capsys, tmp_path, load: list[str]):
+    path = tmp_path / "plan.toml"
+    asked = [*ASKED[:-6], "--hardware", "h100:1x1", *ASKED[-4:], "--engine", "vllm", "--weights-dtype", "fp8"]
+    document(capsys, *asked, *load, "-o", str(path))
+    assert load_plan(path).layout.precision.tables_dtype == "bf16"
+
+
 def test_prompts_are_split_by_position_where_a_target_needs_it(capsys, tmp_path):
     """By data ranks, each with all the weights; ways that share these do not run."""
     asked = [*MODEL, "--hardware", "v5e:4x4", "--layout", "data=2,tensor=8", "--prompt-tokens", "32k"]

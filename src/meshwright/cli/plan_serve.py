@@ -211,8 +211,7 @@ def serve(
     software = by.engine_for(machines)
     precisions = dtypes.precisions(machines, config, by_engine=software is not None)
     _note_published(config, precisions)
-    if not by.rate:
-        precisions = [words | _tables_of(words, software) for words in precisions]
+    precisions = [words | _tables_of(words, software) for words in precisions]
     asked = _Asked(config, machines, precisions, layout_for(config, layout) if layout else None, software)
     if step.phase:
         prompt_tokens, _ = requests.pop("prompt_tokens"), requests.pop("output_tokens")
