@@ -7,41 +7,31 @@ import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-from typer.main import get_command as to_command
 
 from meshwright.cli.glossary import term_asked
+from meshwright.cli.line_audits import of_audit
 from meshwright.cli.line_checks import run_fault
+from meshwright.cli.line_collectives import from_collective, matmul_line, of_bytes
 from meshwright.cli.line_commands import candidates, command_at, every_command, of_typed
-from meshwright.cli.line_forms import (
-    completed,
-    converted,
-    launched,
-    merged,
-    of_its_command,
-    on_all_chips,
-    with_numbers,
-)
-from meshwright.cli.line_intents import FILLERS, without_fillers
+from meshwright.cli.line_conversions import converted
+from meshwright.cli.line_examples import completed, with_numbers
+from meshwright.cli.line_forms import of_its_command, on_all_chips
+from meshwright.cli.line_intents import without_fillers
+from meshwright.cli.line_launches import is_for_its_hosts, launched, launching, parts_of_launch
+from meshwright.cli.line_merging import merged
 from meshwright.cli.line_notes import left_out
 from meshwright.cli.line_options import asks_for_price, joined_words, placed, replaced
-from meshwright.cli.line_pieces import LAUNCHED, Command, Piece, pieces_of
+from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import RANGE, is_no_value, is_unknown_name, with_a_right_value
-from meshwright.cli.other_files import step_of
 from meshwright.cli.other_notation import (
-    array_of_bytes,
-    array_of_dims,
+    AXES,
     expression_here,
-    is_collective,
-    matmul_here,
     sizes_here,
 )
 from meshwright.cli.other_subjects import HOSTS, words_of
-from meshwright.cli.other_values import LISTS, dtype_here, in_words, plain_words
+from meshwright.cli.other_values import LISTS, in_words, plain_words
 from meshwright.cli.other_words import command_here
 from meshwright.cli.pasted_words import unpasted
 from meshwright.cli.sentences import MEANS_PLANS, notes_of_sentence
@@ -57,20 +47,11 @@ from meshwright.cli.spoken_names import (
 )
 from meshwright.cli.unlisted_chips import with_its_file, with_nearest
 from meshwright.cli.value_kinds import is_machine
-from meshwright.dtypes import KNOWN
-from meshwright.errors import MeshwrightError
-from meshwright.hardware.catalog import load as load_hardware
-from meshwright.hardware.catalog import usual
-from meshwright.launch.cluster_job import cluster_job
 
-_FIRST_WORDS = 3  # of a line, within which a collective is named: time an allgather
 # Words in torchrun's options, for values that mw launch sets itself.
 _OF_STARTS = {"nproc", "rdzv", "master", "rank", "node", "standalone", "processes"}
-_BYTES = r"[\d.]+ ?[kmgt]i?b"  # an array's size
 _LONGEST_WORD = 200  # characters; comparing longer ones takes long
-# Options of other programs: for the function of a script, and for the page of a plan (mw report).
-_FUNCTIONS = {"--fn", "--function", "--func", "--entry", "--entrypoint"}
-_PAGES = {"--html", "--report", "--page", "--report-html"}
+_PAGES = {"--html", "--report", "--page", "--report-html"}  # options for the page of a plan (mw report)
 
 
 def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
@@ -87,14 +68,14 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
         return ""
     words = unpasted(typed)
     if "--" in words:  # the words after it are another command's
-        return _launching(words)
+        return launching(words)
     if term := term_asked(words):
         return f"mw help {term}"
     if words and command_here(words[0], commands) == "mw help":
         return "mw help"
-    if matmul := _matmul(words):
+    if matmul := matmul_line(words):
         return matmul
-    words, machine = with_nearest(_from_collective(words, commands))
+    words, machine = with_nearest(from_collective(words, commands))
     # A line that differs only by blanks around words is not offered.
     as_typed = ["mw", *(word if word.lstrip().startswith("-") else word.strip() for word in typed)]
     spoken = sentence_line(words, commands)
@@ -108,35 +89,6 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
     return with_its_file(line, machine) if line and machine else line
 
 
-def _from_collective(words: Sequence[str], commands: Collection[str]) -> list[str]:
-    """The words from the name of a collective on, without fillers; unchanged if a command is named first.
-
-    >>> _from_collective("time an allgather of 2GB on v5p 4x4x4".split(), ["bench"])
-    ['allgather', '2GB', 'v5p:4x4x4']
-    """
-    at = next((at for at, word in enumerate(words[:_FIRST_WORDS]) if is_collective(word)), 0)
-    is_named = any(word in commands for word in words[:_FIRST_WORDS])
-    if is_named or not (at or is_collective(words[0])):
-        return list(words)
-    if any(word.startswith("-") for word in words):
-        return list(words[at:])
-    made = [word for word in words[at:] if word.lower() not in FILLERS]
-    if len(made) > _FIRST_WORDS and is_machine(both := usual(" ".join(made[-2:]))):
-        made[-2:] = [both]
-    return made
-
-
-def _matmul(words: Sequence[str]) -> str:
-    """The line of mw shard for a matmul of given sizes on one chip, such as `roofline 512x4096x4096 v5e`."""
-    machines = [word for word in words if not word.startswith("-") and is_machine(word)]
-    named = (word.lower() for word in words if re.match("[a-z]", word, re.I))
-    dtype = next(filter(None, (word if word in KNOWN else dtype_here(word) for word in named)), "")
-    sharding = command_at(("shard",))
-    line = matmul_here(words, machines, dtype)
-    parses = bool(line) and sharding is not None and sharding.parses(line[1:])
-    return shlex.join(["mw", *line]) if parses else ""
-
-
 def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     """Notes on an offered `line`: what it leaves out, each with the reason, and models that it assumes."""
     if line.startswith("mw help"):
@@ -147,7 +99,9 @@ def notes_of(args: Sequence[str], line: str) -> dict[str, str]:
     if not commands:
         return {}
     words = unpasted(plain_words(args))
-    if _matmul(words) or (commands[-1].path == ("collective",) and not any("-" in word for word in words)):
+    if matmul_line(words) or (
+        commands[-1].path == ("collective",) and not any("-" in word for word in words)
+    ):
         return {}
     if not any(word.startswith("-") for word in words):
         return dict(notes_of_sentence(words, commands[-1].path))
@@ -250,7 +204,7 @@ def _on_hosts(training: Command, rest: Sequence[str]) -> str:
     run = [word for piece in pieces if piece.option not in of_hosts for word in piece.words]
     plan = [word for word in run if word.endswith(".toml")]
     line = _repaired(training, run)
-    is_right = line and plan and _is_for_its_hosts([*hosts, *plan], slurm)
+    is_right = line and plan and is_for_its_hosts([*hosts, *plan], slurm)
     return f"mw launch slurm -- {line}" if is_right else ""
 
 
@@ -285,25 +239,6 @@ def _with_page(planning: Command, rest: Sequence[str]) -> str:
     planned, _, examples = line.partition(" (--")  # as `_finished` names the options that are examples
     report = shlex.join(["mw", "report", plan or "plan.toml", "-o", path])
     return f"{planned} && {report}{' (--' + examples if examples else ''}" if line else ""
-
-
-def _launching(words: Sequence[str]) -> str:
-    """The line of mw launch for `launch -n 4 -- COMMAND` or `launch local -n 4 -- train plan.toml`.
-
-    The first lacks the way to launch, the second the `mw` before the command. Empty for other lines.
-    """
-    if words[0] != "launch":
-        return ""
-    at = words.index("--") + 1
-    if words[at : at + 1] and words[at] in LAUNCHED and (command := command_at(tuple(words[:2]))):
-        words = [*words[:at], "mw", *words[at:]]
-        return shlex.join(["mw", *words]) if command.parses(words[2:]) else ""
-    if not words[1].startswith("-") or words[1] == "--":
-        return ""
-    ways: Any = to_command(import_module("meshwright.cli.launch").app)
-    lines = ([words[0], way, *words[1:]] for way in ways.commands)
-    parsed = (line for line in lines if (command := command_at(tuple(line[:2]))) and command.parses(line[2:]))
-    return next((shlex.join(["mw", *line]) for line in parsed), "")
 
 
 def line_of_settings(path: tuple[str, ...], words: Sequence[str]) -> str:
@@ -352,12 +287,12 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False, com
     """
     pieces: list[Piece] = []
     if command.path == ("collective",):
-        rest = _of_bytes(rest, command)
-    if command.path[0] == "launch" and not _is_for_its_hosts(rest, command):
+        rest = of_bytes(rest, command)
+    if command.path[0] == "launch" and not is_for_its_hosts(rest, command):
         return ""
     inner: list[str] = []
     if command.path[0] == "launch":
-        rest, inner = _parts_of_launch(rest, command)
+        rest, inner = parts_of_launch(rest, command)
     for piece in _listed(joined_words(pieces_of(rest, command), command), command):
         ours = _in_our_words(piece, command)
         if ours is None and not drops:
@@ -366,23 +301,6 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False, com
     pieces += [Piece("", word) for word in inner]
     every = placed(pieces, command)
     return "" if every is None else _finished(every, command, completes=completes)
-
-
-def _parts_of_launch(words: Sequence[str], command: Command) -> tuple[list[str], list[str]]:
-    """The options of mw launch, and the words of the command that it starts.
-
-    That command begins at `mw`, at `train`, or at a plan's file.
-    """
-    begins = (at for at, word in enumerate(words) if word in ("train", "mw") or word.endswith(".toml"))
-    at = next(begins, len(words))
-    options, inner = list(words[:at]), list[str]()
-    started = command_at(("train",))
-    for piece in pieces_of(words[at:], command):
-        if piece.option in command.options:
-            options += piece.words
-        elif not piece.option or (started is not None and piece.option in started.options):
-            inner += piece.words
-    return options, inner
 
 
 def _in_our_words(piece: Piece, command: Command) -> list[Piece] | None:
@@ -402,74 +320,12 @@ def _in_our_words(piece: Piece, command: Command) -> list[Piece] | None:
     return None if ours is None else [replace(each, is_other=True) for each in ours]
 
 
-def _is_for_its_hosts(words: Sequence[str], command: Command) -> bool:
-    """Whether a line of mw launch names no number of hosts, or the number of its plan.
-
-    The plan decides, so a line for another number is not offered.
-    """
-    named = [piece.value for piece in pieces_of(words, command) if set(words_of(piece.option)) & HOSTS]
-    if not named or command.path == ("launch", "local"):
-        return not named
-    try:
-        job = cluster_job(words, None, 0)
-    except MeshwrightError:
-        return False
-    return set(named) == {str(job.num_nodes)}
-
-
-def _of_bytes(words: Sequence[str], command: Command) -> Sequence[str]:
-    """The words of mw collective with an array of a number of bytes, such as `all-gather --size 1GB`."""
-    pieces = pieces_of(words, command)
-    size = next((piece for piece in pieces if re.search("size|bytes", piece.option)), None)
-    bare = [piece for piece in pieces if not piece.option]
-    size = size or next((piece for piece in bare[1:] if re.fullmatch(_BYTES, piece.value, re.I)), None)
-    number = next((piece for piece in pieces if _is_number_of_chips(piece, bare)), None)
-    text = bare[0].value if bare else ""
-    axis = next((piece for piece in pieces if piece.option in ("--axis", "--axes", "--over")), None)
-    name, _, inner = text.partition("(")
-    machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
-    machine = machine or next((piece.value for piece in bare[1:] if is_machine(piece.value)), "")
-    if machine and number is not None and ":" not in machine:
-        machine = f"{machine}:{number.value}"
-    mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
-    number_of_chips = int(number.value) if number else 0
-    topology = machine.partition(":")[2]
-    if axis and not mesh and "x" in topology:  # an axis of the machine's torus
-        mesh = sizes_here(topology, "XYZ")
-    try:
-        chips = load_hardware(machine).num_chips if machine and not mesh else number_of_chips
-        made = array_of_bytes(
-            name, size.value if size else inner.rstrip(")"), mesh or f"X={chips}", axis.value if axis else ""
-        )
-    except MeshwrightError:
-        return words
-    dims = next((piece.value for piece in pieces if piece.option == "--dims"), "")
-    is_named = not any("[" in piece.value for piece in bare)
-    if not made and mesh and is_named and (letters := re.findall("([A-Z])[=:]", dims)):
-        over = axis.value if axis else re.findall("[A-Z]", mesh)[0]
-        made = [array_of_dims(name, letters, over), "--mesh", mesh, "--dims", dims]
-    if not made or not (mesh or chips):
-        return words
-    others = (piece.option for piece in (size, axis, number) if piece)
-    replaced_here = {"", "--mesh", "--dims", "--hardware", *others}
-    kept = [piece for piece in pieces if piece.option not in replaced_here]
-    dtype = next((piece.value for piece in bare[1:] if piece.value in KNOWN), "")
-    of_machine = [*(["--hardware", machine] if machine else []), *(["--dtype", dtype] if dtype else [])]
-    return [*made, *of_machine, *(word for piece in kept for word in piece.words)]
-
-
-def _is_number_of_chips(piece: Piece, bare: Sequence[Piece]) -> bool:
-    """Whether a piece is the number of chips of a collective: `--gpus 16`, or 16 after its name."""
-    is_named = {"gpus", "chips", "devices", "ranks", "tpus", "gpu"} & set(words_of(piece.option))
-    return bool(is_named or piece in bare[1:]) and piece.value.isdecimal()
-
-
 def _listed(pieces: Sequence[Piece], command: Command) -> Iterator[Piece]:
     """The pieces, with other forms of arguments in the command's own form.
 
     `a.toml,b.toml` is two files; MODEL@HARDWARE of mw fit is an argument and an option.
     """
-    for piece in _of_audit(pieces) if command.path == ("audit",) else pieces:
+    for piece in of_audit(pieces) if command.path == ("audit",) else pieces:
         files = piece.value.split(",")
         model, _, machine = piece.value.partition("@")
         if piece.option:
@@ -480,36 +336,6 @@ def _listed(pieces: Sequence[Piece], command: Command) -> Iterator[Piece]:
             yield from (Piece("", file) for file in files)
         else:
             yield piece
-
-
-def _of_audit(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces of mw audit, with `train.py step` and `train.py --function step` as train.py:step."""
-    made: list[Piece] = []
-    for piece in pieces:
-        script = next((at for at, each in enumerate(made) if each.value.endswith(".py")), None)
-        is_function = piece.option in _FUNCTIONS or not piece.option
-        if script is not None and is_function and piece.value.isidentifier():
-            made[script] = Piece("", f"{made[script].value}:{piece.value}")
-        else:
-            made.append(piece if piece.option else _program(piece.value))
-    return [_with_function(piece) for piece in made]
-
-
-def _with_function(piece: Piece) -> Piece:
-    """A script's path with its step function, as FILE:FUNCTION; other pieces unchanged."""
-    if piece.option or not piece.value.endswith(".py"):
-        return piece
-    script = Path(piece.value)
-    return Piece("", f"{piece.value}:{step_of(script) if script.is_file() else 'step'}")
-
-
-def _program(name: str) -> Piece:
-    """A program of mw audit in its own form: `train.step` as train.py:step, a file of HLO as --hlo."""
-    module, _, function = name.rpartition(".")
-    if Path(name).suffix in (".txt", ".hlo") and Path(name).is_file():
-        return Piece("--hlo", name)
-    is_script = function != "py" and function.isidentifier() and Path(f"{module}.py").is_file()
-    return Piece("", f"{module}.py:{function}" if is_script else name)
 
 
 def _is_count_of_output(piece: Piece, command: Command) -> bool:
@@ -547,13 +373,13 @@ def _finished(
         for piece in pieces
     ]
     if command.path[0] in ("shard", "collective"):
-        named = next((piece.value for piece in pieces if piece.option == "--mesh"), "XYZ")
+        named = next((piece.value for piece in pieces if piece.option == "--mesh"), AXES)
         axes = re.sub("[^A-Z]", "", named)
         pieces = [
             piece if piece.option else replace(piece, value=expression_here(piece.value, axes))
             for piece in pieces
         ]
-        letters = {"--dims": "IJK", "--mesh": "XYZ"}
+        letters = {"--dims": "IJK", "--mesh": AXES}
         pieces = [
             replace(piece, value=sizes_here(piece.value, letters[piece.option]))
             if piece.option in letters

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshwright.cli.line_pieces import Command, Piece
+from meshwright.cli.line_pieces import Command, Piece, by_option
 from meshwright.errors import MeshwrightError, PlanError
 
 
 def run_fault(command: Command, pieces: Sequence[Piece]) -> str:
     """The error of a command that refuses a combination of options or values; empty if it accepts them."""
-    given = {piece.option: piece.value for piece in pieces}
+    given = by_option(pieces)
     try:
         if command.path in (("shard",), ("collective",)):
             _check_expression(command, given)

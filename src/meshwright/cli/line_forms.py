@@ -1,314 +1,20 @@
-"""Changes to the pieces of a command line as a whole: join, convert to our units, complete."""
+"""Pieces of a command line in a form that their command accepts together."""
 
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from fractions import Fraction
-from math import ceil, log2, prod
+from math import prod
 from pathlib import Path
 
-from meshwright.cli.line_pieces import Command, Piece
-from meshwright.cli.other_values import LISTS, RUN_TOKENS, SLICE
+from meshwright.cli.line_examples import OF_REQUESTS, devices_of
+from meshwright.cli.line_merging import merged
+from meshwright.cli.line_pieces import Command, Piece, by_option
 from meshwright.errors import MeshwrightError
-from meshwright.hardware.catalog import GPUS_OF_A_HOST, chip_of, everyday, load, specs, usual
+from meshwright.hardware.catalog import load, usual
 
-AXES = "XYZ"  # of meshes in the notation
-
-
-def merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with repeated options joined, and with --given as a part of --layout if there is one.
-
-    An inferred value gives way to a typed one. Options whose values cannot be joined stay, and the command
-    refuses them.
-    """
-    has_layout = any(piece.option == "--layout" for piece in pieces)
-    given = {piece.option for piece in pieces if not piece.is_example}
-    pieces = [piece for piece in pieces if not (piece.is_example and piece.option in given)]
-    typed = {piece.option for piece in pieces if not piece.is_other} - {"", "--hardware", *LISTS}
-    pieces = [piece for piece in pieces if not (piece.is_other and piece.option in typed)]
-    made: list[Piece] = []
-    for piece in pieces:
-        if has_layout and piece.option == "--given":
-            piece = replace(piece, option="--layout")
-        at = next((at for at, each in enumerate(made) if piece.option and each.option == piece.option), None)
-        joined = None if at is None else _both(made[at], piece)
-        if at is None or joined is None:
-            made.append(piece)
-        else:
-            made[at] = joined
-    return made
-
-
-def _both(first: Piece, second: Piece) -> Piece | None:
-    """One piece for two pieces of the same option; None if their values exclude each other."""
-    are_other = first.is_other and second.is_other
-    if first.option == "--tensor" and are_other:  # a server's tensor and pipeline parallelism
-        degrees = first.value, second.value
-        is_known = all(map(str.isdecimal, degrees))
-        return replace(first, value=str(prod(map(int, degrees)))) if is_known else None
-    if first.option == "--url" and are_other:  # --host and --port
-        return replace(first, value=_url_of(first.value, second.value))
-    if first.value == second.value:
-        return first
-    if first.option == "--hardware" and (first.is_other or second.is_other):
-        typed, other = (first, second) if second.is_other else (second, first)
-        return replace(second, value=_machine_of(typed.value, other.value))
-    if first.option not in LISTS:
-        return None
-    words: dict[str, str] = {}
-    for word in (*first.value.split(","), *second.value.split(",")):
-        name = word.partition("=")[0] if re.fullmatch(r"\w+=[^=]*", word) else word
-        if words.setdefault(name, word) != word:
-            return None
-    return replace(first, value=",".join(words.values()))
-
-
-def _url_of(first: str, second: str) -> str:
-    """The address of a host and of a port at localhost, in either order.
-
-    >>> _url_of("10.0.0.1", "http://localhost:8000"), _url_of("http://localhost:80", "localhost")
-    ('http://10.0.0.1:8000', 'http://localhost:80')
-    """
-    port = next((match[1] for each in (first, second) if (match := re.search(r":(\d+)$", each))), "8000")
-    host = next((each for each in (first, second) if not each.endswith(f":{port}")), "localhost")
-    return f"{host if '//' in host else f'http://{host}'}:{port}"
-
-
-def _machine_of(first: str, second: str) -> str:
-    """One machine of two: the hosts of one and the chips per host of the other.
-
-    first: the typed one. h100 counts as no name, since options of other programs that count chips become
-    `h100:N`.
-
-    >>> _machine_of("h100:4x8", "a100:4"), _machine_of("h200", "h100:16"), _machine_of("h100:4x8", "h100x8")
-    ('a100:4x4', 'h200:16', 'h100:4x8')
-    >>> _machine_of("h100:32", "h100:4x8"), _machine_of("h100:1x8", "h100:2x8")
-    ('h100:4x8', 'h100:2x8')
-    >>> _machine_of("v5e:16x16", "2*v5p:4x4x4")
-    '2*v5e:16x16'
-    """
-    first, second = usual(first), usual(second)
-    for machine, other in ((first, second), (second, first)):
-        slices, star, example = machine.partition("*")
-        if star and example == SLICE:
-            return f"{slices}*{other}"
-    (name, _, sizes), (other, _, others) = first.partition(":"), second.partition(":")
-    for machine, chip_name, other_name in ((first, name, other), (second, other, name)):
-        # The number of hosts, here as `h100:NxM`, follows from the chips of a torus.
-        if other_name == "h100" and ":" in machine and _is_of_torus(chip_name):
-            return machine
-    chip = other if name == "h100" else name
-    if "x" in others and sizes:
-        # The number of the typed machine counts the chips of one host, a larger one all chips.
-        hosts, each = int(others.partition("x")[0]), sizes.rpartition("x")[2]
-        is_of_all = "x" not in sizes and int(each) > GPUS_OF_A_HOST and int(each) % hosts == 0
-        return f"{chip}:{hosts}x{int(each) // hosts if is_of_all else each}"
-    by_host = next((each for each in (sizes, others) if "x" in each), "")
-    plain = next((each for each in (others, sizes) if each and "x" not in each), "")
-    return (
-        f"{chip}:{by_host.partition('x')[0]}x{plain}" if by_host and plain else f"{chip}:{plain or by_host}"
-    )
-
-
-def _is_of_torus(name: str) -> bool:
-    from meshwright.hardware.chip import Torus
-
-    with suppress(MeshwrightError, OSError):
-        return isinstance(chip_of(name).network, Torus)
-    return False
-
-
-# Examples for lines that lack them: the lengths of requests that arrive at a rate, and a checkpoint.
-_LENGTHS_AT_A_RATE = {"--prompt-tokens": "1k", "--output-tokens": "256"}
-_CHECKPOINT = "runs/demo"
-# An example of a machine: its chips at least, the seconds of its run at most, the model's bytes a parameter
-# (bf16 weights; for training also a bf16 gradient, and weights and two moments in float32), the share of the
-# memory that these may take, and the MFU of the run.
-_LEAST_CHIPS = {"train": 8, "serve": 1}
-_RUN_SECONDS = 30 * 86_400
-_PARAMETER_BYTES = {"train": 16, "serve": 2}
-_MEMORY_SHARE, _MFU = 0.5, 0.4
 _ANSWER = 512  # most tokens of the answer, if a line gives only the length of the context
 _LEAST_RUN_TOKENS = 1_000_000_000  # of a run; fewer are the batch of a step
-# Options of other programs whose conversion needs the values of other options of the line, so that it waits
-# until all are read. By the option of ours that they become: a name in the meantime, and their names.
-_DEFERRED = {
-    "--given": {
-        "--micro-batch-size": (
-            "micro-batch-size",
-            "mbs",
-            "train-micro-batch-size-per-gpu",
-            "local-batch-size",
-        ),
-        "--layers-per-virtual-stage": (
-            "num-layers-per-virtual-pipeline-stage",
-            "num-layers-per-virtual-stage",
-        ),
-    },
-    "--tokens": {
-        "--run-samples": ("train-samples", "num-train-samples", "total-samples"),
-        "--run-steps": ("train-iters", "max-steps", "train-steps", "training-steps", "steps", "iterations"),
-    },
-}
-
-RUN_LENGTHS = tuple(_DEFERRED["--tokens"])
-
-# The text by which an offered line shows that a deferred option was converted.
-SHOWN_DEFERRED = {
-    "--micro-batch-size": "microbatches=",
-    "--layers-per-virtual-stage": "schedule=",
-    "--run-samples": "--tokens ",
-    "--run-steps": "--tokens ",
-}
-
-
-def deferred_option(given: str, command: Command) -> str:
-    """The name of a deferred option until `converted` replaces it; empty for other options.
-
-    >>> from meshwright.cli.line_commands import command_at
-    >>> deferred_option("--mbs", command_at(("plan", "train")))
-    '--micro-batch-size'
-    """
-    plain = given.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
-    tables = [names for ours, names in _DEFERRED.items() if ours in command.options]
-    return next((name for names in tables for name, theirs in names.items() if plain in theirs), "")
-
-
-def converted(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with values in our units that other values decide; without them if those are missing.
-
-    Batches in sequences become tokens, the size of a microbatch the number of microbatches, and `all` of an
-    axis the number of chips.
-    """
-    return [
-        _with_degrees(piece, pieces)
-        for piece in merged([each for piece in _in_tokens(pieces) for each in _undeferred(piece, pieces)])
-    ]
-
-
-def _with_degrees(piece: Piece, pieces: Sequence[Piece]) -> Piece:
-    """A layout with a number in place of an axis's `all`; other pieces unchanged.
-
-    `fsdp=all` is the chips over the degrees of the other axes. `expert=all` is all chips, and the ones that
-    data and pipe leave become tensor.
-    """
-
-    if "=all" not in piece.value:
-        return piece
-    given = {each.option: each.value for each in pieces}
-    with suppress(MeshwrightError, KeyError):
-        chips = load(given["--hardware"]).num_chips
-        if "expert=all" not in piece.value:
-            others = prod(_degree(axis, given) for axis in ("data", "fsdp", "tensor", "pipe", "context"))
-            return replace(piece, value=piece.value.replace("=all", f"={chips // others}"))
-        words = [word for word in piece.value.split(",") if word != "expert=all"]
-        left = chips // prod(_degree(axis, given) for axis in ("data", "tensor", "pipe"))
-        tensor = [f"tensor={left}"] if left > 1 and "tensor=" not in piece.value else []
-        return replace(piece, value=",".join([*words, *tensor, f"expert={chips}"]))
-    return piece
-
-
-def _in_tokens(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces with a batch of sequences converted to tokens; without it if their length is not given."""
-    from meshwright.units import parse_length
-
-    given = {piece.option: piece.value for piece in pieces}
-    accumulated = re.search(r"microbatches=(\d+)", given.get("--given", ""))
-    made = []
-    for piece in pieces:
-        if piece.is_sequences and "--seq-len" in given:
-            with suppress(MeshwrightError):
-                factor = Fraction(piece.value) * parse_length(given["--seq-len"])
-                if piece.of_a_device:
-                    factor *= load(given.get("--hardware", "")).num_chips
-                    factor *= int(accumulated[1]) if accumulated else 1
-                made.append(Piece(piece.option, str(factor)))
-        elif not piece.is_sequences:
-            made.append(piece)
-    return made
-
-
-def _undeferred(piece: Piece, pieces: Sequence[Piece]) -> list[Piece]:
-    """A deferred option as options of ours, [] if it cannot be converted; other pieces unchanged."""
-    given = {each.option: each.value for each in _in_tokens(pieces)}
-    converters = {
-        "--micro-batch-size": _microbatches,
-        "--layers-per-virtual-stage": _interleave,
-        "--run-samples": _run_of_samples,
-        "--run-steps": _run_of_steps,
-    }
-    if piece.option not in converters:
-        return [piece]
-    with suppress(MeshwrightError, ValueError, KeyError, ZeroDivisionError):
-        return [replace(each, is_other=True) for each in converters[piece.option](piece.value, given)]
-    return []
-
-
-def _degree(axis: str, given: Mapping[str, str]) -> int:
-    """The degree of an axis that --given or --layout fixes; 1 if they do not."""
-    words = f"{given.get('--given', '')},{given.get('--layout', '')}"
-    return int(match[1]) if (match := re.search(rf"\b{axis}=(\d+)", words)) else 1
-
-
-def _microbatches(size: str, given: Mapping[str, str]) -> list[Piece]:
-    """The microbatches a step, as a word of a layout, for `size` sequences a microbatch of each replica.
-
-    A line without a batch gets the batch of one microbatch a replica. [] if the number or the batch is not
-    whole. As in Megatron, an axis without a degree in the line has degree 1.
-    """
-    from meshwright.units import parse_count, parse_length
-
-    replicas = Fraction(
-        load(given["--hardware"]).num_chips,
-        prod(_degree(axis, given) for axis in ("tensor", "pipe", "context")),
-    )
-    if "--batch-tokens" not in given:
-        batch = replicas * int(size) * parse_length(given["--seq-len"])
-        return [Piece("--batch-tokens", f"{batch}")] if batch.denominator == 1 else []
-    sequences = Fraction(parse_count(given["--batch-tokens"]), parse_length(given["--seq-len"]))
-    number = sequences / replicas / int(size)
-    return [_layout_words(given, f"microbatches={number}")] if number.denominator == 1 else []
-
-
-def _interleave(layers: str, given: Mapping[str, str]) -> list[Piece]:
-    """The schedule with chunks of `layers` layers, several to a stage; [] if they do not divide the model."""
-    from meshwright.models.presets import load_model
-
-    stages = _degree("pipe", given)
-    number = Fraction(load_model(given["--model"]).num_layers, stages * int(layers))
-    if number.denominator != 1 or stages == 1:
-        return []
-    schedule = f"schedule=interleaved,interleave={number}" if number > 1 else "schedule=1f1b"
-    return [_layout_words(given, schedule)]
-
-
-def _run_of_samples(samples: str, given: Mapping[str, str]) -> list[Piece]:
-    """The tokens of a run of a number of sequences."""
-    from meshwright.units import parse_count, parse_length
-
-    return [Piece("--tokens", f"{parse_count(samples) * parse_length(given['--seq-len'])}")]
-
-
-def _run_of_steps(steps: str, given: Mapping[str, str]) -> list[Piece]:
-    """The tokens of a run of a number of batches."""
-    from meshwright.units import parse_count
-
-    return [Piece("--tokens", f"{parse_count(steps) * parse_count(given['--batch-tokens'])}")]
-
-
-def _layout_words(given: Mapping[str, str], words: str) -> Piece:
-    """Words of a layout as a piece of --layout if the line has one, otherwise of --given."""
-    return Piece("--layout" if "--layout" in given else "--given", words)
-
-
-def launched(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces of mw launch. If they have a plan in place of a command, the command is mw train."""
-    command = [piece for piece in pieces if not piece.option]
-    first = command[0].value if command else ""
-    words = ("--", "mw", "train") if first.endswith(".toml") else ("--", "mw") if first == "train" else ()
-    before = [Piece("", word) for word in words]
-    return [*(piece for piece in pieces if piece.option), *before, *command]
 
 
 def on_all_chips(pieces: Sequence[Piece], command: Command) -> list[Piece]:
@@ -322,7 +28,7 @@ def on_all_chips(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     if machine and mesh and ":" not in usual(machine):
-        sized = f"{machine}:{_num_devices(mesh)}"
+        sized = f"{machine}:{devices_of(mesh)}"
         pieces = [replace(each, value=sized) if each.option == "--hardware" else each for each in pieces]
     made = []
     for piece in pieces:
@@ -349,10 +55,6 @@ def on_all_chips(pieces: Sequence[Piece], command: Command) -> list[Piece]:
 def _is_whole(words: Mapping[str, object]) -> bool:
     """Whether the words of a layout have no pipeline, or the number of its microbatches."""
     return int(str(words.get("pipe", 1))) == 1 or "microbatches" in words
-
-
-def _num_devices(mesh: str) -> int:
-    return prod(int(size) for size in re.findall("=([0-9]+)", mesh))
 
 
 def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
@@ -384,13 +86,13 @@ def of_its_command(pieces: Sequence[Piece], command: Command) -> list[Piece]:
 
 def _of_script(pieces: Sequence[Piece]) -> list[Piece]:
     """The pieces of mw audit. A script has its own mesh, so --mesh becomes a machine with its devices."""
-    given = {piece.option: piece.value for piece in pieces}
+    given = by_option(pieces)
     if ".py:" not in given.get("", "") or "--mesh" not in given:
         return list(pieces)
     kept = [piece for piece in pieces if piece.option != "--mesh"]
     if "--hardware" in given:
         return kept
-    return [*kept, Piece("--hardware", f"cpu:{_num_devices(given['--mesh'])}")]
+    return [*kept, Piece("--hardware", f"cpu:{devices_of(given['--mesh'])}")]
 
 
 def _of_training_plan(pieces: Sequence[Piece]) -> list[Piece]:
@@ -446,20 +148,6 @@ def _as_batch(piece: Piece) -> Piece:
     return piece
 
 
-# Options of mw plan serve that one step does not take.
-_OF_REQUESTS = {
-    "--rate",
-    "--ttft",
-    "--tpot",
-    "--ttft-p95",
-    "--tpot-p95",
-    "--lengths",
-    "--trace",
-    "-o",
-    "--output",
-}
-
-
 def _with_answers(pieces: Sequence[Piece]) -> list[Piece]:
     """The pieces with --output-tokens in place of another program's context: the context less the prompt."""
     from meshwright.units import parse_length
@@ -498,7 +186,7 @@ def _of_batch(pieces: Sequence[Piece]) -> list[Piece]:
     given = {piece.option: piece for piece in pieces}
     if "--phase" not in given or not given["--phase"].is_other:
         return list(pieces)
-    if given.keys() & _OF_REQUESTS:
+    if given.keys() & OF_REQUESTS:
         return [piece for piece in pieces if piece.option != "--phase"]
     lengths = "--prompt-tokens", "--output-tokens"
     with suppress(MeshwrightError):
@@ -543,103 +231,11 @@ def _address(piece: Piece) -> list[Piece]:
     return [replace(piece, value=host), Piece("--port", port)] if is_both else [piece]
 
 
-def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) -> str:
-    """A value for an option that a line lacks: a machine for its mesh, or an example from the help."""
-    mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
-    if "--tokens" in names:
-        return RUN_TOKENS
-    if "--data" in names:
-        return "chats.jsonl"
-    if any(piece.option == "--rate" for piece in pieces) and (length := _LENGTHS_AT_A_RATE.get(names[-1])):
-        return length
-    if "--checkpoint" in names:
-        return _CHECKPOINT
-    if "--model" in names and (preset := _of_sizes(pieces)):
-        return preset
-    if "--hardware" in names and any(piece.option == "--smallest" for piece in pieces):
-        return "h100"  # a chip, since its number is searched
-    if "--hardware" in names and mesh:
-        return f"h100:{_num_devices(mesh)}"
-    if "--mesh" in names and (of_machine := _mesh_of_machine(pieces)):
-        return of_machine
-    if "--hardware" in names and command.path in (("plan", "train"), ("plan", "serve")):
-        return f"h100:{_num_chips('h100', pieces, command)}"
-    example = next(filter(None, map(command.example_of, names)), "")
-    return _within_context(example, pieces) if "--seq-len" in names else example
-
-
-def _mesh_of_machine(pieces: Sequence[Piece]) -> str:
-    """The mesh of the line's machine with the axes of its expression; "" without a machine.
-
-    Axes are those of the machine's topology, or all chips are one if its letter is no axis of the topology.
-    """
-    given = {piece.option: piece.value for piece in pieces}
-    letters = re.findall(r"_\{?([A-Z](?:,[A-Z])*)", given.get("", ""))
-    named = list(dict.fromkeys(letter for each in letters for letter in each if letter in AXES)) or [AXES[0]]
-    with suppress(MeshwrightError):
-        machine = load(given.get("--hardware", ""))
-        sizes = dict(zip(AXES, (size for size in machine.dims if size > 1), strict=False))
-        sizes = sizes if set(named) <= sizes.keys() else {named[0]: machine.num_chips}
-        return ",".join(f"{name}={size}" for name, size in sizes.items())
-    return ""
-
-
-def _num_chips(name: str, pieces: Sequence[Piece], command: Command) -> int:
-    """The power of two of chips that hold the line's model and end its run in a month.
-
-    A rough example, without a plan: by the bytes and the shares above.
-    """
-    from meshwright.models.count import count_params
-    from meshwright.models.presets import load_model
-    from meshwright.units import parse_count
-
-    given = {piece.option: piece.value for piece in pieces}
-    chip, use = chip_of(name), command.path[1]
-    chips = float(_LEAST_CHIPS[use])
-    with suppress(MeshwrightError, OSError):
-        params = count_params(load_model(given.get("--model") or command.example_of("--model")))
-        chips = max(chips, _PARAMETER_BYTES[use] * params.total / (_MEMORY_SHARE * chip.hbm_bytes))
-        if use == "train" and "--tokens" in given:
-            flops = 6 * params.active * parse_count(given["--tokens"])
-            chips = max(chips, flops / (_RUN_SECONDS * _MFU * chip.flops("bf16")))
-    return 2 ** ceil(log2(chips))
-
-
-def _with_its_chip(spec: str) -> str:
-    """A Mac or a laptop as its one chip; other machines unchanged.
-
-    >>> _with_its_chip("macbook"), _with_its_chip("h100:8")
-    ('m4-max:1', 'h100:8')
-    """
-    chips = everyday(spec) if re.match(r"(i?mac|macbook|laptop)\b", spec, re.I) else ()
-    return f"{chips[0]}:1" if chips else spec
-
-
-def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
-    """The pieces with a number of chips for each chip that --hardware names bare: the same for all."""
-    at = next((at for at, piece in enumerate(pieces) if piece.option == "--hardware"), None)
-    given = {piece.option: piece.value for piece in pieces}
-    is_of_step = "--phase" in given and not given.keys() & _OF_REQUESTS
-    if at is None or (command.path == ("plan", "serve") and not is_of_step):
-        return list(pieces)
-    typed = [usual(spec) for spec in specs(pieces[at].value)]
-    machines = list(map(_with_its_chip, typed))
-    with suppress(MeshwrightError, OSError, ValueError):
-        bare = [spec for spec in machines if ":" not in spec and not spec.endswith(".toml")]
-        number = max((_num_chips(spec, pieces, command) for spec in bare), default=0)
-        if command.path == ("plan", "serve") and "--layout" in given:  # one step of one layout
-            number = _num_devices(given["--layout"])
-        if bare or machines != typed:
-            sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in machines)
-            return [*pieces[:at], replace(pieces[at], value=sized), *pieces[at + 1 :]]
-    return list(pieces)
-
-
 def _of_one_sequence(pieces: Sequence[Piece]) -> list[Piece]:
     """The pieces with a batch of at least one sequence: 8k tokens are 8,000, and a length of 8k is 8,192."""
     from meshwright.units import parse_count, parse_length
 
-    given = {piece.option: piece.value for piece in pieces}
+    given = by_option(pieces)
     with suppress(MeshwrightError, KeyError):
         length = parse_length(given["--seq-len"])
         if parse_count(given["--batch-tokens"]) < length:
@@ -653,78 +249,10 @@ def _with_context(pieces: Sequence[Piece]) -> list[Piece]:
     from meshwright.models.presets import load_model
     from meshwright.units import parse_length
 
-    given = {piece.option: piece.value for piece in pieces}
+    given = by_option(pieces)
     if {"--model", "--seq-len"} <= given.keys() and "max_seq_len" not in given.get("--set", ""):
         with suppress(MeshwrightError, OSError):
             length = parse_length(given["--seq-len"])
             if length > load_model(given["--model"]).max_seq_len:
                 return merged([*pieces, Piece("--set", f"max_seq_len={length}")])
     return list(pieces)
-
-
-def _of_sizes(pieces: Sequence[Piece]) -> str:
-    """The preset with all sizes that --set gives, at least its layers and width; "" if none has them."""
-    from meshwright.models.presets import PRESETS
-
-    words = ",".join(piece.value for piece in pieces if piece.option == "--set")
-    sizes = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)\b", words)}
-    if not {"num_layers", "d_model"} <= sizes.keys():
-        return ""
-    alike = (
-        name
-        for name, config in PRESETS.items()
-        if all(getattr(config, field, None) == size for field, size in sizes.items())
-    )
-    return next(alike, "")
-
-
-def _within_context(length: str, pieces: Sequence[Piece]) -> str:
-    """The example `length` of a sequence, or the context of the line's model if that is shorter."""
-    from meshwright.models.presets import load_model
-    from meshwright.units import parse_length
-
-    model = next((piece.value for piece in pieces if piece.option == "--model"), "")
-    with suppress(MeshwrightError, OSError):
-        longest = load_model(model).max_seq_len
-        return length if parse_length(length) <= longest else f"{longest}"
-    return length
-
-
-def lacking(pieces: Sequence[Piece], command: Command) -> list[str]:
-    """The options that a command asks for when it runs, though its parser does not."""
-    given = {piece.option: piece.value for piece in pieces}
-    if command.path == ("plan", "serve"):
-        by_phase = {"generate": ["--context"], "prefill": ["--prompt-tokens"]}
-        lengths = [] if {"--lengths", "--trace"} & set(given) else ["--prompt-tokens", "--output-tokens"]
-        return [name for name in by_phase.get(given.get("--phase", ""), lengths) if name not in given]
-    if command.path == ("plan", "train") and "--days" in given:
-        return [name for name in ("--tokens",) if name not in given]
-    if command.path == ("train",) and "--from" in given and not {"--data", "--run", "--resume"} & set(given):
-        return ["--data"]
-    if command.path == ("bench", "serve"):
-        return [] if {"--url", "--plan"} & given.keys() else ["--url"]
-    if command.path == ("compare",) and any(0 < piece.value.count("@") < 3 for piece in pieces):
-        return [name for name in ("--batch-tokens", "--seq-len") if name not in given]
-    return []
-
-
-def completed(pieces: Sequence[Piece], command: Command) -> list[Piece]:
-    """The pieces, with examples of the required options and arguments that the line lacks."""
-    given = {piece.option for piece in pieces}
-    made = list(pieces)
-    for param in command.command.params:
-        if not param.required or given & set(getattr(param, "opts", ())):
-            continue
-        name = param.opts[-1] if param.param_type_name == "option" else ""
-        if not name and pieces and command.path[0] in ("generate", "serve"):
-            continue  # the user's text cannot be guessed
-        is_text = any(not piece.option and " " in piece.value for piece in pieces)
-        if name == "--checkpoint" and any(not piece.option for piece in pieces) and not is_text:
-            continue
-        names = param.opts if name else [""]
-        if name not in given and (value := _example(names, made, command)):
-            made.insert(0 if not name else len(made), Piece(name, value))
-    for name in lacking(made, command):
-        if value := _example([name], made, command):
-            made.append(Piece(name, value))
-    return made

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from meshwright.cli.line_forms import SHOWN_DEFERRED
+from meshwright.cli.line_conversions import SHOWN_DEFERRED
 from meshwright.cli.line_options import replaced
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.other_subjects import subject

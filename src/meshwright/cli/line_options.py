@@ -8,9 +8,11 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from meshwright.cli.amounts import amounts_of
-from meshwright.cli.line_forms import deferred_option, lacking
+from meshwright.cli.line_conversions import deferred_option
+from meshwright.cli.line_examples import lacking
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import layout_here, with_a_right_value
+from meshwright.cli.other_notation import AXES
 from meshwright.cli.other_subjects import is_of_users, meaning, meant, subject, words_of
 from meshwright.cli.other_values import (
     BATCH_TOKENS,
@@ -207,7 +209,7 @@ def _as_deferred(piece: Piece, command: Command) -> list[Piece] | None:
         return [Piece(*ours, is_sequences=ours[0] == "--batch-tokens")]
     if not value or "--dims" not in command.options or not re.fullmatch("--?[A-Z]", given):
         return None
-    return [Piece("--mesh" if given[-1] in "XYZ" else "--dims", f"{given[-1]}={value}")]
+    return [Piece("--mesh" if given[-1] in AXES else "--dims", f"{given[-1]}={value}")]
 
 
 # The options for a dimension's letter; the first that the command has is taken. SET is --set with the field.

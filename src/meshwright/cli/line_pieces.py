@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -108,6 +108,11 @@ class Command:
                     if piece.option == option:
                         return piece.value
         return ""
+
+
+def by_option(pieces: Iterable[Piece]) -> dict[str, str]:
+    """The value of each option, the last one if it is repeated; "" has the last argument."""
+    return {piece.option: piece.value for piece in pieces}
 
 
 def check_value(option: str, value: str, *, is_one_machine: bool) -> None:

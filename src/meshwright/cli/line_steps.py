@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.cli.line_forms import RUN_LENGTHS
+from meshwright.cli.line_conversions import RUN_LENGTHS
 from meshwright.cli.line_pieces import Command, Piece
 from meshwright.cli.spoken_names import environment
 from meshwright.cli.value_kinds import is_corpus, is_in_usual_folder, may_be_on_the_hub

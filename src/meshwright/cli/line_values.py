@@ -8,7 +8,10 @@ from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 
 from meshwright.cli.line_pieces import Command, Piece, check_value
-from meshwright.cli.other_notation import sizes_here
+from meshwright.cli.other_notation import (
+    AXES,
+    sizes_here,
+)
 from meshwright.cli.other_values import dtype_here
 from meshwright.cli.other_words import ALIKE
 from meshwright.cli.spoken_names import preset_alike, preset_of_size
@@ -156,7 +159,7 @@ def _better(option: str, value: str, message: str) -> Iterator[str]:
 def _other_form(option: str, value: str, message: str) -> str:
     """A value in the form that its option takes; empty if its form is right or unknown."""
     if option in ("--mesh", "--dims"):
-        return sizes_here(value, "XYZ" if option == "--mesh" else "IJK")
+        return sizes_here(value, AXES if option == "--mesh" else "IJK")
     if option in ("--engine", "--for", "--software"):
         return value.lower() if value != value.lower() else ""
     if option in _LENGTHS and (ends := RANGE.fullmatch(value.strip())):

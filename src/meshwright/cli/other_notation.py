@@ -26,6 +26,7 @@ _OPS = {
     **dict.fromkeys(("allreduce", "psum", "pmean", "allsum"), "AllReduce"),
     **dict.fromkeys(("alltoall", "a2a"), "AllToAll"),
 }
+AXES = "XYZ"  # of meshes in the notation
 # Words for a matmul, its sizes in options, and sizes as people write them: 512x4096x4096, [512, 4096].
 _MATMULS = {"matmul", "matmuls", "gemm", "gemms", "mm", "dot", "linear"}
 _ROOFLINES = {"roofline", "rooflines", "intensity"}

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.cli.amounts import FACTORS
-from meshwright.cli.other_notation import is_collective
+from meshwright.cli.other_notation import (
+    AXES,
+    is_collective,
+)
 from meshwright.cli.other_values import LISTS
 from meshwright.cli.value_kinds import is_machine
 from meshwright.errors import plain_name
@@ -164,7 +167,7 @@ def _with_sizes(words: Sequence[str]) -> list[str]:
     for word in words:
         is_bare = not made[-1:] or not made[-1].startswith("-")
         if is_bare and re.fullmatch(r"[A-Z]=\d\w*(,[A-Z]=\d\w*)*", word):
-            made += ["--mesh" if word[0] in "XYZ" else "--dims", word]
+            made += ["--mesh" if word[0] in AXES else "--dims", word]
         elif is_bare and words[0] == "collective" and re.fullmatch(r"\d+(\.\d+)?[kmgt]i?b", word, re.I):
             made += ["--size", word]
         elif is_bare and ":" in word and "[" not in word and is_machine(word):
