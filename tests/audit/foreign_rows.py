@@ -59,6 +59,28 @@ def _last_logits(*, early: bool) -> Callable[[], Any]:
     return run
 
 
+def _one_position(*, early: bool) -> Callable[[], Any]:
+    """Gradients of a score of one position of each sequence, by a head that reads all positions or one."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def loss(w: Any, x: Any, last: Any) -> Any:
+            if early:
+                x = jnp.take_along_axis(x, last[:, None, None], 1)
+            score = (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]) @ w[2])[..., 0]
+            return jnp.mean(score if early else jnp.take_along_axis(score, last[:, None], 1))
+
+        def step(w: Any, x: Any, last: Any) -> Any:
+            return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w, x, last))
+
+        w = array(m, (256, 512)), array(m, (512, 512)), array(m, (512, 1))
+        rows = array(m, (64, 64, 256), "data"), array(m, (64,), "data", dtype=jnp.int32)
+        return jax.jit(step, donate_argnums=0), (w, *rows)
+
+    return run
+
+
 def _frames(*spec: Any) -> Callable[[], Any]:
     """Attention within each frame of videos, whose frames or videos are split."""
 
@@ -97,6 +119,25 @@ def _positions(*, narrow: bool) -> Callable[[], Any]:
     return run
 
 
+def _heads(*, repeated: bool) -> Callable[[], Any]:
+    """Keys of split positions made whole, after they are repeated for all query heads, or before."""
+
+    def run() -> Any:
+        m = mesh("context")
+
+        def step(w: Any, x: Any) -> Any:
+            q = constrained(m, jnp.einsum("btd,dnh->btnh", x, w[0]), None, "context")
+            k = constrained(m, jnp.einsum("btd,dkh->btkh", x, w[1]), None, "context")
+            k = constrained(m, jnp.repeat(k, 4, 2)) if repeated else jnp.repeat(constrained(m, k), 4, 2)
+            scores = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q, k))
+            return constrained(m, jnp.einsum("bnts,bsnh->btnh", scores, k), None, "context")
+
+        w = array(m, (256, 8, 32)), array(m, (256, 2, 32))
+        return jax.jit(step), (w, array(m, (2, 1024, 256), None, "context"))
+
+    return run
+
+
 def _hard_rows(*, within: bool) -> Callable[[], Any]:
     """Gradients of the rows with the largest losses: of all devices, or of each device's own rows."""
 
@@ -124,6 +165,31 @@ def _hard_rows(*, within: bool) -> Callable[[], Any]:
 
         w = array(m, (256, 1024)), array(m, (1024, 256))
         return jax.jit(step, donate_argnums=0), (w, array(m, (4096, 256), "data"))
+
+    return run
+
+
+def _negatives(*, within: bool) -> Callable[[], Any]:
+    """A contrastive loss whose negatives are drawn among the rows of all devices, or of each device."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def drawn(w: Any, x: Any, key: Any) -> Any:
+            z = jnp.tanh(x @ w)
+            others = z[jax.random.randint(key, (x.shape[0], 4), 0, x.shape[0])]
+            return jnp.mean(jax.nn.logsumexp(jnp.einsum("bd,bnd->bn", z, others), -1) - jnp.sum(z * z, -1))
+
+        def own(w: Any, x: Any, key: Any) -> Any:
+            return lax.pmean(drawn(w, x, jax.random.fold_in(key, lax.axis_index("data"))), "data")
+
+        def step(w: Any, x: Any, key: Any) -> Any:
+            specs = P(), P("data"), P()
+            loss = jax.shard_map(own, mesh=m, in_specs=specs, out_specs=P()) if within else drawn
+            return w - 0.1 * jax.grad(loss)(w, x, key)
+
+        key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        return jax.jit(step, donate_argnums=0), (array(m, (256, 256)), array(m, (4096, 256), "data"), key)
 
     return run
 
@@ -182,7 +248,12 @@ ROWS: dict[str, Case] = {
     "logits of all positions": Case(
         "computed_and_dropped", _last_logits(early=False), _last_logits(early=True)
     ),
+    "scores of one position": Case(
+        "computed_and_dropped", _one_position(early=False), _one_position(early=True)
+    ),
+    "negatives of all devices": Case("batch_shuffled", _negatives(within=False), _negatives(within=True)),
     "frames in one dimension with videos": Case("batch_gathered", _frames(None, "frames"), _frames("frames")),
+    "keys repeated before a gather": Case("sent_from_less", _heads(repeated=True), _heads(repeated=False)),
     "keys upcast before a gather": Case("widened", _positions(narrow=False), _positions(narrow=True)),
     "a pipeline's results on all stages": Case("summed_whole", _stages(last=False), _stages(last=True)),
 }

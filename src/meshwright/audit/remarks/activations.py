@@ -126,9 +126,14 @@ _APART = (
 def _gathered_to_merge(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An activation gathered by a reshape that merges its dimensions, so that all devices have all rows.
 
-    FSDP gathers a weight at its reshape, too.
+    FSDP gathers a weight at its reshape, too. A reshape of other dimensions, as by jnp.repeat of heads,
+    leaves the split one apart.
     """
-    if emitted.dimensions == [0] or not _is_activation(emitted, context):
+    if len(emitted.dimensions) != 1 or emitted.dimensions == [0] or not _is_activation(emitted, context):
+        return None
+    size = emitted.value.instruction.shapes[-1].dims[emitted.dimensions[0]]
+    read = [user.operand(at).instruction.shapes[0] for user, at in emitted.uses(context.program) if at >= 0]
+    if all(size in shape.dims for shape in read):
         return None
     return (
         BATCH_GATHERED,

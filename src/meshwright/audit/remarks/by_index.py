@@ -18,7 +18,9 @@ from meshwright.audit.remarks.fault_rule import (
     Fault,
     ProgramContext,
     is_integer,
+    is_like_a_result,
 )
+from meshwright.audit.remarks.origins import DRAWS
 from meshwright.audit.remarks.whole_dimension import WHOLE_DIMENSION, needs_whole
 
 
@@ -86,34 +88,42 @@ def _looked_up(emitted: Emitted, context: ProgramContext) -> Fault:
 
 
 def _chosen_among_all(emitted: Emitted, context: ProgramContext) -> str:
-    """The remedy for rows that a top k or a sort of computed scores chooses; "" for other indices."""
+    """The remedy for rows that are drawn, or that a top k or a sort of scores chooses; "" for others."""
     chooses = (_chooser(context.program, each) for each in _indices_of(emitted, context.program))
     name = next(filter(None, chooses), "")
     if not name:
         return ""
     return (
         f"{name} chooses rows among those of all devices: choose within each device's own rows in "
-        "jax.shard_map, as for the tokens of an expert or hard examples, so that no row leaves its device"
+        "jax.shard_map (the tokens of an expert, hard examples, negatives), so that no row leaves its device"
     )
 
 
 def _chooser(program: Program, indices: TracedValue) -> str:
-    """The primitive that chooses by scores, if indices come from one: "top_k" or "sort"; otherwise "".
+    """The primitive that draws indices or chooses them by scores: "top_k" or "sort"; otherwise "".
 
-    A sort of integers, such as the numbers of experts, orders rows and chooses none.
+    A sort whose order all rows take, or of integers such as the numbers of experts, chooses none.
     """
     left, seen = [indices], 0
     while left and seen < MOST_VALUES:
         origin = resolve(program, left.pop(), MOVES | {"broadcast"})
         instruction = origin.instruction
         seen += 1
+        if DRAWS.search(instruction.op_name):
+            return "jax.random"
         if chooser := needs_whole(origin):
-            scores = origin.operand(0).instruction.shapes[0].dtype if instruction.operands else ""
-            return chooser if chooser in ("top_k", "sort") and re.match(r"b?f\d", scores) else ""
+            scores = origin.operand(0).instruction.shapes[0]
+            is_choice = indices.instruction.shapes[0].num_elements < scores.num_elements
+            is_scored = chooser in ("top_k", "sort") and re.match(r"b?f\d", scores.dtype)
+            return chooser if is_choice and is_scored else ""
         is_moved = op_of(instruction) in ("all_gather", "all_reduce")
-        if instruction.opcode in (*ELEMENTWISE, "compare", "clamp", "concatenate") or is_moved:
+        if instruction.opcode in (*ELEMENTWISE, *_OF_INDICES) or is_moved:
             left += sources(program, origin)
     return ""
+
+
+# Operations on indices beyond the elementwise ones: their bounds, and the parts of a flattened index.
+_OF_INDICES = ("compare", "clamp", "concatenate", "remainder", "and", "shift-right-logical")
 
 
 # If the rows that all devices look up are as large as the table, sending the rows saves nothing.
@@ -179,22 +189,26 @@ def _is_made_whole(emitted: Emitted, context: ProgramContext) -> bool:
 
 def batch_by_index(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """Rows fetched from other devices by index: of a batch shuffled within the step, or of a table."""
-    c = emitted.collective
-    if (
-        emitted.op not in (*REDUCTIONS, "all_gather")
-        or emitted.is_written
-        or primitive_of(c.op_name) != "gather"
-    ):
+    c, name = emitted.collective, primitive_of(emitted.collective.op_name)
+    is_lookup = name == "gather" or name.startswith("scatter")
+    if emitted.op not in (*REDUCTIONS, "all_gather") or emitted.is_written or not is_lookup:
         return None
-    rows = _rows_read_by(emitted, context)
+    chosen = _chosen_among_all(emitted, context)
+    rows = _rows_read_by(emitted, context) if name == "gather" else None
+    if rows is None and chosen and is_computed(context.program, emitted.operand()):
+        return (
+            BATCH_SHUFFLED,
+            f"rows of activations (`{emitted.tensor}`, {c.gathered_bytes:,} B) are moved over "
+            f"{context.over(emitted)} by index ({emitted.op}), although each device holds some",
+            chosen,
+        )
     if rows is None or (emitted.op == "all_gather" and is_integer(rows)):  # perhaps the indices
         return None
     name = rows.label
     whole = rows.shapes[0].num_elements * c.groups.size
-    chosen = _chosen_among_all(emitted, context)
     if emitted.elements * emitted.runs * 2 < whole and not chosen:
         return None
-    if not context.is_of_batch(rows):
+    if not (context.is_of_batch(rows) or (chosen and is_like_a_result(rows, context))):
         return (
             "table_gathered",
             f"rows of `{name}` ({c.gathered_bytes:,} B) are fetched over {context.over(emitted)} by index "
@@ -304,7 +318,8 @@ def _is_count(program: Program, part: TracedValue) -> bool:
 def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | None:
     """The input whose rows a collective sends: all of them, or those that a gather looks up.
 
-    None if the input is not of the batch, and is not sent over the batch's axes either.
+    None if the input is neither of the batch nor in the shape of a result, and not sent over the batch's axes
+    either.
     """
     program = context.program
     left, seen = [emitted.operand()], 0
@@ -312,8 +327,8 @@ def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | No
         origin = resolve(program, left.pop(), MOVES)
         instruction = origin.instruction
         if origin.is_input:
-            is_sent = context.is_of_batch(instruction) or bool(set(emitted.axes) & context.batch_axes)
-            return instruction if is_sent else None
+            is_sent = context.is_of_batch(instruction) or is_like_a_result(instruction, context)
+            return instruction if is_sent or set(emitted.axes) & context.batch_axes else None
         if instruction.opcode == "gather":
             left = [origin.operand(0)]
         elif instruction.opcode in ELEMENTWISE:

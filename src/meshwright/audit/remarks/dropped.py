@@ -114,7 +114,7 @@ def _selects(program: Program) -> Iterator[tuple[_Key, Chosen]]:
 
 def zeros_elsewhere(program: Program, select: TracedValue) -> Chosen | None:
     """The value that a select replaces by zeros on some devices."""
-    zeros = [_is_zero(program, select.operand(at)) for at in (1, 2)]
+    zeros = [is_zero(program, select.operand(at)) for at in (1, 2)]
     if zeros.count(True) != 1:
         return None
     condition = resolve(program, select.operand(0), MOVES | {"broadcast"})
@@ -168,7 +168,8 @@ def _share_of_turn(program: Program, condition: TracedValue, user: TracedValue) 
     return 1 / len(of_device[0])
 
 
-def _is_zero(program: Program, value: TracedValue) -> bool:
+def is_zero(program: Program, value: TracedValue) -> bool:
+    """Whether a value is the constant 0, also broadcast to an array."""
     origin = resolve(program, value, MOVES | {"broadcast"})
     literal = origin.instruction.literal
     return origin.instruction.opcode == "constant" and literal in ("0", "-0", "0.0", "{0}")

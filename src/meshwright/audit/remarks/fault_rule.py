@@ -9,6 +9,7 @@ from meshwright.audit.facts.compiled_schedule import ProgramSchedule
 from meshwright.audit.facts.emitted import ELEMENTWISE, Emitted
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
+from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import MOVES, TracedValue, called_by, loop_body, resolve, sources
 
@@ -101,6 +102,27 @@ def parts_before(emitted: Emitted, program: Program) -> Iterator[TracedValue]:
         if is_moved or origin.instruction.opcode in (*ELEMENTWISE, *_JOINED):
             left += sources(program, origin)
         seen += 1
+
+
+def written_rows(value: TracedValue) -> list[TracedValue]:
+    """[the array before, the rows], if a value is an array with rows written by index; otherwise empty.
+
+    XLA for CPU turns a scatter into a loop, which carries a counter, the array, the indices and the rows.
+    """
+    if value.instruction.opcode == "scatter":
+        return [value.operand(0), value.operand(2)]
+    if value.instruction.opcode != "while" or len(value.path) != 1:
+        return []
+    if not primitive_of(value.instruction.op_name).startswith("scatter"):
+        return []
+    (written,) = value.path
+    array = value.instruction.shapes[written]
+    rows = [
+        at
+        for at, shape in enumerate(value.instruction.shapes)
+        if at != written and shape.dims and shape.dtype == array.dtype
+    ]
+    return [value.operand(0, value.path), *(value.operand(0, (at,)) for at in rows)]
 
 
 def is_cut_in_a_loop(emitted: Emitted, program: Program, along: int = 0) -> bool:

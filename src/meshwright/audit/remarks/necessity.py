@@ -33,6 +33,7 @@ from meshwright.audit.remarks.fault_rule import (
     FaultRule,
     ProgramContext,
     is_integer,
+    written_rows,
 )
 from meshwright.units import format_number_of
 
@@ -141,7 +142,7 @@ def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
         seen.add(key)
         if instruction.opcode in _ELEMENTWISE_OR_JOINED | {"broadcast", "compare", "and", "or"}:
             left += sources(context.program, origin)
-        elif written := _written_rows(context, origin):
+        elif written := written_rows(origin):
             left += written
         elif instruction.opcode in ("parameter", "while", "fusion") and origin.path:
             return None  # an element of a tuple
@@ -150,30 +151,9 @@ def _made_from(context: ProgramContext, value: TracedValue) -> int | None:
     return None
 
 
-def _written_rows(context: ProgramContext, value: TracedValue) -> list[TracedValue]:
-    """[the array before, the rows], if a value is an array with rows written by index; otherwise empty.
-
-    XLA for CPU turns a scatter into a loop, which carries a counter, the array, the indices and the rows.
-    """
-    if value.instruction.opcode == "scatter":
-        return [value.operand(0), value.operand(2)]
-    if value.instruction.opcode != "while" or len(value.path) != 1:
-        return []
-    if not primitive_of(value.instruction.op_name).startswith("scatter"):
-        return []
-    (written,) = value.path
-    array = value.instruction.shapes[written]
-    rows = [
-        at
-        for at, shape in enumerate(value.instruction.shapes)
-        if at != written and shape.dims and shape.dtype == array.dtype
-    ]
-    return [value.operand(0, value.path), *(value.operand(0, (at,)) for at in rows)]
-
-
 def _has_written_rows(context: ProgramContext, value: TracedValue) -> bool:
     """Whether an array that is sent has rows written by index."""
-    return bool(_written_rows(context, resolve(context.program, value, MOVES)))
+    return bool(written_rows(resolve(context.program, value, MOVES)))
 
 
 def updated_whole(emitted: Emitted, context: ProgramContext) -> Fault | None:

@@ -5,7 +5,7 @@ the choice then replaces the others by zeros, a device computes E / k times the 
 computes the logits of all positions, and reads the last ones, computes T times the necessary ones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from meshwright.audit.facts.communication import narrowest_dtype
@@ -14,9 +14,19 @@ from meshwright.audit.facts.matmuls import Product, innermost_name, products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, places, readers, resolve, sources, value_key
+from meshwright.audit.hlo.trace import (
+    MOVES,
+    SLICES,
+    TracedValue,
+    places,
+    readers,
+    resolve,
+    sources,
+    value_key,
+)
 from meshwright.audit.remarks import Remark
-from meshwright.audit.remarks.fault_rule import REDUCES
+from meshwright.audit.remarks.dropped import is_zero
+from meshwright.audit.remarks.fault_rule import REDUCES, written_rows
 from meshwright.audit.remarks.whole_dimension import needs_whole
 
 DROPPED_ROWS = "computed_and_dropped"
@@ -47,7 +57,7 @@ def masked_products(program: Program, prices: Prices) -> list[Remark]:
                 continue
             for key in _products_only_for(program, value, rows):
                 product = of_program.get(key)
-                if product and _num_rows(product) >= mask.instruction.shapes[0].num_elements:
+                if product and _rows_of(product.value) >= mask.instruction.shapes[0].num_elements:
                     masked[key] = product, 1 - kept
     excess = sum(product.flops * share for product, share in masked.values())
     if excess <= _LEAST_SHARE * sum(one.flops for one in of_program.values()):
@@ -60,9 +70,9 @@ def masked_products(program: Program, prices: Prices) -> list[Remark]:
         Remark(
             DROPPED_ROWS,
             name,
-            f"the matmul `{name}`{others}: all {_num_rows(largest):,} rows are multiplied, and a mask of a "
-            f"top k then keeps {1 - share:.1%} of them: {excess:.3g} FLOPs per device for rows that become "
-            "zeros",
+            f"the matmul `{name}`{others}: all {_rows_of(largest.value):,} rows are multiplied, and a mask "
+            f"of a top k then keeps {1 - share:.1%} of them: {excess:.3g} FLOPs per device for rows that "
+            "become zeros",
             instruction.where,
             "give each expert only its rows: sort the rows by expert and multiply them in groups "
             "(jax.lax.ragged_dot), or write them by index into one buffer for each expert; if devices hold "
@@ -75,25 +85,32 @@ def masked_products(program: Program, prices: Prices) -> list[Remark]:
 
 
 def sliced_products(program: Program, prices: Prices) -> list[Remark]:
-    """A warning for products of which the program only reads a slice, such as the last position's logits."""
-    of_program = list(products(program))
-    read = [(product, _share_read(program, product.value)) for product in of_program]
-    sliced = [(product, share) for product, share in read if share * _FEWER <= 1]
+    """A warning for products of rows that are sliced away, or zeros, such as logits of all positions.
+
+    The gradient of a slice, or of rows that are read by index, has zeros in all other rows.
+    """
+    of_program, written = list(products(program)), _Written(program)
+    shares = [
+        (one, min(_share_read(program, one.value), *map(written.share, one.value.operands())))
+        for one in of_program
+    ]
+    sliced = [(product, share) for product, share in shares if share * _FEWER <= 1]
     excess = sum(product.flops * (1 - share) for product, share in sliced)
     if excess <= _LEAST_SHARE * sum(one.flops for one in of_program):
         return []
     largest, share = max(sliced, key=lambda pair: pair[0].flops)
     instruction = largest.value.instruction
     name = innermost_name(instruction)
+    others = f" and {len(sliced) - 1} more" if len(sliced) > 1 else ""
     return [
         Remark(
             DROPPED_ROWS,
             name,
-            f"the matmul `{name}` computes {_num_rows(largest):,} rows, and the program reads a slice of "
-            f"{share:.2%} of the result: {excess:.3g} FLOPs per device for the others",
+            f"the matmul `{name}`{others}: only {share:.2%} of the rows are read from the result, or are not "
+            f"zeros: {excess:.3g} FLOPs per device for the others",
             instruction.where,
-            "slice the activations before the matmul, not its result: for the last position's logits, "
-            "x[:, -1:] @ head in place of (x @ head)[:, -1:]",
+            "take the rows before the matmul, not from its result: for the last position's logits, "
+            "x[:, -1:] @ head in place of (x @ head)[:, -1:]; for rows by index, x[rows, index] @ w",
             0,
             prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0))),
             instruction=instruction.name,
@@ -102,7 +119,7 @@ def sliced_products(program: Program, prices: Prices) -> list[Remark]:
 
 
 def _share_read(program: Program, product: TracedValue) -> float:
-    """The share of a product's result that slices take; 1 if anything else reads it.
+    """The share of a product's result that slices and look-ups take; 1 if anything else reads it.
 
     Elementwise operations, reductions and their sums over devices are followed to their own readers.
     """
@@ -114,7 +131,7 @@ def _share_read(program: Program, product: TracedValue) -> float:
         whole = value.instruction.shapes[0].num_elements
         for user, at in readers(program, value):
             instruction, key = user.instruction, value_key(user)
-            if at == 0 and instruction.opcode == "slice":
+            if at == 0 and instruction.opcode in ("slice", "gather"):
                 share += 0.0 if key in seen else instruction.shapes[0].num_elements / whole
             elif at < 0 or not _is_followed(instruction):
                 return 1.0
@@ -124,13 +141,58 @@ def _share_read(program: Program, product: TracedValue) -> float:
     return share or 1.0
 
 
+class _Written:
+    """The shares of arrays that are not the zeros around a slice, or around rows written by index."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def share(self, value: TracedValue, depth: int = 0) -> float:
+        origin = resolve(self._program, value, MOVES - SLICES)
+        key = value_key(origin)
+        if depth > _MOST_STEPS:
+            return 1.0
+        if key not in self._known:
+            self._known[key] = 1.0  # of a loop's carry, which depends on itself
+            self._known[key] = self._of(origin, depth + 1)
+        return self._known[key]
+
+    def _of(self, origin: TracedValue, depth: int) -> float:
+        opcode, operands = origin.instruction.opcode, origin.operands()
+        if rows := written_rows(origin):
+            return self._of_rows(origin, rows)
+        if opcode == "pad" and is_zero(self._program, operands[1]):
+            return self._of_rows(origin, [operands[1], operands[0]])
+        if opcode == "add":
+            return min(1.0, sum(self.share(each, depth) for each in operands))
+        if opcode in ("negate", "divide", "broadcast") or op_of(origin.instruction) == "all_reduce":
+            return self.share(operands[0], depth)
+        if is_product(origin):
+            operands = [each for each in operands if _rows_of(each) == _rows_of(origin)]
+        elif opcode != "multiply":
+            return 1.0
+        return min((self.share(each, depth) for each in operands), default=1.0)
+
+    def _of_rows(self, whole: TracedValue, rows: Sequence[TracedValue]) -> float:
+        """The share of the written rows, rows[1:], in an array that was rows[0] before."""
+        if not is_zero(self._program, rows[0]):
+            return 1.0
+        written, size = sum(map(_num_elements, rows[1:])), _num_elements(whole)
+        return min(1.0, written / size) if size else 1.0
+
+
+def _num_elements(value: TracedValue) -> int:
+    return value.instruction.shapes[value.path[0] if value.path else 0].num_elements
+
+
+def _rows_of(value: TracedValue) -> int:
+    return prod(value.instruction.shapes[0].dims[:-1])
+
+
 def _is_followed(instruction: Instruction) -> bool:
     opcode = instruction.opcode
     return opcode in (*_COMPUTES, *REDUCES, "broadcast") or op_of(instruction) == "all_reduce"
-
-
-def _num_rows(product: Product) -> int:
-    return prod(product.value.instruction.shapes[0].dims[:-1])
 
 
 def _mask_and_rows(program: Program, value: TracedValue) -> tuple[TracedValue, TracedValue] | None:
