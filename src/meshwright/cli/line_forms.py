@@ -114,7 +114,7 @@ def _of_serving_plan(pieces: Sequence[Piece]) -> list[Piece]:
     """
     given = {piece.option for piece in pieces}
     if "--batch" in given and "--phase" not in given:
-        pieces = [*pieces, Piece("--phase", "generate")]
+        pieces = [*pieces, Piece("--phase", "generate", is_other=True)]
         given.add("--phase")
     if {"--prompt-tokens", "--output-tokens"} <= given:
         pieces = _of_batch(pieces)

@@ -81,14 +81,14 @@ def _machine_of(first: str, second: str) -> str:
     ('a100:4x4', 'h200:16', 'h100:4x8')
     >>> _machine_of("h100:32", "h100:4x8"), _machine_of("h100:1x8", "h100:2x8")
     ('h100:4x8', 'h100:2x8')
-    >>> _machine_of("v5e:16x16", "2*v5p:4x4x4")
-    '2*v5e:16x16'
+    >>> _machine_of("v5e:16x16", "2*v5p:4x4x4"), _machine_of("4*v5p:128", "4*v5p:4x4x4")
+    ('2*v5e:16x16', '4*v5p:128')
     """
     first, second = usual(first), usual(second)
     for machine, other in ((first, second), (second, first)):
         slices, star, example = machine.partition("*")
         if star and example == SLICE:
-            return f"{slices}*{other}"
+            return f"{slices}*{other.rpartition('*')[2]}"
     (name, _, sizes), (other, _, others) = first.partition(":"), second.partition(":")
     for machine, chip_name, other_name in ((first, name, other), (second, other, name)):
         # The number of hosts, here as `h100:NxM`, follows from the chips of a torus.

@@ -352,7 +352,7 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         if is_machine and not refused and not command.fault(before.option, piece.value):
             joined[-1] = replace(before, value=f"{before.value},{piece.value}")
             continue
-        if before.option in LISTS and before.value and _SETTING.match(piece.value):
+        if before.option in (*LISTS, "--price") and before.value and _SETTING.match(piece.value):
             joined[-1] = replace(before, value=f"{before.value.rstrip(',')},{piece.value}")
             continue
         both = f"{before.value} {piece.value}"

@@ -47,7 +47,7 @@ _MEANINGS: dict[str, str] = {
         "selective; checkpointing activation recompute recomputation remat granularity"
     ),
     "--given master_weights=true": "master; weights params fp32",
-    "--set num_heads=32": "heads; attention query",
+    "--set num_heads=32": "heads; attention query base",
     "--given remat=full": (
         "recompute recomputation remat rematerialization checkpointing; activation activations gradient "
         "method granularity policy selective full checkpoint modules"
@@ -55,16 +55,17 @@ _MEANINGS: dict[str, str] = {
     "--given zero=1": "zero; optimization stage optimizer",
     "--given offload_optimizer=true": "offload offloading; optimizer optim states state cpu memory host",
     "--given offload=true": "offload offloading; activation activations cpu",
-    "--given schedule=interleaved,interleave=2": "virtual vp vpp; pipeline pp stages chunks rank",
-    "--given schedule=interleaved": "schedule interleave interleaved vp vpp; pipeline pp virtual",
+    "--given schedule=interleaved,interleave=2": "virtual vp vpp interleave; pipeline pp stages chunks rank",
+    "--given schedule=interleaved": "schedule interleaved vp vpp; pipeline pp virtual",
     "--layout tensor=8": "tp tensor; attention mlp",
     "--layout pipe=4": "pp pipeline; stages",
     "--layout data=8": "dp ddp; data",
     "--layout fsdp=8": "fsdp shard sharding",
     "--layout expert=8": "ep expert experts moe",
     "--smallest, for the fewest chips that suffice,": "fewest smallest; gpus gpu nodes chips auto",
-    "--set num_layers=32": "layers; depth transformer decoder model",
-    "--set d_model=4096": "embed embd embedding embeddings hidden; dim width units features model",
+    "--set num_layers=32": "layers; depth transformer decoder model base",
+    "--set d_ff=14336": "mlp ffn intermediate feedforward; base dim hidden width",
+    "--set d_model=4096": "emb embed embd embedding embeddings hidden; base dim width units features model",
     "--to": "qformat format; dtype output quantization weights",
     "--software pytorch-compiled": "compile compiled inductor; torch model",
     "--software megatron-te": "te transformer-engine",
@@ -103,7 +104,7 @@ _MEANINGS: dict[str, str] = {
     "--given optimizer=adafactor": "optimizer optim opt",
     "--weights-dtype": (
         "dtype quant quantization quantize bits wbits 4bit 8bit awq gptq bnb precision bit; method algorithm "
-        "weight weights params model torch load"
+        "only weight weights params model torch load"
     ),
     "--price 2.5": "price cost spot reserved usd dollars hourly; hour gpu chip instance rate",
     "--currency EUR": "euro eur currency",
@@ -258,6 +259,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
         "--prefix-hit 0.5 is the share of prompts that a prefix cache has; 0, the default, is none": (
             "prefix radix caching hicache"
         ),
+        "the size of the cache follows from the memory; leave it out": "paged-kv kv-blocks gpu-blocks",
         "each engine has a share of memory to use; --engine vllm plans with vLLM's": (
             "mem memory utilization gpu-memory"
         ),

@@ -743,6 +743,8 @@ _BY_FORM: tuple[tuple[str, str, str, str], ...] = (
      "the frontier shows the largest batch of each layout; leave it out"),
     ("mw plan", "spot reserved preemptible ondemand", "",
      "prices are list prices on demand; --price 2.5 is your own, of a chip-hour"),
+    ("mw train", "model size", "nano|mini|small|medium|base|large|big|xl",
+     "the size of the model follows from the text and the machine; a PLAN.toml sets it: mw plan train"),
     ("mw bench serve", "endpoint path route", r"/\S*",
      "it calls /v1/completions, or /v1/chat/completions with --chat; leave it out"),
     ("", "", "auto|automatic|default", "it is the default; leave it out"),

@@ -15,6 +15,7 @@ _NEAREST = (
     (r"(gtx)?10[5-8]0(ti)?|(tesla)?(k80|m40|m60|p4|p40|p100)(\d\dgb)?|titan(x|xp|v)", "v100"),
     (r"(instinct)?mi(50|60|100|210)", "mi250x-gcd"),
     (r"a10g", "a10"),
+    (r"(tesla)?v100(sxm\d|pcie)?16gb", "v100"),
     (r"m[1-5]ultra", "m2-ultra"),
     (r"m[1-5]max", "m4-max"),
     (r"m[1-5]pro", "m4-pro"),
