@@ -131,7 +131,7 @@ def _scaled(*, by_numpy: bool) -> Callable[[], Any]:
             scores = jnp.einsum("bth,bsh->bts", x @ w, x @ w) / (np.sqrt(64) if by_numpy else 8.0)
             return jnp.einsum("bts,bsh->bth", jax.nn.softmax(scores), x @ w) @ w_out
 
-        shapes = ((64, 64, 64), "tensor"), ((64, 256),), ((256, 512),)
+        shapes: list[tuple[Any, ...]] = [((64, 64, 64), "tensor"), ((64, 256),), ((256, 512),)]
         return jax.jit(forward), tuple(array(m, *shape, dtype=jnp.bfloat16) for shape in shapes)
 
     return run

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 from tests.audit.test_searched import searched
-from tests.nn.test_layouts import MIXTURE
+from tests.nn.small_models import MIXTURE
 from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
 from meshwright.cost.ops.symbolic import SymbolicOps

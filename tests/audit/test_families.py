@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
-from tests.nn.test_layouts import (
+from tests.nn.small_models import (
     CHUNKED,
     COMPRESSED,
     CONVOLUTION,

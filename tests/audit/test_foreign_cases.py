@@ -51,7 +51,9 @@ def test_each_program_has_its_finding_and_its_remedy_ends_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["FSDP", "FSDP by columns", "FSDP in a loop"])
 def test_constrained_activations_save_what_the_finding_says(name: str) -> None:
-    (run, args), (fixed, fixed_args) = CASES[name].run(), CASES[name].fixed()
+    case = CASES[name]
+    assert case.fixed is not None
+    (run, args), (fixed, fixed_args) = case.run(), case.fixed()
     before, after = meshwright.audit(run, *args), meshwright.audit(fixed, *fixed_args)
     (found,) = before["warnings"]
     assert 0 < found["bytes"] <= before["bytes"]["compiled"] - after["bytes"]["compiled"]
@@ -452,7 +454,7 @@ def _notes(program: Any) -> list[str]:
 def test_a_cache_that_is_not_donated_is_copied() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",))
 
-    def program(**donated: int) -> Any:
+    def program(**donated: Any) -> Any:
         def of(shape: tuple[int, ...], *spec: str | None) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, PartitionSpec(*spec)))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.audit.test_families import TWO_PERIODS
-from tests.nn.test_layouts import GPT, LATENT, SHARED, SHARED_BY_FOUR, TIED
+from tests.nn.small_models import GPT, LATENT, SHARED, SHARED_BY_FOUR, TIED
 
 from meshwright.audit.against_plan import _logits_bytes
 from meshwright.audit.compare.flops import wider_products

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 from tests.audit.test_searched import IN_FLOAT32, assert_as_planned
-from tests.nn.test_layouts import MIXTURE, TIED, TINY
+from tests.nn.small_models import MIXTURE, TIED, TINY
 
 from meshwright.audit.compile.compile import CompiledProgram, compile_plan
 from meshwright.audit.compile.target import Target

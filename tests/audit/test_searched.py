@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
-from tests.nn.test_layouts import GPT, LATENT, LOCAL, MIXTURE, OSS, TIED, TINY
+from tests.nn.small_models import GPT, LATENT, LOCAL, MIXTURE, OSS, TIED, TINY
 from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
 from meshwright.audit.plan_audit import audit_plan

@@ -76,8 +76,8 @@ def _ring_one_turn_short() -> Patches:
     """The last block of keys that arrives counts as hidden."""
     plain = blockwise._of_block
 
-    def short(seen: Any, length: int, step: Any, number: Any, ring: Any) -> Any:
-        here = plain(seen, length, step, number, ring)
+    def short(seen: Any, length: int, step: Any, number: Any, ring: Any, how: Any) -> Any:
+        here = plain(seen, length, step, number, ring, how)
         lost = jnp.asarray(step == blockwise._size(ring) - 1)
         keys = jax.tree.map(lambda x: jnp.where(lost, 10**6, x), here.keys)
         return here._replace(keys=keys)

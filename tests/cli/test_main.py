@@ -122,7 +122,7 @@ def test_typing_mistakes_are_one_line_and_exit_2(arguments: list[str], message: 
     ],
 )
 def test_failures_of_the_system(error: BaseException, code: int, message: str, capsys, monkeypatch):
-    monkeypatch.setattr(front_door, "import_module", raising(error))
+    monkeypatch.setattr(front_door, "command_in", raising(error))
     assert main(["model", "tiny"]) == code
     assert capsys.readouterr().err == message
 

@@ -358,7 +358,7 @@ def test_bounds_of_many_layouts_at_once():
     times = [Times([PassSeconds(1, b, 0.5)] * 4, 0.1 * b) for b in (1.0, 2.0, 3.0)]
     depths = [[[one.depths[d][kind] for one in times] for d in range(4)] for kind in range(3)]
     forward, backward, weight = depths
-    hop_seconds = [one.hop_seconds for one in times]
+    hop_seconds = np.array([one.hop_seconds for one in times])
     found = least_makespan("1f1b", 4, np.array([8, 12, 20]), 1, (forward, backward, weight), hop_seconds)
     one_by_one = [_bound("1f1b", 4, m, 1, each) for m, each in zip((8, 12, 20), times, strict=True)]
     assert found == pytest.approx(one_by_one)

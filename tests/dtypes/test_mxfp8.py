@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.nn.test_layouts import TINY
+from tests.nn.small_models import TINY
 
 from meshwright.audit.plan_audit import audit_plan
 from meshwright.cli.main import main

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.native.needed import needs_native
-from tests.nn.test_layouts import TINY
+from tests.nn.small_models import TINY
 
 from meshwright.layout import Layout
 from meshwright.native import kernels

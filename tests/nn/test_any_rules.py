@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.layout.any_rules import any_layouts
-from tests.nn.test_layouts import LOCAL, TINY, assert_agrees
+from tests.nn.one_device import assert_agrees
+from tests.nn.small_models import LOCAL, TINY
 
 from meshwright.layout import Layout
 

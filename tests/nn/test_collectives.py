@@ -6,7 +6,8 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
-from tests.nn.test_layouts import TINY, Step
+from tests.nn.one_device import Step
+from tests.nn.small_models import TINY
 
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import token_sharding

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
-from tests.nn.test_layouts import MIXTURE, OSS, Step, assert_equal
+from tests.nn.one_device import Step, assert_equal
+from tests.nn.small_models import MIXTURE, OSS
 
 import meshwright.nn.each_device as devices_module
 import meshwright.nn.experts.dropless as routes_module

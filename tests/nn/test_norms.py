@@ -15,7 +15,7 @@ def test_a_partial_sum_counts_copies_of_rows_once() -> None:
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
 
     def gradient(x: jax.Array, scale: jax.Array) -> jax.Array:
-        partial = reshard(scale, PartitionSpec(None, reduced={"fsdp", "kv_replicas"}))
+        partial = reshard(scale, PartitionSpec(None, reduced=frozenset({"fsdp", "kv_replicas"})))
         d = jax.grad(lambda scale: jnp.sum(x * along(x, scale)))(partial)
         assert jax.typeof(d).sharding.spec.unreduced == {"fsdp", "kv_replicas"}
         return reshard(d, PartitionSpec(None))

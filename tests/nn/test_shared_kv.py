@@ -12,17 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
-from tests.nn.test_layouts import (
-    MIXTURE,
-    SHARED,
-    SHARED_BY_FOUR,
-    SHARED_MIXTURE,
-    TINY,
-    TOKENS,
-    Step,
-    assert_agrees,
-    on_the_host,
-)
+from tests.nn.one_device import TOKENS, Step, assert_agrees, on_the_host
+from tests.nn.small_models import MIXTURE, SHARED, SHARED_BY_FOUR, SHARED_MIXTURE, TINY
 
 from meshwright.errors import LayoutError, ModelError
 from meshwright.layout import Layout

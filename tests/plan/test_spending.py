@@ -30,7 +30,7 @@ def test_a_run_over_its_budget_exits_1_and_names_the_tokens_that_the_money_pays(
         return main(["plan", "train", *RUN, *words, "--json"])
 
     assert run("$1k", "100B") == 1
-    cost, paid = re.search(r"costs ([\d,]+) USD, .*; it pays (\w+) tokens", capsys.readouterr().err).groups()
+    [(cost, paid)] = re.findall(r"costs ([\d,]+) USD, .*; it pays (\w+) tokens", capsys.readouterr().err)
     price = float(cost.replace(",", ""))
     assert parse_count(paid) == pytest.approx(100e9 * 1000 / price, rel=0.01)
     assert run(f"{price * 1.01:.0f}", "100B") == 0

@@ -14,7 +14,7 @@ import httpx
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import ALIBI, GPT, LATENT, LOCAL, MIXTURE, TINY
+from tests.nn.small_models import ALIBI, GPT, LATENT, LOCAL, MIXTURE, TINY
 from tests.serve.replicas.processes import save_checkpoint
 
 from meshwright.errors import PlanError

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.nn.test_layouts import DELTA
+from tests.nn.small_models import DELTA
 from tests.serve.answers import CONTEXT, PROMPTS, generate, greedy, layout
 
 from meshwright.models import transformer

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import SHARED, SHARED_BY_FOUR
+from tests.nn.small_models import SHARED, SHARED_BY_FOUR
 from tests.nn.test_shared_kv import reference_logits
 from tests.serve.answers import CONTEXT, NUM_SLOTS, NUM_TOKENS, PAGE, PROMPTS, generate, greedy, layout
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from tests.nn import hf_models
-from tests.nn.test_layouts import (
+from tests.nn.small_models import (
     COMPRESSED,
     CONVOLUTION,
     DELTA,

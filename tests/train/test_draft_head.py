@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.nn.test_layouts import LOCAL, MIXTURE, TINY, on_the_host
-from tests.train.test_accumulation import MASKED, TOKENS, assert_agrees, compiled_step, gradients_of
+from tests.nn.one_device import on_the_host
+from tests.nn.small_models import LOCAL, MIXTURE, TINY
+from tests.train.one_device import MASKED, TOKENS, assert_agrees, compiled_step, gradients_of
 
 from meshwright.errors import LayoutError, ModelError
 from meshwright.layout import Layout

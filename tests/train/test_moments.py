@@ -15,8 +15,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tests.nn.saving import save
-from tests.nn.test_layouts import MIXTURE, TINY
-from tests.train.test_accumulation import TOKENS
+from tests.nn.small_models import MIXTURE, TINY
+from tests.train.one_device import TOKENS
 
 from meshwright.cost.record import record_training
 from meshwright.cost.recorder import PassShape

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.nn.test_layouts import TINY
-from tests.train.test_accumulation import TOKENS
+from tests.nn.small_models import TINY
+from tests.train.one_device import TOKENS
 
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from tests.nn.test_layouts import MIXTURE, TINY
-from tests.train.test_accumulation import TOKENS, assert_agrees, compiled_step
+from tests.nn.small_models import MIXTURE, TINY
+from tests.train.one_device import TOKENS, assert_agrees, compiled_step
 from tests.train.test_spmd_1f1b import MIXTURE as ALIKE
 
 from meshwright.layout import Layout

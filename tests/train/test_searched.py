@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from tests.nn.test_layouts import LATENT, OSS, TINY
-from tests.train.test_accumulation import assert_agrees
+from tests.nn.small_models import LATENT, OSS, TINY
+from tests.train.one_device import assert_agrees
 
 from meshwright.hardware.catalog import load
 from meshwright.layout.workload import Workload

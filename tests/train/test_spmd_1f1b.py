@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import (
+from tests.nn.small_models import (
     ALIBI,
     CHUNKED,
     DELTA,
@@ -21,7 +21,7 @@ from tests.nn.test_layouts import (
     TIED,
     TINY,
 )
-from tests.train.test_accumulation import NO_LOSSES, OF_STATES, TOKENS, assert_agrees, compiled_step
+from tests.train.one_device import NO_LOSSES, OF_STATES, TOKENS, assert_agrees, compiled_step
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from tests.nn.saving import save
-from tests.nn.test_layouts import (
+from tests.nn.small_models import (
     COMPRESSED,
     CONVOLUTION,
     DELTA,
@@ -29,7 +29,7 @@ from tests.nn.test_layouts import (
     TINY,
 )
 from tests.nn.test_saved import distances
-from tests.train.test_accumulation import (
+from tests.train.one_device import (
     MASKED,
     NO_LOSSES,
     OF_STATES,

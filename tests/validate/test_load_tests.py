@@ -253,7 +253,7 @@ def test_a_row_with_one_pool_drafts_tokens_if_all_searches_with_its_load_do(tmp_
     assert server.drafts == 3 and server.gain == pytest.approx(2.61, abs=0.01)
     # 64 requests ran with and without drafts; whole experts on each device ran without; and other versions.
     for other in ({"concurrency": 64}, {"expert": 1, "concurrency": 32}, {"engine_version": None}):
-        assert one_pool_drafts(replace(read, **other), "deepseek-v3") == 0  # pyright: ignore
+        assert one_pool_drafts(replace(read, **other), "deepseek-v3") == 0
     # Devices with sequences of their own draft one token.
     own = replace(read, tensor=1, data=4, concurrency=128)
     assert one_pool_drafts(own, "deepseek-v3") == 1
@@ -294,8 +294,8 @@ def test_drafts_save_the_same_time_in_steps_with_and_without_prompts():
     table = EngineTable(PRESETS["deepseek-v3"], layout, machine, 8192, 8192, drafts=1)
     plain, drafting = (EngineSteps(table, 1, gain=gain) for gain in (1.0, 2.0))
     alone, beside = [(64, 4096.0, [], 0), (64, 4096.0, [(1024, 1024)], 0)]
-    saved = [plain.seconds(*step) - drafting.seconds(*step) for step in (alone, beside)]  # pyright: ignore
-    assert saved[0] == pytest.approx(plain.seconds(*alone) / 2) and saved[1] == pytest.approx(saved[0])  # pyright: ignore
+    saved = [plain.seconds(*step) - drafting.seconds(*step) for step in (alone, beside)]
+    assert saved[0] == pytest.approx(plain.seconds(*alone) / 2) and saved[1] == pytest.approx(saved[0])
 
 
 def test_prompts_of_a_table_are_those_of_whole_passes():

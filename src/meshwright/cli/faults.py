@@ -6,13 +6,12 @@ import re
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
 import typer
-from typer.main import get_command as to_command
 
+from meshwright.cli.commands import command_in
 from meshwright.cli.other_subjects import HOSTS, meant, subject, words_of
 from meshwright.cli.other_values import KINDS_OF_CHIPS, VERBS, in_words, plain_words, strategy
 from meshwright.cli.other_words import (
@@ -387,7 +386,7 @@ def _with_option(option: str, commands: Sequence[str]) -> list[str]:
     """The commands that have an option."""
     owners = []
     for name in commands:
-        command = to_command(import_module(f"meshwright.cli.{name}").app)
+        command = command_in(name)
         inner = getattr(command, "commands", None)
         paths = (
             {f"mw {name} {each}": part for each, part in inner.items()} if inner else {f"mw {name}": command}

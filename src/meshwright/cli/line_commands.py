@@ -4,12 +4,9 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from typer.main import get_command as to_command
-
+from meshwright.cli.commands import command_in
 from meshwright.cli.line_intents import meant_lines
 from meshwright.cli.line_options import PLACEHOLDER
 from meshwright.cli.line_pieces import Command
@@ -30,17 +27,11 @@ _USUAL = {"plan": "train", "bench": "serve"}
 
 
 @cache
-def _of_module(name: str) -> Any:
-    """The command or the group of a module of this package."""
-    return to_command(import_module(f"meshwright.cli.{name}").app)
-
-
-@cache
 def command_at(path: tuple[str, ...]) -> Command | None:
     """The command with this path, such as ("plan", "train"); None if there is none."""
     if not path[0].isidentifier():
         return None
-    command = _of_module(path[0])
+    command = command_in(path[0])
     inner = getattr(command, "commands", None)
     if inner:
         command = inner.get(path[1]) if len(path) == 2 else None
@@ -54,7 +45,7 @@ def every_command(commands: tuple[str, ...]) -> tuple[Command, ...]:
     """The commands of these modules, and of their groups."""
     paths = []
     for name in commands:
-        inner = getattr(_of_module(name), "commands", None) or {}
+        inner = getattr(command_in(name), "commands", None) or {}
         paths += [(name, each) for each in inner] or [(name,)]
     return tuple(command for path in paths if (command := command_at(path)))
 
@@ -144,7 +135,7 @@ def _batches(text: str) -> str:
 
 def _of_group(name: str, words: Sequence[str]) -> Iterator[tuple[Command, list[str]]]:
     """The commands of a group such as `plan` that the words name, then its usual one."""
-    inner = list(_of_module(name).commands)
+    inner = list(command_in(name).commands)
     if name == "bench" and "--model" in words and "--url" not in words and words[1] in _PREDICTED:
         yield from filter(None, (of_typed(["plan", "serve", *words[2:]]),))
     for word in words[1:]:
@@ -236,7 +227,7 @@ def _of_another_name(line: Sequence[str], rest: Sequence[str]) -> tuple[Command,
     path = tuple(line[:2]) if line[0] in ("plan", "bench", "launch", "plot") else tuple(line[:1])
     command = command_at(path)
     if command is None and rest:  # bench serve, for benchmark serve
-        inner = getattr(_of_module(path[0]), "commands", {})
+        inner = getattr(command_in(path[0]), "commands", {})
         meant = subcommand_here(rest[0], list(inner))
         named = [meant] if meant else get_close_matches(rest[0], list(inner), n=1, cutoff=ALIKE)
         command, rest = command_at((path[0], *named)), rest[1:]

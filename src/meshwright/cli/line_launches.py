@@ -2,11 +2,8 @@
 
 import shlex
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
 
-from typer.main import get_command as to_command
-
+from meshwright.cli.commands import command_in
 from meshwright.cli.line_commands import command_at
 from meshwright.cli.line_pieces import LAUNCHED, Command, Piece, pieces_of
 from meshwright.cli.other_subjects import HOSTS, words_of
@@ -27,7 +24,7 @@ def launching(words: Sequence[str]) -> str:
         return shlex.join(["mw", *words]) if command.parses(words[2:]) else ""
     if not words[1].startswith("-") or words[1] == "--":
         return ""
-    ways: Any = to_command(import_module("meshwright.cli.launch").app)
+    ways = command_in("launch")
     lines = ([words[0], way, *words[1:]] for way in ways.commands)
     parsed = (line for line in lines if (command := command_at(tuple(line[:2]))) and command.parses(line[2:]))
     return next((shlex.join(["mw", *line]) for line in parsed), "")

@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as to_command
 
 from meshwright import __version__
+from meshwright.cli.commands import command_in
 from meshwright.cli.extras import bringing
 from meshwright.cli.faults import unknown_command, usage_fault, value_fault, with_line
 from meshwright.cli.other_values import HELP, plain_words
@@ -92,7 +92,7 @@ class _LazyGroup(TyperGroup):
         if name not in COMMANDS:
             raise MeshwrightError(f"command {name!r} is unknown; {unknown_command(args, list(COMMANDS))}")
         _refuse_empty(args)
-        command = to_command(import_module(f"meshwright.cli.{name}").app)
+        command = command_in(name)
         command.name = name
         return name, named_values(command), plain_words(args[1:])
 

@@ -6,6 +6,7 @@ patterns of files, and options that choose devices.
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from meshwright.cli.amounts import FACTORS
@@ -140,10 +141,14 @@ def size_note(model: str) -> str:
 
 def preset_alike(name: str) -> str:
     """The preset with the same letters and digits, as for llama3.1:8b; other words are returned unchanged."""
+    return _presets_by_plain_name().get(plain_name(name), name)
+
+
+@cache
+def _presets_by_plain_name() -> dict[str, str]:
     from meshwright.models.presets import PRESETS
 
-    plain = plain_name(name)
-    return next((preset for preset in PRESETS if plain_name(preset) == plain), name)
+    return {plain_name(preset): preset for preset in reversed(list(PRESETS))}  # the first of equal names
 
 
 def _with_dashes(words: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from jax import Array
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
-from tests.nn.test_layouts import TINY
+from tests.nn.small_models import TINY
 
 from meshwright.layout import Layout
 from meshwright.layout.moves.attention import gathered_keys, token_sharding

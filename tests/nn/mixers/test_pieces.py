@@ -5,7 +5,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from tests.nn.test_layouts import (
+from tests.nn.one_device import Arrays, Step, assert_equal
+from tests.nn.small_models import (
     CONVOLUTION,
     DELTA,
     DELTA_BY_ELEMENT,
@@ -14,9 +15,6 @@ from tests.nn.test_layouts import (
     MAMBA,
     SELECTIVE,
     TINY,
-    Arrays,
-    Step,
-    assert_equal,
 )
 
 from meshwright.layout import Layout

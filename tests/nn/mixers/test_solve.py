@@ -39,7 +39,7 @@ def test_halves_solve_as_the_solver_does(size: int) -> None:
 def test_products_of_a_solution_are_counted(size: int) -> None:
     """Those of the traced program: of the inverse by halves, and of the inverse by the values."""
     system, wanted = jnp.zeros((size, size)), jnp.zeros((size, 5))
-    traced = jax.make_jaxpr(by_products.__wrapped__)(system, wanted)
+    traced = jax.make_jaxpr(by_products.__wrapped__)(system, wanted)  # pyright: ignore[reportAttributeAccessIssue]
     flops = 0
     for each in traced.eqns:
         if each.primitive.name == "dot_general":
@@ -53,7 +53,7 @@ def test_arrays_of_all_chunks_have_the_types_of_the_inputs(state_dim: int) -> No
     """Float32 is made chunk by chunk: copies of all positions would take twice the memory."""
     k, v = jnp.zeros((2, 256, 1, state_dim), jnp.bfloat16), jnp.zeros((2, 256, 1, 3, 4), jnp.bfloat16)
     decay = jnp.zeros(v.shape[:4], jnp.float32)
-    traced = jax.make_jaxpr(lambda *given: chunked(Inputs(*given, None)))(k, k, v, decay)
+    traced = jax.make_jaxpr(lambda k, v, decay: chunked(Inputs(k, k, v, decay, None)))(k, v, decay)
     [loop] = [each for each in traced.eqns if each.primitive.name == "scan"]
     skipped = loop.params["num_consts"] + loop.params["num_carry"]
     assert [x.aval.dtype for x in loop.invars[skipped:]] == [jnp.bfloat16] * 3 + [jnp.float32, jnp.int32]

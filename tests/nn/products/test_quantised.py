@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from safetensors.numpy import save_file
-from tests.nn.test_layouts import LATENT, MIXTURE, OSS, TINY
+from tests.nn.small_models import LATENT, MIXTURE, OSS, TINY
 
 from meshwright.errors import CheckpointError
 from meshwright.layout import Layout

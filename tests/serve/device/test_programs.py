@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tests.nn.test_layouts import GPT, LATENT, MIXTURE, SHARED, TIED, TINY
+from tests.nn.small_models import GPT, LATENT, MIXTURE, SHARED, TIED, TINY
 
 from meshwright.errors import LayoutError
 from meshwright.layout import Layout

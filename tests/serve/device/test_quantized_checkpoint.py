@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 from safetensors import safe_open
-from tests.nn.test_layouts import TINY
+from tests.nn.small_models import TINY
 from tokenizers import decoders, models, pre_tokenizers
 
 from meshwright.cli.main import main

@@ -62,8 +62,8 @@ class Peak:
     def by_tensor(self) -> str:
         """The tensors with the most bytes in words, each with the number of its buffers."""
         sizes: dict[str, list[int]] = {}
-        for one in self.held:
-            sizes.setdefault(one.tensor or one.instruction, []).append(one.num_bytes)
+        for buffer in self.held:
+            sizes.setdefault(buffer.tensor or buffer.instruction, []).append(buffer.num_bytes)
         largest = sorted(sizes.items(), key=lambda pair: -sum(pair[1]))[:_NAMED]
         return ", ".join(
             f"`{tensor}` ({format_number_of(len(several), 'buffer')}, {format_bytes(sum(several))})"

@@ -241,19 +241,19 @@ def _products_only_for(
     accepted, waiting = {value_key(value)}, [resolve(program, rows, MOVES)]
     for _ in range(_MOST_STEPS):
         ready = [
-            one
-            for one in waiting
-            if all(at >= 0 and value_key(user) in accepted for user, at in readers(program, one))
+            result
+            for result in waiting
+            if all(at >= 0 and value_key(user) in accepted for user, at in readers(program, result))
         ]
         if not ready:
             return
-        waiting = [one for one in waiting if one not in ready]
-        for one in ready:
-            key = value_key(one)
+        waiting = [result for result in waiting if result not in ready]
+        for result in ready:
+            key = value_key(result)
             if key in accepted:
                 continue
             accepted.add(key)
-            if is_product(one):
+            if is_product(result):
                 yield key
-            if is_product(one) or one.instruction.opcode in _COMPUTES:
-                waiting += [resolve(program, each, MOVES) for each in one.operands()]
+            if is_product(result) or result.instruction.opcode in _COMPUTES:
+                waiting += [resolve(program, each, MOVES) for each in result.operands()]
