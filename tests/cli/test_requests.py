@@ -215,6 +215,8 @@ REQUESTS = [
      "--layout tensor=8 --batch 256 --phase generate --context 2000"),
     ("plan serve --model llama-3.1-70b --hardware 8xh100 --isl 1000 --osl 1000 --weight_only_precision int4",
      "--weights-dtype int4"),
+    ("plan train --model llama-3-70b --hardware v5p:4x8x8 --dtype bfloat16 --weight_dtype float32",
+     "--compute-dtype bfloat16 --weights-dtype float32"),
     # a mesh of the machine, and a number type by the beginning of its name
     ("collective 'AllGather_Y([E_Y, F])' --hardware v5e:8x16 --dims E=2048,F=8192", "--mesh X=8,Y=16"),
     ("collective 'AllGather_X([E_X, F])' --hardware h100:8 --dims E=2048,F=8192", "--mesh X=8"),

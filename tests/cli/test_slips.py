@@ -417,3 +417,9 @@ def test_a_price_may_name_the_chip_and_the_hour(typed: str) -> None:
 def test_a_price_brings_its_currency(typed: str) -> None:
     [machine] = ChipPrices(typed, None).of([catalog.load("h100:8")])
     assert price_words(machine.chip) == "2.50 EUR a chip-hour"
+
+
+def test_an_offered_line_prints_no_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    typed = f"plan train {TRAIN} --precision bf16 --torch-dtype f32"
+    assert main(shlex.split(typed)) == 2
+    assert "warning" not in capsys.readouterr().err

@@ -45,28 +45,49 @@ class OptionsOf:
 class _StrictCommand(TyperCommand):
     """A command that drops no value of a repeated option silently, as click's parser does."""
 
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            values, rest, order = parse(args)
+            ctx.meta[_ORDER] = order
+            return values, rest, order
+
+        parser.parse_args = parse_args
+        return parser
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, list(args))
         if not ctx.resilient_parsing:  # an unfinished line is being completed
-            _, _, order = self.make_parser(ctx).parse_args(list(args))
-            _check_repeated(order)
+            ctx.meta[_REPEATED] = _repeated(ctx.meta[_ORDER])
         return rest
 
+    def invoke(self, ctx: Any) -> Any:
+        for text in ctx.meta.get(_REPEATED, ()):  # not while parsing, since lines to offer are parsed too
+            note(text)
+        return super().invoke(ctx)
 
-def _check_repeated(given: Sequence[Any]) -> None:
-    """Print a note for each option that is given more than once, of which the last value counts.
+
+_ORDER, _REPEATED = "meshwright.order", "meshwright.repeated"  # keys of a context's values
+
+
+def _repeated(given: Sequence[Any]) -> list[str]:
+    """A note for each option that is given more than once, of which the last value counts.
 
     given: the parameters of the line, in order. Options with several values, and flags such as --json, may
     be repeated; flags with an opposite, such as --x/--no-x, get a note. Raises MeshwrightError for a list,
     such as --given: it may be meant as a part of one list.
     """
+    notes = []
     for param, count in Counter(given).items():
         is_single = param.param_type_name == "option" and not param.multiple
         if count > 1 and is_single and (not param.is_flag or param.secondary_opts):
             name, times = param.opts[-1], "twice" if count == 2 else f"{count} times"
             if name in LISTS:
                 raise MeshwrightError(f"{name} is given {times} and has one value; leave one out")
-            note(f"mw: warning: {name} is given {times}; the last value counts")
+            notes.append(f"mw: warning: {name} is given {times}; the last value counts")
+    return notes
 
 
 def command(app: typer.Typer, **settings: Any) -> Callable[[Function], Function]:

@@ -21,7 +21,7 @@ from meshwright.cli.line_intents import without_fillers
 from meshwright.cli.line_launches import is_for_its_hosts, launched, launching, parts_of_launch
 from meshwright.cli.line_merging import merged
 from meshwright.cli.line_notes import left_out
-from meshwright.cli.line_options import asks_for_price, joined_words, placed, replaced
+from meshwright.cli.line_options import asks_for_price, joined_words, placed, replaced, with_types_parted
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import RANGE, is_no_value, is_unknown_name, with_a_right_value
@@ -293,7 +293,9 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False, com
     inner: list[str] = []
     if command.path[0] == "launch":
         rest, inner = parts_of_launch(rest, command)
-    for piece in _listed(joined_words(pieces_of(rest, command), command), command):
+    for piece in _listed(
+        with_types_parted(joined_words(pieces_of(rest, command), command), command), command
+    ):
         ours = _in_our_words(piece, command)
         if ours is None and not drops:
             return ""

@@ -99,6 +99,9 @@ def _with_values_of(part: str, values: Mapping[str, str]) -> str:
     if " is --phase generate --batch " in part and "--phase" not in values:
         return f"{part.partition(' is ')[0]}: the batch follows from the load; leave it out"
 
+    if part.startswith("--dtype is --weights-dtype") and "--compute-dtype" in values:
+        return part.replace("--weights-dtype", "--compute-dtype")
+
     if "--layout" not in values and "--given" in values:
         part = part.replace("--layout", "--given")
 

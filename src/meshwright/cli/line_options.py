@@ -336,6 +336,19 @@ def _in_other_words(piece: Piece, words: str, command: Command) -> list[Piece] |
     return [replace(each, is_example=is_example(at, each)) for at, each in enumerate(pieces)]
 
 
+def with_types_parted(pieces: Sequence[Piece], command: Command) -> list[Piece]:
+    """The pieces with --dtype as --compute-dtype if another option names the type of the weights.
+
+    MaxText has both: --dtype bfloat16 --weight_dtype float32.
+    """
+    weights = any({"weight", "weights", "param"} & set(words_of(piece.option)) for piece in pieces)
+    is_parted = weights and "--compute-dtype" in command.options and "--dtype" not in command.options
+    return [
+        replace(piece, option="--compute-dtype") if is_parted and piece.option == "--dtype" else piece
+        for piece in pieces
+    ]
+
+
 def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     """The pieces, with words joined to the value before them if they are a part of it: `8 x h100`."""
     joined: list[Piece] = []

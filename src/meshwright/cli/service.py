@@ -68,6 +68,7 @@ def open_service(checkpoint: Path, settings: EngineSettings, report: Progress) -
     report("reading the checkpoint", None)
     folder = load_model_folder(checkpoint)
     tokenizer = folder.tokenizer()
+    tokenizer.chat.check()  # before the model compiles
     runner, layout = _runner(folder, settings)
     report("pricing the steps", None)
     forecast = StepForecast(folder.config, layout, runner.limits, settings.num_drafts, settings.plan)
