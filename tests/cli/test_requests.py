@@ -217,6 +217,13 @@ REQUESTS = [
      "--weights-dtype int4"),
     ("plan train --model llama-3-70b --hardware v5p:4x8x8 --dtype bfloat16 --weight_dtype float32",
      "--compute-dtype bfloat16 --weights-dtype float32"),
+    # counts, rates and meshes under shorter names
+    ("fit mixtral-8x7b --hardware rtx4090 --ngpu 2", "--hardware rtx4090:2"),
+    ("plan serve --model llama-3.1-70b --hardware h100 --req-per-sec 20 --isl 1500 --osl 300", "--rate 20"),
+    ("collective 'AllGather_X(A[I_X, J])' --axis-sizes X=8 --dims I=1024,J=1024 --hardware v5e:8",
+     "--mesh X=8 --dims I=1024,J=1024"),
+    ("plan train --model llama-3-8b --hardware 'Tesla T4 x4' --batch-tokens 64k --seq-len 2048 --lora",
+     "--hardware 'Tesla T4 x4'"),
     # a mesh of the machine, and a number type by the beginning of its name
     ("collective 'AllGather_Y([E_Y, F])' --hardware v5e:8x16 --dims E=2048,F=8192", "--mesh X=8,Y=16"),
     ("collective 'AllGather_X([E_X, F])' --hardware h100:8 --dims E=2048,F=8192", "--mesh X=8"),

@@ -133,6 +133,8 @@ def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]
 
     >>> array_of_bytes("all-gather", "1GB", "X=8")
     ['AllGather_X([B_X])', '--mesh', 'X=8', '--dims', 'B=500000000']
+    >>> array_of_bytes("all_reduce", "1073741824", "X=8")[-1]
+    'B=536870912'
     >>> array_of_bytes("ReduceScatter", "1KiB", "X=8")
     ['ReduceScatter_{X,B}([B]{U_X})', '--mesh', 'X=8', '--dims', 'B=512']
     >>> array_of_bytes("all-to-all", "1KiB", "X=8")
@@ -148,7 +150,8 @@ def array_of_bytes(name: str, size: str, mesh: str, over: str = "") -> list[str]
     if not op or axis is None or not is_size:
         return []
     is_exchange = op == "AllToAll"
-    entries = parse_bytes(size if size[-1] in "bB" else f"{size}B") // 2
+    bare = re.fullmatch(r"(\d+) ?b?", size, re.I)  # a number of bytes
+    entries = (int(bare[1]) if bare else parse_bytes(size if size[-1] in "bB" else f"{size}B")) // 2
     number = re.search(rf"{axis[0]}=(\d+)", mesh)
     width = int(number[1]) if number and is_exchange else 1  # D is divided over the axis
     sizes = f"B={entries // width},D={width}" if is_exchange else f"B={entries}"

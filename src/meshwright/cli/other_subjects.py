@@ -83,7 +83,7 @@ _MEANINGS: dict[str, str] = {
     "--tpot-p95": "tpot itl; ms p95 latency",
     "--prompt-tokens": "input prompt isl; len length tokens seq random",
     "--output-tokens": "output answer completion osl response; len length tokens seq random size",
-    "--rate 20": "rps qps rate; request requests second peak arrival",
+    "--rate 20": "rps qps rate req reqs; request requests second sec peak arrival",
     "--rate 20/min": "minute minutely rpm qpm; requests request traffic rate",
     "--rate 20/h": "hour hourly rph qph; requests request traffic rate",
     "--rate 20/month": "month monthly; requests request traffic rate",
@@ -260,6 +260,9 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "prefix radix caching hicache"
         ),
         "the size of the cache follows from the memory; leave it out": "paged-kv kv-blocks gpu-blocks",
+        "with --rate 20 the cheapest service is planned, else all prices and speeds; leave it out": (
+            "optimize optimise objective minimize maximize sort order"
+        ),
         "each engine has a share of memory to use; --engine vllm plans with vLLM's": (
             "mem memory utilization gpu-memory"
         ),
@@ -425,6 +428,7 @@ def words_of(option: str) -> list[str]:
     plain = option.replace("_", "-").lower().replace("-model-parallel", "-parallel")
     plain = re.sub(r"\b(in|out)-(?=(len|length|tokens|size)\b)", r"\1put-", plain)
     plain = re.sub(r"\b(gpu|chip|tpu|card|device)-?(hour|hr)s?\b", "hourly", plain)
+    plain = re.sub(r"\bn(?=(gpu|chip|card|tpu|device)s?\b)", "", plain)  # --ngpu, --ngpus-per-node
     for axis, short in _AXES.items():
         plain = re.sub(rf"\b{axis}-parallel(ism)?\b", short, plain)
     return [word for word in re.split(r"[-.]", plain.lstrip("-")) if word]

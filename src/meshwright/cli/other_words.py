@@ -257,7 +257,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "--replicas": ("--num-replicas", "--instances", "--data-parallel-size", "--dp"),
     "--api-key-file": ("--key",),
     "--dims B=1024,D=4096": ("--bytes", "--size", "--shape", "--message-size"),
-    "--mesh X=8": ("--axes", "--axis", "--group", "--ranks"),
+    "--mesh X=8": ("--axes", "--axis", "--axis-sizes", "--mesh-shape", "--mesh-axes", "--group", "--ranks"),
     "--requests": ("--num-prompts", "--num-requests", "--total", "--total-requests", "--count"),
     "--duration": ("--for",),
     "--tpot-p95": ("--itl-p95",),

@@ -177,7 +177,7 @@ def _hosts(text: str) -> str:
 
 # Words next to a chip's name that do not tell it from others.
 _BESIDE_CHIPS = re.compile(
-    r"sxm\d?|pcie|hbm\de?|gddr\d\w?|nvidia|geforce|google|cloud|amd|intel|tpu|gpus?|chips?|cards?|devices?|"
+    r"sxm\d?|pcie|hbm\de?|gddr\d\w?|nvidia|geforce|tesla|instinct|google|cloud|amd|intel|tpu|gpus?|chips?|cards?|devices?|"
     r"nodes?|hosts?|servers?|machines?|of|with|each|and|x"
 )
 _MOST_PARTS = 3  # of a chip's name: rtx6000-ada, gb200-nvl72
@@ -189,8 +189,8 @@ def _by_words(text: str) -> str:
 
     >>> _by_words("H100 SXM5-80gb:256"), _by_words("8x NVIDIA H100"), _by_words("4090+4090")
     ('h100:256', 'h100:8', 'rtx4090:2')
-    >>> _by_words("4090 4090")
-    'rtx4090:2'
+    >>> _by_words("4090 4090"), _by_words("Tesla T4 x4")
+    ('rtx4090:2', 't4:4')
     >>> _by_words("v5e-256 x2"), _by_words("h100 32 nodes 8 gpus"), _by_words("h100-big"), _by_words("h100:8")
     ('2*v5e:256', 'h100:32x8', '', '')
     """
