@@ -333,7 +333,7 @@ def step_seconds(graph: Graph, layout: Layout, hardware: Hardware, num_flushes: 
             del segment.memo[key]
     schedule, pipe, interleave = layout.schedule.pipeline, layout.pipe, layout.schedule.interleave
     microbatches = layout.schedule.microbatches
-    passes = StagePasses(graph, (schedule, pipe, interleave), segments, chip.step.overlap)
+    passes = StagePasses(graph, (schedule, pipe, interleave), segments, chip.step)
     seconds = microbatches * passes.microbatch_seconds
     if pipe > 1:
         depths = [segments.run(counts) for counts in passes.by_depth]

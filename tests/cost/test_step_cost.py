@@ -170,6 +170,26 @@ def test_updated_weights_hide_under_the_forward_pass_unless_all_are_gathered_fir
         assert one.exposed_seconds == pytest.approx(exposed * one.seconds * one.count)
 
 
+@pytest.mark.parametrize(("interleave", "passes"), [(1, 1), (2, 2), (4, 3)])
+def test_chunks_that_are_sent_one_by_one_hide_under_the_passes_of_the_others(
+    interleave: int, passes: int
+) -> None:
+    """With four stages, under those of 4 (1 - 1 / chunks) microbatches: of one, if stages have one chunk."""
+    schedule = "interleaved" if interleave > 1 else "1f1b"
+    layout = Layout.of(pipe=4, data=16, zero=1, microbatches=4, schedule=schedule, interleave=interleave)
+    machine = load("h100:8x8")
+    graph = record_training(load_model("llama-3-8b"), machine, layout, PassShape(1, 64, 64))
+
+    def hidden_seconds(step: StepEfficiency) -> float:
+        priced = replace(machine, chip=replace(machine.chip, step=step))
+        found = StepPricer(graph, layout, priced).cost().collectives
+        once = [one for one in found if one.what in ("updated weights", "gradients")]
+        return sum(one.seconds * one.count - one.exposed_seconds for one in once)
+
+    whole, by_chunks = (hidden_seconds(StepEfficiency(sends_by_chunks=by)) for by in (False, True))
+    assert by_chunks == pytest.approx(passes * whole)
+
+
 @pytest.mark.parametrize(
     ("program", "matmul_dtype", "of_products"),
     [("nemo", "fp8", "fp8"), ("nemo", "fp4", "bf16"), ("nemo", None, "bf16"), ("te", "fp8", "bf16")],

@@ -330,7 +330,7 @@ class Stages:
         cut = schedule, pipe, interleave
         of_all = family.segments(saving, joins_passes(*cut))
         segments = SegmentSeconds(*(seconds[..., self.rows] for seconds in of_all))
-        self._passes = StagePasses(family.graph, cut, segments, family.chip.step.overlap)
+        self._passes = StagePasses(family.graph, cut, segments, family.chip.step)
         self._microbatches = family.microbatches[self.rows]
         self._busy = self._passes.microbatch_seconds * self._microbatches
         launches = family.chip.step.launch_seconds * self._microbatches

@@ -150,7 +150,7 @@ class StepPricer:
 
     @cached_property
     def _stages(self) -> StagePasses:
-        return StagePasses(self.graph, self._cut, SegmentSeconds.of(self._timed), self.chip.step.overlap)
+        return StagePasses(self.graph, self._cut, SegmentSeconds.of(self._timed), self.chip.step)
 
     def _add_once(self, sums: "_Sums", stage: int) -> None:
         """Adds transfers once per step of a stage."""

@@ -19,6 +19,7 @@ from meshwright.cost.state import StageState
 from meshwright.cost.timed_passes import TimedPass, host_seconds
 from meshwright.hardware.chip import Chip
 from meshwright.layout.rules import STAGES
+from meshwright.programs.efficiency import StepEfficiency
 from meshwright.units import Numeric
 
 # (schedule, stages, chunks of a stage): how layers are cut into stages.
@@ -72,10 +73,14 @@ class StagePasses:
     step.
     """
 
-    def __init__(self, graph: Graph, cut: Cut, segments: SegmentSeconds, overlap: float) -> None:
+    def __init__(self, graph: Graph, cut: Cut, segments: SegmentSeconds, step: StepEfficiency) -> None:
         self.counts, self.updates = stage_counts(graph, *cut), stage_updates(graph, *cut)
         self.by_depth = depth_counts(graph, *cut)
-        self.segments, self._overlap = segments, overlap
+        self.segments, self._overlap = segments, step.overlap
+        schedule, pipe, chunks = cut
+        by_chunks = step.sends_by_chunks and schedule == "interleaved"
+        # Microbatches whose passes hide transfers once per step.
+        self._hiding = max(1.0, pipe * (1 - 1 / chunks)) if by_chunks else 1.0
         # The first stage of each kind.
         self._kinds = [self.counts.index(kind) for kind in dict.fromkeys(self.counts)]
         seconds = [segments.run(self.counts[stage]).total for stage in self._kinds]
@@ -99,12 +104,13 @@ class StagePasses:
         """(seconds, exposed share) of a stage's transfers once per step, in each of WITH_TRANSFERS_ONCE.
 
         Gradients are summed during the last backward pass, updated weights gathered during the first forward
-        pass: one microbatch's passes hide them.
+        pass: one microbatch's passes hide them. If chunks are sent one by one, the passes of the other chunks
+        hide them, of as many microbatches as there are stages.
         """
         pairs = []
         each = zip(self.updates[stage], self.segments.waiting, self.segments.room, strict=True)
         for updates, waiting, room in each:
-            seconds, free = weighted(updates, waiting), weighted(self.counts[stage], room)
+            seconds, free = weighted(updates, waiting), self._hiding * weighted(self.counts[stage], room)
             pairs.append((seconds, 1 - self._overlap * (free / largest((free, seconds, _AN_INSTANT)))))
         return pairs
 

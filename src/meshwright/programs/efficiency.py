@@ -71,7 +71,8 @@ class StepEfficiency:
     unfused_norms: whether the steps of an RMS norm are separate kernels.
     grouped, adds_shared: `grouped_experts` and `adds_shared` of a serving engine.
     gathers_first: whether all weights that ZeRO 1 or 2 updated are gathered before the next forward pass
-    begins; otherwise each is gathered before its first use.
+    begins; otherwise each is gathered before its first use. sends_by_chunks: whether stages of several chunks
+    gather and sum the weights of one chunk while others compute.
     broadcasts: whether each rank of an optimizer's shard group broadcasts its updated weights, one rank after
     the other, instead of an all-gather of all.
     whole_sums: whether gradients are summed whole under ZeRO 1, and not scattered to the optimizer's shards.
@@ -120,6 +121,7 @@ class StepEfficiency:
     adds_shared: bool = field(default=False, metadata=UNREAD)
     whole_sums: bool = field(default=False, metadata=UNREAD)
     gathers_first: bool = field(default=False, metadata=UNREAD)
+    sends_by_chunks: bool = field(default=False, metadata=UNREAD)
     broadcasts: bool = field(default=False, metadata=UNREAD)
     unfused_norms: bool = field(default=False, metadata=UNREAD)
     is_roofline: bool = field(default=False, metadata=UNREAD)

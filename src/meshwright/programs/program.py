@@ -21,7 +21,7 @@ _ODDS = ("matmul", "experts", "attention", "memory", "elementwise", "overlap", "
 _SECONDS = ("kernel_seconds", "launch_seconds")
 _OF_PROGRAMS = (
     "host_seconds", "host_collective_seconds", "host_node_seconds", "host_stage_seconds",
-    "host_flush_seconds", "whole_sums", "gathers_first", "broadcasts", "unfused_norms",
+    "host_flush_seconds", "whole_sums", "gathers_first", "sends_by_chunks", "broadcasts", "unfused_norms",
 )  # fmt: skip
 # Operations that PyTorch runs, and keeps for the backward pass, step by step.
 STEPS = ("norms", "gates", "keys")
@@ -35,7 +35,7 @@ class TrainingProgram(Record):
 
     fitted_on: the `software` of the published rows that its constants were fitted on.
     odds, seconds: factors on figures of StepEfficiency, by name. host_*, whole_sums, gathers_first,
-    broadcasts, unfused_norms: as in StepEfficiency.
+    sends_by_chunks, broadcasts, unfused_norms: as in StepEfficiency.
     eager: whether operations run one by one, each with memory of its own, or as a program that a compiler
     planned. flash: whether its attention is a flash kernel, which keeps scores on the chip. flash_since: the
     first year in which it is.
@@ -93,6 +93,7 @@ class TrainingProgram(Record):
     wide_sums: bool = False
     narrow_sums: bool = False
     gathers_first: bool = False
+    sends_by_chunks: bool = False
     broadcasts: bool = False
     unfused_norms: bool = False
     eager: bool = False
