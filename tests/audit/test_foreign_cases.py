@@ -484,6 +484,13 @@ def test_a_weight_that_is_whole_next_to_sharded_ones_is_noted() -> None:
     assert _notes(_with_teacher(None, "fsdp")) == []
 
 
+def test_the_note_of_a_whole_weight_names_a_sharded_one_of_its_shape() -> None:
+    step, (student, _, x) = ORIGINS["a frozen teacher in shards"].run()
+    whole = NamedSharding(student.sharding.mesh, PartitionSpec())
+    (note,) = _notes((step, (student, jax.ShapeDtypeStruct(student.shape, student.dtype, sharding=whole), x)))
+    assert note.startswith("`t` is whole") and "as `s` of the same shape is" in note
+
+
 def test_sums_that_the_backward_pass_repeats_are_noted() -> None:
     _, (weights, x) = ORIGINS["residuals of layers in a loop"].run()
 

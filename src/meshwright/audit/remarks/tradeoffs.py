@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from meshwright.audit.facts.communication import is_differentiated
 from meshwright.audit.facts.emitted import NEGLIGIBLE_BYTES, Emitted
-from meshwright.audit.facts.groups import copied_over
+from meshwright.audit.facts.groups import copied_over, tiles_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.remarks.accidents import batch_of
@@ -93,10 +93,25 @@ def whole_weights_note(program: Program, prices: Prices, multiplied: Collection[
     which = f" and {len(whole) - 1} more are" if len(whole) > 1 else " is"
     num_bytes = sum(one.shapes[0].num_bytes for one in whole)
     size = prices.mesh.size(tuple(axes))
+    alike = next((one for one in arrays if one is not largest and _is_shard_of(one, largest)), None)
+    how = f", as `{alike.label}` of the same shape is" if alike else ""
     return (
         f"`{largest.label}`{which} whole on each device, {format_bytes(num_bytes)}, although other weights "
-        f"are sharded over {prices.over(tuple(sorted(axes)), size)}; if memory is short, shard it "
+        f"are sharded over {prices.over(tuple(sorted(axes)), size)}{how}; if memory is short, shard it "
         "there too"
+    )
+
+
+def _is_shard_of(parameter: Instruction, whole: Instruction) -> bool:
+    """Whether an input is a shard of an array of the same shape and type as a whole one."""
+    shard, array = parameter.shapes[0], whole.shapes[0]
+    tiles = tiles_of(parameter.attributes.get("sharding", ""))
+    is_alike = len(shard.dims) == len(array.dims) and shard.dtype == array.dtype and tiles > 1
+    pairs = zip(array.dims, shard.dims, strict=False)
+    return (
+        is_alike
+        and all(b and a % b == 0 for a, b in pairs)
+        and shard.num_elements * tiles == array.num_elements
     )
 
 
