@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.report.pages.test_run_page import Page
+from tests.report.parsed_page import Page
 
 from meshwright.cli.main import main
 from meshwright.layout import Layout

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import Array, lax
 from tests.nn.one_device import TOKENS, Arrays, B, Step, T, on_the_host
-from tests.nn.products.test_narrow import LAYOUT, PLAN, W, X, in_tiles, rounded
+from tests.nn.products.narrow import LAYOUT, PLAN, W, X, in_tiles, rounded
 from tests.nn.small_models import CHUNKED, GPT, LATENT, MIXTURE, TINY, WITHOUT_GRADIENT
 
 from meshwright.cost.memory import saved_bytes

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from tests.nn import hf_models
-from tests.nn.files.test_weights import f32, logits
+from tests.nn.files.loaded import f32, logits
 
 from meshwright.cli.main import main
 from meshwright.errors import CheckpointError, MeshwrightError, ModelError, PlanError

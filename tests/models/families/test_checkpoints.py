@@ -9,7 +9,7 @@ import pytest
 from tests.models.families.case import PLAIN
 from tests.models.families.table import TINY
 from tests.nn import hf_models
-from tests.nn.files.test_weights import TOKENS, assert_same, f32, load, logits
+from tests.nn.files.loaded import TOKENS, assert_same, f32, load, logits
 
 from meshwright.errors import CheckpointError
 from meshwright.models.model_files import read_model

@@ -8,27 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
+from tests.nn.products.narrow import LAYOUT, PLAN, RANDOM, W, X, in_tiles, rounded
 
 from meshwright.layout import Layout
 from meshwright.layout.contractions import contraction_of
 from meshwright.nn.experts.grouped_products import FORWARD, OF_ROWS, OF_WEIGHTS
 from meshwright.nn.products.narrow import narrow_multiply, narrow_product
 from meshwright.nn.start.device_mesh import device_mesh, partition_spec
-
-LAYOUT = Layout.of(weights_dtype="f32", compute_dtype="f32")
-PLAN = contraction_of(LAYOUT, "wq", "BTD,DNH->BTNH")
-RANDOM = np.random.default_rng(0)
-X, W = RANDOM.normal(size=(2, 3, 16)).astype(np.float32), RANDOM.normal(size=(16, 2, 5)).astype(np.float32)
-
-
-def rounded(x: np.ndarray, axes: tuple[int, ...], kind: str) -> np.ndarray:
-    """What is left of x where each line along `axes` is scaled to the type's largest number."""
-    largest = {"fp8": 448.0, "int8": 127.0}[kind]
-    scale = np.abs(x).max(axis=axes, keepdims=True) / largest
-    values = x / scale
-    return scale * (
-        np.round(values) if kind == "int8" else values.astype(ml_dtypes.float8_e4m3fn).astype("f4")
-    )
 
 
 def product_and_gradients(
@@ -59,15 +45,6 @@ def test_each_operand_is_scaled_along_what_is_summed_over(kind: str, far: float)
         plain = np.einsum(spec, lhs[0], rhs[0])
         error = np.abs(np.asarray(one) - plain).max() / np.abs(plain).max()
         assert 1e-4 < error < far
-
-
-def in_tiles(x: np.ndarray, kind: str, high: int) -> np.ndarray:
-    """What is left of x[rows, sum] where each tile of `high` by 128 has a scale of its own."""
-    found = np.empty_like(x)
-    for i in range(0, x.shape[0], high):
-        for j in range(0, x.shape[1], 128):
-            found[i : i + high, j : j + 128] = rounded(x[i : i + high, j : j + 128], (0, 1), kind)
-    return found
 
 
 @pytest.mark.parametrize(("kind", "far"), [("fp8", 0.1), ("int8", 0.02)])

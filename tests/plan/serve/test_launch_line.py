@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from tests.engines.test_serving_engine import PARSERS
+from tests.engines.parsers import PARSERS
 
 from meshwright.engines.serving_engine import ENGINES
 from meshwright.layout import Layout

@@ -2,9 +2,9 @@
 
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
+from tests.report.parsed_page import Page
 from tests.report.sample_run import audit_document, corpus_document, metrics_lines, plan_document, write_run
 
 from meshwright.errors import DataError, PlanError
@@ -13,34 +13,7 @@ from meshwright.report.pages.run_page import build_report
 from meshwright.report.pictures.run_charts import loss_panel, points, step_time_panel
 from meshwright.report.run_documents import read_run
 
-VOID = {"meta", "wbr", "link", "br", "img", "hr", "input"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
-
-
-class Page(HTMLParser):
-    """Headings, tags with their attributes, and whether every tag that opens is closed in order."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.headings: list[str] = []
-        self.tags: list[tuple[str, dict]] = []
-        self.open: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "h2":
-            self.headings.append(data)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from tests.report.pages.test_run_page import Page
+from tests.report.parsed_page import Page
 from tests.report.sample_run import write_run
 
 from meshwright.errors import DataError, HardwareError, OutputError, PlanError

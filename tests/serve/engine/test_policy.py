@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.serve.engine.test_scheduler import limits, run, sequence, tokens_of
+from tests.serve.engine.sequences import limits, run, sequence, tokens_of
 
 from meshwright.serve.engine.limits import IdleSeconds
 from meshwright.serve.engine.policy import Batched, Burst, Interleaved, Policy, PromptBudget, policy_of

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from tests.serve.engine.test_scheduler import run, sequence
+from tests.serve.engine.sequences import run, sequence
 
 from meshwright.serve.engine.batch import Batch, SequenceWork
 from meshwright.serve.engine.limits import IdleSeconds, Limits
