@@ -42,6 +42,51 @@ def _experts(*, dense: bool) -> Callable[[], Any]:
     return run
 
 
+def _chosen(*, dense: bool) -> Callable[[], Any]:
+    """Rows of the expert that an argmax chooses: of all experts' rows, or of its own buffer."""
+
+    def run() -> Any:
+        m, count, room = mesh("data"), 8, 64
+
+        def local(x: Any, router: Any, w: Any) -> Any:
+            chosen = jnp.argmax(x @ router, -1)
+            if dense:
+                out = jnp.zeros_like(x)
+                for e in range(count):
+                    out = jnp.where((chosen == e)[:, None], jnp.tanh(x @ w[e]) @ w[e].T, out)
+                return out
+            hits = chosen[:, None] == jnp.arange(count)
+            place = jnp.cumsum(hits, 0)[jnp.arange(x.shape[0]), chosen] - 1
+            rows = jnp.zeros((count, room, x.shape[1])).at[chosen, place].set(x, mode="drop")
+            return jnp.einsum("ecf,edf->ecd", jnp.tanh(jnp.einsum("ecd,edf->ecf", rows, w)), w)[chosen, place]
+
+        specs = P("data"), P(), P()
+        mapped = jax.shard_map(local, mesh=m, in_specs=specs, out_specs=P("data"), check_vma=False)
+        return jax.jit(mapped), (array(m, (2048, 256), "data"), array(m, (256, 8)), array(m, (8, 256, 512)))
+
+    return run
+
+
+def _centred(*, by_hand: bool) -> Callable[[], Any]:
+    """Rows of two layers less the mean of all devices' rows, gathered for it or reduced."""
+
+    def run() -> Any:
+        m = mesh("data")
+
+        def local(w: Any, x: Any) -> Any:
+            for each in w:
+                whole = lax.all_gather(x, "data", tiled=True) if by_hand else x
+                mean = whole.mean(0, keepdims=True)
+                mean = mean if by_hand else lax.pmean(mean, "data")
+                x = x + jnp.tanh((x - mean) @ each)
+            return x
+
+        mapped = jax.shard_map(local, mesh=m, in_specs=(P(), P("data")), out_specs=P("data"), check_vma=False)
+        return jax.jit(mapped), ((array(m, (256, 256)),) * 2, array(m, (4096, 256), "data"))
+
+    return run
+
+
 def _last_logits(*, early: bool) -> Callable[[], Any]:
     """The probability of the likeliest next token, by logits of the last position or of all positions."""
 
@@ -245,6 +290,10 @@ def _stages(*, last: bool) -> Callable[[], Any]:
 
 ROWS: dict[str, Case] = {
     "experts of all rows": Case("computed_and_dropped", _experts(dense=True), _experts(dense=False)),
+    "experts by an argmax": Case("computed_and_dropped", _chosen(dense=True), _chosen(dense=False)),
+    "means of gathered rows": Case(
+        "gathered_for_one_operation", _centred(by_hand=True), _centred(by_hand=False)
+    ),
     "logits of all positions": Case(
         "computed_and_dropped", _last_logits(early=False), _last_logits(early=True)
     ),

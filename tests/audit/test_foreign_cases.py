@@ -436,6 +436,24 @@ def test_rows_in_an_order_of_all_devices_are_to_be_sorted_on_each() -> None:
     assert _kinds(_sorted_rows(by_hand=True)) == []
 
 
+def test_rows_gathered_by_hand_for_means_are_to_be_reduced() -> None:
+    run, args = ROWS["means of gathered rows"].run()
+    (finding,) = meshwright.audit(run, *args)["warnings"]
+    assert finding["change"].startswith("reduce each device's shard")
+
+
+def test_a_batch_that_leaves_out_an_axis_without_inputs_is_to_be_split_over_both() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("node", "gpu"))
+
+    def of(shape: tuple[int, ...], *spec: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+    step = jax.jit(jax.grad(lambda w, x, y: ((jax.numpy.tanh(x @ w) - y) ** 2).mean()))
+    args = of((256, 256)), of((1024, 256), "node"), of((1024, 256), "node")
+    (finding,) = meshwright.audit(step, *args)["warnings"]
+    assert "PartitionSpec(('node', 'gpu'))" in finding["change"]
+
+
 def test_a_quantile_is_not_told_to_sort_along_another_dimension() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("x",))
     x = jax.ShapeDtypeStruct((64, 64), "float32", sharding=NamedSharding(mesh, PartitionSpec("x")))

@@ -212,7 +212,7 @@ def accidents(
         for fault, share in _faults(collective, context):
             warning = _warning(fault, share, collective, prices)
             key = warning.kind, _subject(warning)
-            if warning.kind == WHOLE_DIMENSION:
+            if warning.kind == WHOLE_DIMENSION and not collective.is_written:
                 keys = along.setdefault((collective.axes, collective.elements_of_all), [])
                 keys += [] if key in keys else [key]
             warnings[key] = _joined(warnings[key], warning) if key in warnings else warning

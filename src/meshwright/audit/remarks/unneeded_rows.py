@@ -46,7 +46,7 @@ def masked_products(program: Program, prices: Prices) -> list[Remark]:
     for place in places(program):
         for instruction in place.computation.instructions.values():
             value = TracedValue(instruction, place)
-            if instruction.opcode != "multiply" and not is_product(value):
+            if instruction.opcode not in ("multiply", "select") and not is_product(value):
                 continue
             pair = _mask_and_rows(program, value)
             if pair is None:
@@ -197,6 +197,8 @@ def _is_followed(instruction: Instruction) -> bool:
 
 def _mask_and_rows(program: Program, value: TracedValue) -> tuple[TracedValue, TracedValue] | None:
     """The operand with fewer numbers and the other one; None if they have equally many."""
+    if value.instruction.opcode == "select":  # (mask, rows, the others' rows)
+        return resolve(program, value.operand(0), MOVES | {"broadcast"}), value.operand(1)
     if len(value.instruction.operands) != 2:
         return None
     pair = [resolve(program, value.operand(at), MOVES | {"broadcast"}) for at in (0, 1)]
