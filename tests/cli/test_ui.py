@@ -173,13 +173,18 @@ def test_what_fits_and_the_load_are_tables():
     found = ranking(Planner(price_of, lambda state: fits), state_of("tab=fit"))
     assert found["said"] == "1 of 2 ways fit m on t4:1" and found["html"].count("<tr") == 3
     servers = {"hardware": "h100:1x4", "layout": "tensor=4,remat=none", "weights_dtype": "bf16",
-               "replicas": 1, "chips": 4, "price_per_hour": 43.2, "ttft_p95_seconds": 0.07,
-               "tpot_p95_seconds": 0.005, "missed": None}  # fmt: skip
+               "replicas": 1, "chips": 4, "prefill_replicas": 0, "price_per_hour": 43.2,
+               "ttft_p95_seconds": 0.07, "tpot_p95_seconds": 0.005, "missed": None}  # fmt: skip
     cheaper = [{**servers, "missed": "--tpot-p95 30ms <missed>"}]
     load = {
         "rate_per_second": 20.0,
         "best": servers,
         "cheaper": cheaper,
+        "other": None,
+        "boot": None,
+        "price_per_day": 1036.8,
+        "simulated": 2,
+        "considered": 9,
         "launch": {"command": "vllm serve m"},
     }
     found = ranking(Planner(price_of, lambda state: load), state_of("tab=serve&rate=20"))

@@ -449,7 +449,7 @@ def _search(
     else:
         _show(document, result.seconds, explanation if explain else None)
         if line:
-            from meshwright.cli.plan_load import boot_lines, launch_lines
+            from meshwright.report.launching import boot_lines, launch_lines
 
             show(*launch_lines(line.to_dict()), *boot_lines(document["boot"]))
         else:

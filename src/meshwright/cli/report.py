@@ -50,16 +50,21 @@ def _write(run: Path, output: Path, plots: Path | None, as_json: bool) -> None:
     from meshwright.report.pages.load import load_test_html, read_load_test
     from meshwright.report.pages.post_training import post_training_html, read_post_training
     from meshwright.report.pages.run_page import read_report, report_html
+    from meshwright.report.pages.servers import read_servers_plan, servers_plan_html
 
     if (tested := read_load_test(run)) is not None:
         if plots:
             raise PlanError(f"{run} is a load test, whose charts are in the page; leave out --plots")
         _finish(write_whole(output, load_test_html(tested)), [], as_json)
         return
+    plan = run.with_suffix(".toml")
+    if (loaded := read_servers_plan(run)) is not None:
+        if plots:
+            raise PlanError(f"{run} is a plan of servers for a load, which has no figures; leave out --plots")
+        _finish(write_whole(output, servers_plan_html(loaded, _text(plan))), [], as_json)
+        return
     if (served := read_serving_plan(run)) is not None:
-        plan = run.with_suffix(".toml")
-        text = read_text(plan, PlanError) if plan.is_file() else None
-        path = write_whole(output, serving_plan_html(served, text))
+        path = write_whole(output, serving_plan_html(served, _text(plan)))
         _finish(path, write_figures([frontier_figure(served)], plots) if plots else [], as_json)
         return
     if (planned := read_post_training(run)) is not None:
@@ -75,6 +80,11 @@ def _write(run: Path, output: Path, plots: Path | None, as_json: bool) -> None:
         raise PlanError(f"{run}: {read.missing or 'it holds no plan.toml'}, so there is nothing for --plots")
     path = write_whole(output, report_html(read))
     _finish(path, write_figures(read.figures, plots) if plots else [], as_json)
+
+
+def _text(plan: Path) -> str | None:
+    """The text of a plan, None without one."""
+    return read_text(plan, PlanError) if plan.is_file() else None
 
 
 def _finish(page: Path, plots: list[Path], as_json: bool) -> None:

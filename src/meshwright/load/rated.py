@@ -20,6 +20,7 @@ from meshwright.hardware.topology import Hardware
 from meshwright.layout import Layout
 from meshwright.layout.workload import Workload
 from meshwright.load.engine_server import EngineServer, transfer_seconds_of
+from meshwright.load.rated_verdict import rated_verdict
 from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn, poisson
 from meshwright.models.config import ModelConfig
@@ -145,7 +146,15 @@ class RatedPlan:
             server.engine, server.config, server.layout, sequences=_SEQUENCES, context=load.context
         )
         boot = boot_of(server.config, server.hardware, server.layout, server.engine, load.context)
-        return {
+        prompts, answers = zip(*load.turns, strict=True)
+        document = {
+            "model": {"name": server.config.name},
+            "engine": server.engine.name,
+            "requests": {
+                "prompt_tokens": round(np.mean(prompts)),
+                "output_tokens": round(np.mean(answers)),
+                "longest": load.context - 1,
+            },
             "rate_per_second": load.rate,
             "ttft_p95_seconds": None if load.ttft_p95 == inf else load.ttft_p95,
             "tpot_p95_seconds": None if load.tpot_p95 == inf else load.tpot_p95,
@@ -158,6 +167,7 @@ class RatedPlan:
             "launch": line.to_dict(),
             "boot": boot and boot.to_dict(),
         }
+        return document | {"verdict": rated_verdict(document, server.hardware.chip)}
 
     def plan(self, load: RatedLoad) -> Plan:
         """The plan of a decode step of a server of the best deployment, with its largest batch."""

@@ -27,7 +27,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """columns: heading and kind (number, code, layout, notation) of each. caption: a remark below."""
+    """columns: heading and kind (number, code, layout, notation, words) of each. caption: a remark below."""
 
     title: str
     columns: Sequence[tuple[str, str]]

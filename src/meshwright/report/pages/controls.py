@@ -31,6 +31,7 @@ from meshwright.report.draw.chart import Chart, ChartAxis, padded_ends
 from meshwright.report.draw.figure import PHONE, TABLET, WIDE, Figure, Panel, at_widths
 from meshwright.report.draw.marks import disc
 from meshwright.report.pages.frontier import frontier_figure, point_cards
+from meshwright.report.pages.servers import servers_cards, servers_table
 from meshwright.report.pictures.bars import memory_bars, step_bars
 from meshwright.report.plan_table import candidates_table
 from meshwright.report.run_documents import JsonDocument, Run, bytes_total
@@ -354,30 +355,11 @@ def _served(document: JsonDocument) -> dict[str, str]:
 
 def _loaded(document: JsonDocument) -> dict[str, str]:
     best = document["best"]
-    columns = ("servers|number", "hardware|code", "layout|layout", "weights", "chips|number", "price|number",
-        "first token, p95|number", "per token, p95|number", "why not")  # fmt: skip
-    rows = [
-        Row(
-            [
-                Cell(str(each["replicas"])),
-                Cell(each["hardware"]),
-                Cell(each["layout"].removesuffix(",remat=none")),
-                Cell(each["weights_dtype"]),
-                Cell(str(each["chips"])),
-                Cell("" if each["price_per_hour"] is None else f"{each['price_per_hour']:,.2f} an hour"),
-                Cell(format_seconds(each["ttft_p95_seconds"])),
-                Cell(format_seconds(each["tpot_p95_seconds"])),
-                Cell(str(each["missed"] or "")),
-            ],
-            "chosen" if each is best else "unfit",
-        )
-        for each in (best, *document["cheaper"])
-    ]
     html = render(
         "ui_served.html.jinja",
-        cards=[],
+        cards=servers_cards(document),
         figures=[],
-        table=Table.of("", columns, rows, f"{document['rate_per_second']:g} requests a second."),
+        table=servers_table(document),
         lines=[document["launch"]["command"]],
     )
     return {"html": html, "said": f"{best['replicas']} of {best['hardware']}, {best['chips']} chips"}

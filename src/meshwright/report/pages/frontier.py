@@ -5,7 +5,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from meshwright.errors import PlanError
 from meshwright.report.answer import answer_of_plan
 from meshwright.report.cards import Card
 from meshwright.report.draw.chart import Chart, ChartAxis, ChartPoint, Curve, draw_curves, padded_ends
@@ -33,11 +32,6 @@ _MOST_POINTS = 14  # rows of the table
 def read_serving_plan(path: Path) -> JsonDocument | None:
     """The document of a plan of `mw plan serve`, given it or its TOML file; None for any other file."""
     document = read_json(path.with_suffix(".json")) if path.suffix in (".toml", ".json") else None
-    if document and "rate_per_second" in document:
-        raise PlanError(
-            f"{path} is a plan of servers for a request rate, which has no page; mw plan serve without "
-            "--rate writes a plan with one"
-        )
     return document if document and "frontier" in document else None
 
 
