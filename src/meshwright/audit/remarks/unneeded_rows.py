@@ -91,8 +91,8 @@ def sliced_products(program: Program, prices: Prices) -> list[Remark]:
     """
     of_program, written = list(products(program)), _Written(program)
     shares = [
-        (one, min(_share_read(program, one.value), *map(written.share, one.value.operands())))
-        for one in of_program
+        (product, min(_share_read(program, product.value), *map(written.share, product.value.operands())))
+        for product in of_program
     ]
     sliced = [(product, share) for product, share in shares if share * _FEWER <= 1]
     excess = sum(product.flops * (1 - share) for product, share in sliced)
