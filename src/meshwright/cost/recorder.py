@@ -308,7 +308,8 @@ class Recorder:
         """The gather of a weight after its shards were updated separately (ZeRO 1 and 2)."""
         updated = self.layout.rules.updated.weight(weight.name, "".join(weight.dims))
         steps = _regathered(updated, weight)
-        dtype = _updated_dtype(self.layout.precision, weight, casts=self.lowering.casts_weights)
+        casts_weights = self.lowering.casts_weights
+        dtype = _updated_dtype(self.layout.precision, weight, casts_weights=casts_weights)
         return self.transfers("updated weights", steps, weight.name, dtype, critical=False, once=True)
 
     def _moves(self, transfers: Iterable[Transfer]) -> Any:
@@ -501,13 +502,17 @@ def _adding(yielded: ShardedArray, home: ShardedArray) -> ShardedArray:
     return home.replace(unreduced=tuple(axis for axis in yielded.unreduced if axis not in home.sharded_axes))
 
 
-@lru_cache(maxsize=8192)
-def _updated_dtype(precision: Precision, weight: ShardedArray, *, casts: bool) -> str:
-    """The type in which an updated weight is gathered: of products in 8 bits, if the program `casts` it."""
-    is_table = len(weight.dims) == 1 or "V" in weight.dims
-    is_cast = casts and not is_table and number_type(precision.operand_dtype).bits == 8
+def _updated_dtype(precision: Precision, weight: ShardedArray, *, casts_weights: bool) -> str:
+    """The type in which an updated weight is gathered.
+
+    It is that of products in 8 bits, if the program casts weights. Norms, biases, the embedding and the head
+    stay wide.
+    """
+    stays_wide = len(weight.dims) == 1 or "V" in weight.dims
+    is_cast = casts_weights and not stays_wide and number_type(precision.operand_dtype).bits == 8
     return precision.operand_dtype if is_cast else precision.trained_dtype
 
 
+@lru_cache(maxsize=8192)
 def _regathered(accumulated: ShardedArray, stored: ShardedArray) -> tuple[Collective, ...]:
     return tuple(reshard(accumulated, stored))
