@@ -1,6 +1,6 @@
 """Records in folders of TOML files; each states what differs from its parent, with sources."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib import resources
@@ -53,11 +53,16 @@ class Folder(Generic[_Record]):
         return tuple(sorted(name.removesuffix(".toml") for name in files))
 
     @property
+    def records(self) -> Iterator[_Record]:
+        """The records of all files, by name."""
+        return map(self.__getitem__, self.names)
+
+    @property
     def _folder(self) -> Any:
         return resources.files("meshwright").joinpath(*self.package.split("."))
 
     def __contains__(self, name: str) -> bool:
-        return name in self.names or any(name in self[known].also for known in self.names)
+        return name in self.names or any(name in record.also for record in self.records)
 
     def __getitem__(self, name: str) -> _Record:
         """The record of a name. Raises HardwareError with the nearest known name."""
@@ -71,7 +76,7 @@ class Folder(Generic[_Record]):
 
     def of_table(self, source: str) -> _Record | None:
         """The record that the source of published results names, or None."""
-        named = (record for record in map(self.__getitem__, self.names) if record.tables)
+        named = (record for record in self.records if record.tables)
         return next((r for r in named if any(words in source for words in r.tables)), None)
 
     def root(self, name: str) -> str:
@@ -81,7 +86,7 @@ class Folder(Generic[_Record]):
         return name
 
     def _of_parent(self, name: str) -> _Record:
-        for parent in map(self.__getitem__, self.names):
+        for parent in self.records:
             if name in parent.also:
                 about = f"no record of its own, so as {parent.name}: {parent.about}"
                 return replace(parent, name=name, about=about, parent=parent.name, also=(), tables=())

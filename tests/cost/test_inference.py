@@ -294,7 +294,7 @@ def test_weights_that_files_keep_wide_are_multiplied_wide() -> None:
 
 @pytest.mark.parametrize("matmul_dtype", [None, "fp4"])
 def test_kernels_of_experts_in_4_bits_narrow_their_rows_once(matmul_dtype: str | None) -> None:
-    """FlashInfer's kernel takes narrow rows, and narrows those between its products. Hopper has none such."""
+    """FlashInfer's kernel takes narrow rows, and narrows those between its products. Hopper has none."""
     config = PRESETS["minimax-m2.5"]
     layout = Layout.of(data=8, expert=8, matmul_dtype=matmul_dtype, experts_dtype="fp4").at("generate")
     seconds = {}

@@ -31,15 +31,10 @@ from meshwright.layout.page_sizes import (
     page_of,
     pages_read,
 )
-from meshwright.layout.precision import Precision
 from meshwright.models.at_layer import AtLayer, Places
 from meshwright.models.config import ModelConfig
 from meshwright.models.config_tables import MoE
-from meshwright.models.count import (
-    cache_arrays,
-    cache_scales,
-    read_positions,
-)
+from meshwright.models.count import cache_arrays, cache_scales, read_positions
 from meshwright.models.layer_kinds import Window
 from meshwright.models.ops import Scoring
 from meshwright.models.parameters import dimensions
@@ -97,23 +92,12 @@ def keys_read(
     return min(longest, -(-positions // block) * block)
 
 
-def _cast_of(precision: Precision, x: Value, w: Value) -> tuple[bool, str | None]:
-    """Whether experts in a type of their own multiply, and the type that x is cast to; None without a cast.
-
-    Kernels of experts in 4 bits take narrow rows, and narrow the rows between their products themselves:
-    FlashInfer's trtllm_fp4_block_scale_moe has the activation and the cast in its first product.
-    """
-    if not precision.experts_dtype or "E" not in x.array.dims or "E" not in w.array.dims:
-        return False, precision.matmul_dtype
-    return True, None if "M" in x.array.dims else precision.experts_dtype
-
-
 class CachedOps(SymbolicOps):
     """Records a pass of T queries of each sequence, after S - T positions in the cache.
 
     form: how attention reads the cache. lowering: `kernel` is for whole prompts. rows: queries in a row of a
-    prompt. copied_lanes: as by `_copied_lanes`. verified: whether every query needs logits, as in a step
-    that verifies drafts.
+    prompt. copied_lanes: columns of a tile if each layer's pages are gathered into a copy; otherwise 0.
+    verified: whether every query needs logits, as in a step that verifies drafts.
     """
 
     def __init__(
@@ -174,9 +158,14 @@ class CachedOps(SymbolicOps):
 
     def _quantise(self, name: str, x: Value, w: Value, product: Value) -> None:
         """Casts activations only; weights are stored in the products' type, or wide."""
-        routed, dtype = _cast_of(self.layout.precision, x, w)
-        if routed or not self.multiplies_wide(w):
-            self._cast(name, x, x, product, dtype, routed=routed)
+        precision = self.layout.precision
+        if precision.experts_dtype and "E" in x.array.dims and "E" in w.array.dims:
+            # A kernel of experts takes narrow rows[E, C, D]. Its first product narrows the second's
+            # rows[E, C, M] itself (FlashInfer's trtllm_fp4_block_scale_moe).
+            if "M" not in x.array.dims:
+                self._cast(name, x, x, product, precision.experts_dtype, routed=True)
+        elif not self.multiplies_wide(w):
+            self._cast(name, x, x, product, precision.matmul_dtype)
 
     def read_share(self, plan: Contraction) -> Any:
         """The share of its experts' weights that the busiest device reads, with equally likely experts.
@@ -221,13 +210,7 @@ class CachedOps(SymbolicOps):
         return tuple(axis for axis in self.layout.batch_axes if axis not in experts)
 
     def attention(
-        self,
-        name: str,
-        q: Value,
-        k: Value,
-        v: Value,
-        at: AtLayer,
-        scoring: Scoring[Value],
+        self, name: str, q: Value, k: Value, v: Value, at: AtLayer, scoring: Scoring[Value]
     ) -> tuple[Value, AtLayer]:
         """Attention of a pass: prefill as in training; a generate step reads each sequence's cache.
 

@@ -143,16 +143,17 @@ class WorkSeconds(NamedTuple):
 
 def work_seconds(work: Work, kind: str, dtypes: Dtypes, chip: Chip) -> WorkSeconds:
     """The seconds of `work` by a node of this kind."""
-    if kind == "cast" and work.routed and not (chip.step.grouped and _is_native_4_bits(dtypes.experts, chip)):
+    # One kernel has the products of experts in 4 bits and the activation in between (trtllm-gen and
+    # flashinfer, in vLLM, SGLang and TensorRT-LLM).
+    is_one_kernel = work.routed and chip.step.grouped and _is_native_4_bits(dtypes.experts, chip)
+    if kind == "cast" and work.routed and not is_one_kernel:
         return WorkSeconds(0.0, 0.0, 0.0, 0.0)  # experts' weights are widened instead
     compute, hbm = _compute_and_hbm(work, kind, dtypes, chip)
     longer, overlap = larger(compute, hbm), chip.step.roofline
     busy = longer if overlap == 1 else longer + (1 - overlap) * smaller(compute, hbm)
     kernels = work.kernels
     if work.routed and chip.step.grouped:
-        # Where experts are multiplied in 4 bits, one kernel has their products and the activation in between:
-        # the activation counts (trtllm-gen and flashinfer, in vLLM, SGLang and TensorRT-LLM).
-        kernels = 0 if _is_native_4_bits(dtypes.experts, chip) else 1
+        kernels = 0 if is_one_kernel else 1  # the activation counts as that kernel
     overhead = kernels * chip.step.kernel_seconds
     # To bring tokens to the experts of a product.
     routing = chip.step.experts_seconds if kind == "matmul" and work.routed else 0.0

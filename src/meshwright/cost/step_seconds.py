@@ -104,8 +104,9 @@ class StagePasses:
         """(seconds, exposed share) of a stage's transfers once per step, in each of WITH_TRANSFERS_ONCE.
 
         Gradients are summed during the last backward pass, updated weights gathered during the first forward
-        pass: one microbatch's passes hide them. If chunks are sent one by one, the passes of the other chunks
-        hide them, of as many microbatches as there are stages.
+        pass: one microbatch's passes hide them. If chunks are sent one by one, as many microbatches as there
+        are stages pass through a chunk in turn, and their passes through the other chunks hide its transfers:
+        those of pipe (1 - 1 / chunks) microbatches.
         """
         pairs = []
         each = zip(self.updates[stage], self.segments.waiting, self.segments.room, strict=True)

@@ -30,9 +30,9 @@ QUANTIZED_FILES = Folder(QuantizedFile, "validate.quantized_files", "file of qua
 @lru_cache(maxsize=256)
 def wide_weights(config: ModelConfig, dtype: str) -> tuple[Unquantised, ...] | None:
     """The matrices that the published file of a model in this dtype keeps wide; None if no record has it."""
-    for file in map(QUANTIZED_FILES.__getitem__, QUANTIZED_FILES.names):
-        declared = {"quant_algo": file.quant_algo, "ignore": list(file.wide)}
+    for file in QUANTIZED_FILES.records:
         if config.name in file.models and config.family:
+            declared = {"quant_algo": file.quant_algo, "ignore": list(file.wide)}
             wide = unquantised({"quantization_config": declared}, config, load_family(config.family))
             if all(matrix.dtype == dtype for matrix in wide):
                 return wide

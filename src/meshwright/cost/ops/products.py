@@ -256,10 +256,10 @@ class ProductOps(Recorder):
     def _cast(
         self, name: str, x: Value, w: Value, product: Value, dtype: str | None, *, routed: bool = False
     ) -> None:
-        """Casts of the operands, and of the cotangent in the backward pass, to `dtype`.
+        """Record the casts of the operands, and of the cotangent in the backward pass, to `dtype`.
 
-        Weights change once a step, so their cast serves all microbatches. dtype: None for the type of
-        activations. routed: as in `Work`.
+        Weights change once a step, so their cast serves all microbatches. dtype: None for no cast; nor is
+        there one to a type as wide as activations. routed: as in `Work`.
         """
         if dtype is None or dtype_bytes(dtype) >= dtype_bytes(self.layout.precision.compute_dtype):
             return
