@@ -38,7 +38,7 @@ def initial_weights(config: ModelConfig) -> dict[str, Any]:
 
 @cache
 def on_the_host(config: ModelConfig) -> dict[str, Any]:
-    """The same in the host's memory, so that no layout compiles a program to make them."""
+    """`initial_weights` in the host's memory, so that no layout compiles a program to make them."""
     return jax.tree.map(np.asarray, initial_weights(config))
 
 
@@ -93,9 +93,16 @@ def assert_equal(
     assert loss == pytest.approx(expected_loss, rel=tolerance)
     assert gradients.keys() == expected.keys()
     for path, gradient in gradients.items():
-        if (config.name, path) in WITHOUT_GRADIENT:
-            assert np.abs(gradient).max() < 1e-7
-            continue
-        scale = np.abs(expected[path]).max()
-        assert scale > 0, f"{path} has no gradient to compare"
-        np.testing.assert_allclose(gradient, expected[path], rtol=0, atol=tolerance * scale, err_msg=path)
+        assert_equal_gradient(config, path, gradient, expected[path], tolerance)
+
+
+def assert_equal_gradient(
+    config: ModelConfig, path: str, gradient: Any, expected: np.ndarray, tolerance: float
+) -> None:
+    """The gradient of one parameter, or zeros if it gets none. tolerance: of the largest entry."""
+    if (config.name, path) in WITHOUT_GRADIENT:
+        assert np.abs(gradient).max() < 1e-7
+        return
+    scale = np.abs(expected).max()
+    assert scale > 0, f"{path} has no gradient to compare"
+    np.testing.assert_allclose(gradient, expected, rtol=0, atol=tolerance * scale, err_msg=path)

@@ -54,25 +54,7 @@ GPT = replace(
     qkv_bias=True,
     attention_out_bias=True,
     mlp_bias=True,
-)  # Without rotations a bias of the keys adds the same to all scores of a query, which no softmax sees.
-# No gradient reaches what experts are chosen by.
-WITHOUT_GRADIENT = {("gpt", "layers/wk_bias")} | {
-    (name, "layers/router_choice_bias") for name in ("mixture", "chosen_by_bias")
-}
-WITHOUT_GRADIENT |= {("parallel", "layers/k_norm_bias")}  # added after rotations
-WITHOUT_GRADIENT |= {
-    (model, f"{stack}/index_{name}")
-    for model, stack in (("sparse", "layers"), ("shared_choice", "layers.1"), ("sparse_blocks", "layers"))
-    for name in ("q", "k", "norm", "norm_bias", "weights", "q_norm")
-}
-WITHOUT_GRADIENT |= {
-    ("compressed", f"layers/index_{name}") for name in ("q", "kv", "gate", "positions", "norm", "weights")
-}
-WITHOUT_GRADIENT |= {
-    ("compressed", "layers/router_choice_bias"),
-    ("compressed", "layers.2/router_choice_bias"),
-}
-WITHOUT_GRADIENT |= {("compressed", "layers.1/router_table")}
+)
 # The gated delta rule and attention with a gate, in turns; and Mamba-2 blocks whose heads share B and C.
 DELTA = replace(
     TINY,
@@ -302,3 +284,22 @@ PARALLEL = replace(
     head_bias=True,
     moe=MoE(8, 2, 16, num_shared_experts=1, shared_gate=True),
 )
+
+# (model, path) of parameters without a gradient. A bias of the keys without rotations, or added after them,
+# adds the same to all scores of a query, which no softmax sees. No gradient passes a choice of experts or of
+# keys.
+WITHOUT_GRADIENT = {
+    ("gpt", "layers/wk_bias"),
+    ("parallel", "layers/k_norm_bias"),
+    ("mixture", "layers/router_choice_bias"),
+    ("chosen_by_bias", "layers/router_choice_bias"),
+    ("compressed", "layers/router_choice_bias"),
+    ("compressed", "layers.1/router_table"),
+    ("compressed", "layers.2/router_choice_bias"),
+    *(
+        (model, f"{stack}/index_{name}")
+        for model, stack in (("sparse", "layers"), ("shared_choice", "layers.1"), ("sparse_blocks", "layers"))
+        for name in ("q", "k", "norm", "norm_bias", "weights", "q_norm")
+    ),
+    *(("compressed", f"layers/index_{name}") for name in ("q", "kv", "gate", "positions", "norm", "weights")),
+}
