@@ -61,7 +61,7 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True)
 class _Forward:
-    """What both kinds of forward passes need.
+    """The cache and the states of a step, for both kinds of forward passes.
 
     layout: of generation. with_kernel: the accelerator's kernel attends over pages, if it supports them.
     """
@@ -97,6 +97,7 @@ class _Forward:
         )
 
     def _states(self, pools: Pools) -> dict[str, list[Array]]:
+        """The pools of states, without those of pages."""
         return {name: cast("list[Array]", pools[name]) for name in self.cache.states}
 
 
@@ -126,7 +127,7 @@ class TokenSteps(_Forward):
     ) -> tuple[Any, ...]:
         """The results of `InferencePrograms.step`. read: the hidden states that a draft head reads."""
         config, ops = self.config, self.ops
-        tokens = on_each_shard(_known, tokens, last, slots)
+        tokens = on_each_shard(_with_last_tokens, tokens, last, slots)
         places = transformer.with_tokens(config, Places(positions[:, None]), tokens[:, None])
         cache = self._paged(
             step,
@@ -155,7 +156,7 @@ class TokenSteps(_Forward):
         results: list[Any] = [padded, cache.all_pools]
         if step.num_hidden:
             num_rows = num_per_shard * step.num_hidden
-            results.append(on_each_shard(partial(_with_rows, num_rows), hidden))
+            results.append(on_each_shard(partial(_with_zero_rows, num_rows), hidden))
         if step.keeps_hidden:
             with jax.named_scope("hidden"):
                 results.append(self.whole(transformer.final_norm(config, ops, params, hidden)))
@@ -266,7 +267,8 @@ def on_each_shard(local: Callable[..., Array], *arrays: Array) -> Array:
     return jax.shard_map(local, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
 
 
-def _known(tokens: Array, last: Array, slots: Array) -> Array:
+def _with_last_tokens(tokens: Array, last: Array, slots: Array) -> Array:
+    """The tokens, with the last token of a slot for PENDING."""
     return jnp.where(tokens == PENDING, last[slots], tokens)
 
 
@@ -276,7 +278,8 @@ def _without_padding(x: Array, places: Array) -> Array:
     return jnp.where(is_padding, jnp.zeros((), x.dtype), x)
 
 
-def _with_rows(num_rows: int, x: Array) -> Array:
+def _with_zero_rows(num_rows: int, x: Array) -> Array:
+    """The rows of x, with rows of zeros up to `num_rows`."""
     return jnp.pad(x, ((0, num_rows - x.shape[0]), *[(0, 0)] * (x.ndim - 1)))
 
 
@@ -285,6 +288,7 @@ def _taken(x: Array, heads: Array) -> Array:
 
 
 def _padded(num_rows: int, num_replicas: int, logits: Array) -> Array:
+    """The logits of each replica of the shard, with padding up to `num_rows` rows each."""
     of_replicas = jnp.reshape(logits, (num_replicas, -1, logits.shape[-1]))
     missing = num_rows - of_replicas.shape[1]
     return jnp.reshape(jnp.pad(of_replicas, ((0, 0), (0, missing), (0, 0))), (-1, logits.shape[-1]))

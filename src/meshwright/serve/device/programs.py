@@ -89,8 +89,8 @@ class InferencePrograms:
         self.ops = kind(config, layout, with_native=with_native)
         with_kernel = why_no_paged(platform_of(mesh), config, layout) is None
         shared = config, layout, self.cache, sizes, with_kernel
-        self.tokens = TokenSteps(*shared, self.ops, with_native, batch_invariant)
-        self._prompts = PromptSteps(*shared, prefill) if prefill else None
+        self.token_steps = TokenSteps(*shared, self.ops, with_native, batch_invariant)
+        self._prompt_steps = PromptSteps(*shared, prefill) if prefill else None
         # Replicas that prefill a prompt together.
         self.num_sharing = self.num_replicas // prefill.num_batch_shards if prefill else 1
 
@@ -140,9 +140,9 @@ class InferencePrograms:
         of_replicas = [(self.num_replicas * first, *rest) for first, *rest in shapes]
         columns = [self.cache.split(*shape) for shape in of_replicas]
         columns[_TABLES] = self.cache.by_axes(self.cache.page_axes, *of_replicas[_TABLES])
-        forward: TokenSteps | PromptSteps = self.tokens
-        if self._prompts and step.is_fresh:
-            forward, rows = self._prompts, self._prompts.prefill.num_batch_shards
+        forward: TokenSteps | PromptSteps = self.token_steps
+        if self._prompt_steps and step.is_fresh:
+            forward, rows = self._prompt_steps, self._prompt_steps.prefill.num_batch_shards
             shared = partition_spec(forward.prefill.activation("x", "BTD"))[0]
             columns[_TOKENS] = columns[_SLOTS] = self.cache.by_axes(shared, rows * step.num_tokens)
             columns[_POSITIONS] = self.cache.by_axes(self.cache.page_axes, *of_replicas[_POSITIONS])
@@ -226,7 +226,7 @@ class InferencePrograms:
         chosen = partial(in_tiles, sample) if self.batch_invariant else sample
         local = jax.shard_map(chosen, in_specs=by_replica, out_specs=by_replica, check_vma=False)
         sampled = local((logits, rows, edits, guesses))
-        return on_each_shard(_given, last, slots, sampled.tokens), sampled
+        return on_each_shard(_with_sampled, last, slots, sampled.tokens), sampled
 
     def lowered(self, jitted: Any, *arguments: Any) -> Any:
         with jax.set_mesh(self.mesh):
@@ -295,5 +295,6 @@ def _sampled(needs: Needs | None, asked: tuple[Array, SampledRows, Edits | None,
     return sample(logits, rows, edits, needs, guesses)
 
 
-def _given(last: Array, slots: Array, tokens: Array) -> Array:
+def _with_sampled(last: Array, slots: Array, tokens: Array) -> Array:
+    """The last token of each slot, after a step sampled `tokens`."""
     return last.at[slots].set(tokens)

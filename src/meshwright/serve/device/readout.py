@@ -79,17 +79,19 @@ class Readout:
     def _scores(self, params: Mapping[str, Any], hidden: Array, rows: Array, targets: Array) -> ScoredRows:
         programs = self._programs
         logits = transformer.leave(
-            programs.config, programs.ops, params, programs.tokens.rows_taken(hidden, rows)
+            programs.config, programs.ops, params, programs.token_steps.rows_taken(hidden, rows)
         )
         by_shard = PartitionSpec(programs.cache.batch_axes)
         local = partial(in_tiles, _scored) if programs.batch_invariant else _scored
         mapped = jax.shard_map(local, in_specs=by_shard, out_specs=by_shard, check_vma=False)
-        return mapped((programs.tokens.whole(logits), targets))
+        return mapped((programs.token_steps.whole(logits), targets))
 
     def _embeddings(self, params: Mapping[str, Any], hidden: Array, rows: Array) -> Array:
         programs = self._programs
-        taken = programs.tokens.rows_taken(hidden, rows)
-        return programs.tokens.whole(transformer.final_norm(programs.config, programs.ops, params, taken))
+        taken = programs.token_steps.rows_taken(hidden, rows)
+        return programs.token_steps.whole(
+            transformer.final_norm(programs.config, programs.ops, params, taken)
+        )
 
     def dispatch(
         self, params: Mapping[str, Any], hidden: Array, scored: Sequence[Read], embedded: Sequence[Read]
