@@ -5,7 +5,7 @@ import pytest
 from meshwright.layout import Layout
 from meshwright.models.parameters import parameters, stacked_layers
 from meshwright.models.presets import PRESETS
-from meshwright.plan.serve.with_engine import engine_tables
+from meshwright.plan.serve.with_engine import engine_tables_dtype
 from meshwright.validate.quantized_file import QUANTIZED_FILES, wide_weights
 
 _NARROW = {"expert_gate", "expert_in", "expert_out"}
@@ -32,9 +32,13 @@ def test_the_narrow_matrices_of_a_file(model: str, narrow: set[str]) -> None:
     assert wide is not None
     layers = {matrix.path: matrix.num_layers for matrix in wide}
     precision = Layout.of(weights_dtype="fp4", matmul_dtype="fp4", tables_dtype="bf16").precision
-    left = {path for path, param in parameters(config).items() if param.init == "normal"} - set(layers)
-    never = {path for path in left if precision.stored_dtype(path, parameters(config)[path]) != "fp4"}
-    assert {path.rpartition("/")[2] for path in left - never} == narrow
+    unlisted = {path: param for path, param in parameters(config).items() if path not in layers}
+    stored = {
+        path.rpartition("/")[2]
+        for path, param in unlisted.items()
+        if param.init == "normal" and precision.stored_dtype(path, param) == "fp4"
+    }
+    assert stored == narrow
     for path, num_layers in layers.items():  # a file lists a matrix in all of its layers
         assert num_layers == (len(stacked_layers(config, path.rpartition("/")[0])) or 1), path
 
@@ -54,5 +58,5 @@ def test_a_record_has_its_models_and_two_sources(name: str) -> None:
 
 
 def test_engines_keep_tables_wide() -> None:
-    assert engine_tables("fp8", "bf16") == "bf16"
-    assert engine_tables("bf16", "bf16") is None
+    assert engine_tables_dtype("fp8", "bf16") == "bf16"
+    assert engine_tables_dtype("bf16", "bf16") is None

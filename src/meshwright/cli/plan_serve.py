@@ -278,9 +278,9 @@ class _Asked:
 
 def _tables_of(words: Mapping[str, str], software: ServingEngine | None) -> dict[str, str]:
     """The dtype of the tables in an engine; empty for our server."""
-    from meshwright.plan.serve.with_engine import engine_tables
+    from meshwright.plan.serve.with_engine import engine_tables_dtype
 
-    tables = engine_tables(words["weights_dtype"], words["compute_dtype"]) if software else None
+    tables = engine_tables_dtype(words["weights_dtype"], words["compute_dtype"]) if software else None
     return {"tables_dtype": tables} if tables else {}
 
 

@@ -33,13 +33,13 @@ class ServingEngine(Record):
     step_tokens: maximum tokens of a replica in a step. cuts_prompts, counts_generated: as in
     `serve.engine.shared_tokens`. separate_prompts: prompts have a program of their own, and sequences that
     generate wait for it. reserves_answers: a request starts if its whole answer has memory, so none loses its
-    pages. memory_share: share of a chip's memory for weights, caches and workspace; with shares_free for
-    caches, of the memory that weights and workspace leave.
-    max_sequences: sequences of a replica at once. request_seconds: of HTTP and of the tokeniser, for each
-    request. step_seconds: of the host for each step, while devices wait. grouped_experts: one kernel
-    multiplies all experts of a device. adds_shared: a device adds its partial sums of chosen and of shared
-    experts, and one all-reduce has both. direct_seconds: of its small all-reduce (`Switch.direct_seconds`).
-    prompt_layer_seconds: of the host for each layer of a step with prompts, which has no CUDA graph.
+    pages. memory_share: share of a chip's memory for weights, caches and workspace. shares_free: it is
+    instead the caches' share of the memory that weights and workspace leave. max_sequences: sequences of a
+    replica at once. request_seconds: of HTTP and of the tokeniser, for each request. step_seconds: of the
+    host for each step, while devices wait. grouped_experts: one kernel multiplies all experts of a device.
+    adds_shared: a device adds its partial sums of chosen and of shared experts, and one all-reduce has both.
+    direct_seconds: of its small all-reduce (`Switch.direct_seconds`). prompt_layer_seconds: of the host for
+    each layer of a step with prompts, which has no CUDA graph.
     routes_in_turn: requests go to replicas in turn, not to the one with the fewest.
     balances_prompts: groups of devices with sequences of their own wait to compute prompts together. apart:
     the record of its pools apart. outside_bytes: of a chip, for graphs, programs and libraries beyond

@@ -69,6 +69,7 @@ class EngineServer:
 
     def num_positions(self, context: int) -> int:
         """Positions of the cache of each group of devices."""
+        # Graphs and libraries are not free memory; a share of all memory leaves them the rest.
         outside = self.engine.outside_bytes if self.engine.shares_free else 0
         room = self.engine.cache_bytes(self.hardware.chip.reported_bytes, self.weight_bytes + outside)
         at = self.layout.at("generate")

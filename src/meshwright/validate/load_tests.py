@@ -29,7 +29,7 @@ from meshwright.load.simulator import Planned, simulate_server
 from meshwright.load.traffic import Chat, Load, Turn
 from meshwright.models.config import ModelConfig
 from meshwright.models.presets import PRESETS, load_model
-from meshwright.plan.serve.with_engine import engine_tables, on_engine
+from meshwright.plan.serve.with_engine import engine_tables_dtype, on_engine
 from meshwright.plan.spread import ONE_POOL, POOLS_APART, Spread, serving_spread
 from meshwright.validate.load_test_recipes import Recipe, one_pool_drafts, recipes_of
 from meshwright.validate.load_test_row import FIGURES, MAX_BATCH, SHORTEST_DRAWN, LoadTestRow, WorkerDegrees
@@ -445,7 +445,7 @@ def _layout(
     # With narrow floating-point weights engines keep caches in 8 bits.
     is_narrow = number_type(weights).scales is not None and not number_type(weights).is_integer
     kv = types_for("cache", "serve")[0] if is_narrow else "bf16"
-    experts, tables = None, engine_tables(weights, "bf16")
+    experts, tables = None, engine_tables_dtype(weights, "bf16")
     if number_type(weights).bits < _LEAST_FOR_ALL and config.moe is not None:
         experts, wide = weights, wide_weights(config, weights)
         if wide is None:  # published mixtures without a record have only their experts in 4 bits

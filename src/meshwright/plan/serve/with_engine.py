@@ -31,8 +31,8 @@ def on_engine(hardware: Hardware, engine: ServingEngine) -> Hardware:
     return replace(machine, software=replace(machine.software, is_ours=False, flash=True))
 
 
-def engine_tables(weights_dtype: str, compute_dtype: str) -> str | None:
-    """The dtype of the embedding and of the output projection in an engine; None if it is the weights'.
+def engine_tables_dtype(weights_dtype: str, compute_dtype: str) -> str | None:
+    """The dtype of an engine's embedding and output projection; None if it is the weights'.
 
     Engines quantise only the projections of layers. Sources: NVIDIA/Model-Optimizer,
     modelopt_recipes/configs/ptq/units/default_disabled_quantizers.yaml; vllm-project/llm-compressor, whose
