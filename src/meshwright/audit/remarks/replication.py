@@ -551,8 +551,9 @@ def _to_share(repeated: list[Alike], largest: Alike, program: Program, prices: P
         )
     axes = ", ".join(f"'{axis}'" for axis in largest.axes) if prices.named else "axis"
     if not _is_split_over(program, prices.mesh, largest.axes):
-        own = batch_of(program, prices.mesh).axes if prices.named else ()
-        every = f"({', '.join(repr(axis) for axis in (*sorted(own), *largest.axes))})" if own else axes
+        of_batch = batch_of(program, prices.mesh).axes if prices.named else ()
+        joined = ", ".join(repr(axis) for axis in (*sorted(of_batch), *largest.axes))
+        every = f"({joined})" if of_batch else axes
         return (
             f"no input is sharded over {over}: give the step its batch in parts (jax.device_put(batch, "
             f"NamedSharding(mesh, PartitionSpec({every})))), or constrain it so at the start of the step"
