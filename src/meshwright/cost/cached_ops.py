@@ -7,7 +7,7 @@ serve/ (`attention_form`): whole prompts by a kernel or block by block, others o
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import comb
 from typing import Any, Literal
 
@@ -92,12 +92,28 @@ def keys_read(
     return min(longest, -(-positions // block) * block)
 
 
+@dataclass(frozen=True)
+class CacheReads:
+    """How a pass reads its cache.
+
+    form: of attention. rows: queries in a row of a prompt. copied_lanes: columns of a tile if each layer's
+    pages are gathered into a copy; otherwise 0. verified: whether every query needs logits, as in a step that
+    verifies drafts.
+    """
+
+    form: AttentionForm = "kernel"
+    rows: int = PROMPT_ROWS
+    copied_lanes: int = 0
+    verified: bool = False
+
+
+BY_KERNEL = CacheReads()
+
+
 class CachedOps(SymbolicOps):
     """Records a pass of T queries of each sequence, after S - T positions in the cache.
 
-    form: how attention reads the cache. lowering: `kernel` is for whole prompts. rows: queries in a row of a
-    prompt. copied_lanes: columns of a tile if each layer's pages are gathered into a copy; otherwise 0.
-    verified: whether every query needs logits, as in a step that verifies drafts.
+    lowering: `kernel` is for whole prompts.
     """
 
     def __init__(
@@ -105,16 +121,12 @@ class CachedOps(SymbolicOps):
         config: ModelConfig,
         layout: Layout,
         shape: PassShape,
-        form: AttentionForm = "kernel",
+        reads: CacheReads = BY_KERNEL,
         lowering: Lowering = FLASH,
-        *,
-        rows: int = PROMPT_ROWS,
-        copied_lanes: int = 0,
-        verified: bool = False,
     ) -> None:
-        super().__init__(config, layout, shape, replace(lowering, by_blocks=form == "blocks"))
-        self.form, self.verified = form, verified
-        self._rows, self._lanes = rows, copied_lanes
+        super().__init__(config, layout, shape, replace(lowering, by_blocks=reads.form == "blocks"))
+        self.form, self.verified = reads.form, reads.verified
+        self._rows, self._lanes = reads.rows, reads.copied_lanes
         self._page = page_of(config, shape.key_len)
         self._read_shares: dict[MoE, Any] = {}  # all products of an expert have the same share
         # Prompts whose positions are split are kept as generation reads them.

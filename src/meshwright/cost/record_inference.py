@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from meshwright.cost.cached_ops import AttentionForm, CachedOps, attention_form
+from meshwright.cost.cached_ops import BY_KERNEL, CachedOps, CacheReads, attention_form
 from meshwright.cost.graph import Graph, Node
 from meshwright.cost.record import symbolic_weights
 from meshwright.cost.recorder import FLASH, Lowering, PassShape
@@ -22,7 +22,7 @@ from meshwright.models.config import ModelConfig
 from meshwright.models.count import caches as caches_of
 from meshwright.models.count import positions_of_arrays
 from meshwright.notation.collective import reshard
-from meshwright.platforms.platform import PROMPT_ROWS, ExpertBlocks
+from meshwright.platforms.platform import ExpertBlocks
 from meshwright.units import whole
 
 
@@ -30,20 +30,14 @@ def record_pass(
     config: ModelConfig,
     layout: Layout,
     shape: PassShape,
-    form: AttentionForm = "kernel",
+    reads: CacheReads = BY_KERNEL,
     lowering: Lowering = FLASH,
-    *,
-    rows: int = PROMPT_ROWS,
-    copied_lanes: int = 0,
-    verified: bool = False,
 ) -> Graph:
     """The graph of one step: logits[B, V] after each sequence's last token, whole over V.
 
-    verified: after each of its T tokens. The others: see CachedOps.
+    With `reads.verified`, they are after each of its T tokens.
     """
-    ops = CachedOps(
-        config, layout, shape, form, lowering, rows=rows, copied_lanes=copied_lanes, verified=verified
-    )
+    ops = CachedOps(config, layout, shape, reads, lowering)
     tokens, places = ops.tokens("tokens"), Places(ops.tokens("positions"))
     weights = symbolic_weights(config, ops)
     if config.draft_head == "alone":
@@ -58,7 +52,7 @@ def record_pass(
     result = ops.value(whole_logits, "f32")
     ops.add(Node("logits", "move", (logits,), (result,), forward_transfers=gathered))
     # If whole prompts are read from the cache, it holds them regardless of the window.
-    reads_prompts = shape.query_len == shape.key_len and form == "pages"
+    reads_prompts = shape.query_len == shape.key_len and reads.form == "pages"
     caches = tuple(
         value
         for cache, count in Counter(caches_of(config)).items()
@@ -89,16 +83,13 @@ def record_inference(
         loops_over_chunks=_loops_over_chunks(hardware),
         adds_shared=_adds_shared(hardware),
     )
-    return record_pass(
-        config,
-        layout,
-        shape,
+    reads = CacheReads(
         form,
-        lowering,
         rows=hardware.chip.platform.prompt_rows,
         copied_lanes=_copied_lanes(config, hardware, layout),
         verified=queries > 1 and layout.phase == "generate",
     )
+    return record_pass(config, layout, shape, reads, lowering)
 
 
 def _static_blocks(hardware: Hardware) -> ExpertBlocks | None:

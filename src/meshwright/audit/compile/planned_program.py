@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from meshwright.cost.cached_ops import form_by_pages
+from meshwright.cost.cached_ops import CacheReads, form_by_pages
 from meshwright.cost.graph import Graph, recomputed_nodes, saved_values
 from meshwright.cost.memory import held_bytes
 from meshwright.cost.pipeline.stages import mean_runs, stage_counts, stage_of
@@ -133,8 +133,9 @@ def planned_step(
         shape = PassShape(workload.num_sequences, queries, workload.seq_len)
         at = layout.at(phase)
         if stand_in:
-            lowering, rows = Lowering(static_blocks=stand_in.expert_blocks), stand_in.prompt_rows
-            graph = record_pass(plan.model, at, shape, form_by_pages(at), lowering, rows=rows)
+            lowering = Lowering(static_blocks=stand_in.expert_blocks)
+            reads = CacheReads(form_by_pages(at), rows=stand_in.prompt_rows)
+            graph = record_pass(plan.model, at, shape, reads, lowering)
         else:
             graph = record_inference(plan.model, hardware, at, shape)
     of_update = _update_products(plan, stage)
