@@ -140,8 +140,8 @@ def test_a_plan_of_post_training_begins_with_its_form():
     answer = answer_of_post_training({**sizes, **of_run, "forms": forms})
     assert answer[0] == (
         "Asked",
-        "m on h100:16: 2,048 rollouts of 2,100 tokens, at most 8,192 (2,000 on average once cut) a step, "
-        "in the shortest step.",
+        "the shortest step of m on h100:16 with 2,048 rollouts of 2,100 tokens, at most 8,192 (2,000 on "
+        "average once cut).",
     )
     assert answer[1:3] == [("Recommended", "x."), ("Price", "7.50 USD a step, on 16 chips.")]
     assert answer[3][0] == "How sure" and answer[4:] == [("Runner-up", "y."), ("Also", "z.")]

@@ -125,16 +125,15 @@ def price_of_load(document: JsonDocument) -> str:
 def answer_of_post_training(document: JsonDocument) -> Sentences:
     """A plan of post-training, whose reasons begin with the recommended form; the others follow in order."""
     why, best = document["why"], document["forms"][0]
-    asked = f"{document['model']} on {document['hardware']}: {rollouts_words(document)} a step"
-    sentences = [(ASKED, f"{asked}, in the shortest step."), (RECOMMENDED, f"{why[0]}.")]
+    asked = f"the shortest step of {document['model']} on {document['hardware']}"
+    sentences = [(ASKED, f"{asked} with {rollouts_words(document)}."), (RECOMMENDED, f"{why[0]}.")]
     if best["price"] is not None:
         chips = format_number_of(best["chips"], "chip")
         sentences.append((PRICE, f"{best['price']:,.2f} {best['currency']} a step, on {chips}."))
     sentences.append(
-        (SURE, "Both phases are priced as plans are; whole steps were compared with runs on CPUs alone.")
+        (SURE, "Each phase is priced like a plan of its own; only on CPUs was a whole step measured.")
     )
-    others = why[1:]
-    return sentences + [("Also" if place else NEXT, f"{other}.") for place, other in enumerate(others)]
+    return sentences + [("Also" if place else NEXT, f"{form}.") for place, form in enumerate(why[1:])]
 
 
 def rollouts_words(document: JsonDocument) -> str:
