@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cli.test_main import CALLS
-from typer.main import get_command
 
+from meshwright.cli.commands import command_in
 from meshwright.cli.main import main
 
 pytestmark = pytest.mark.slow
@@ -149,7 +148,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def params_of(call: list[str]) -> list[Any]:
-    command: Any = get_command(import_module(f"meshwright.cli.{call[0]}").app)
+    command: Any = command_in(call[0])
     return (command.commands[call[1]] if len(call) > 1 else command).params
 
 

@@ -15,7 +15,8 @@ POINT = {
 }
 STEP = {"step_seconds", "tokens_per_second", "bytes_per_chip", "max_batch", "bound"}
 MODEL = ["plan", "serve", "--model", "llama-3-8b"]
-ASKED = [*MODEL, "--hardware", "v5e:2x2,v5e:2x4", "--prompt-tokens", "2k", "--output-tokens", "128"]
+LENGTHS = ["--prompt-tokens", "2k", "--output-tokens", "128"]
+ASKED = [*MODEL, "--hardware", "v5e:2x2,v5e:2x4", *LENGTHS]
 
 
 def document(capsys, *arguments: str, code: int = 0) -> dict:
@@ -120,7 +121,7 @@ def test_a_model_is_changed_on_the_fly(capsys):
         ([*ASKED, "--weights-dtype", "int7"], 2, "layout: weights_dtype = 'int7'; fits: f32"),
         ([*ASKED, "--set", "heads=3"], 2, "--set heads: a model has no such field"),
         ([*ASKED, "--set", "num_kv_heads=3"], 2, "32 query heads (N) do not divide over 3 KV heads (K)"),
-        ([*ASKED[:4], "--hardware", "v5q", *ASKED[6:]], 2, "hardware 'v5q' is unknown"),
+        ([*MODEL, "--hardware", "v5q", *LENGTHS], 2, "hardware 'v5q' is unknown"),
         ([*ASKED, "--layout", "tensor=3"], 2, "the axes must multiply to 4"),
     ],
 )
@@ -135,19 +136,19 @@ def test_where_nothing_meets_the_target_json_says_why_and_what_is_nearest(capsys
     assert found["frontier"] == [] and found["best"] is None
     assert found["nearest"]["batch"] == 1 and "--tpot" in found["reason"]
     load = ["--engine", "vllm", "--rate", "1", "--tpot-p95", "0.00001"]
-    of_load = document(capsys, *ASKED[:-6], "--hardware", "h100:1x1", *ASKED[-4:], *load, code=1)
+    of_load = document(capsys, *MODEL, "--hardware", "h100:1x1", *LENGTHS, *load, code=1)
     assert of_load.keys() == found.keys() and "for a single request" in of_load["reason"]
 
 
 def test_a_large_machine_is_divided_into_servers(capsys):
     """One server of 64 chips for 2 requests/s would cost 64 times as much as the chip that suffices."""
-    load = [*ASKED[:-6], "--hardware", "h100:64", *ASKED[-4:], "--engine", "vllm", "--rate", "2"]
+    load = [*MODEL, "--hardware", "h100:64", *LENGTHS, "--engine", "vllm", "--rate", "2"]
     assert document(capsys, *load)["best"]["chips"] < 8
 
 
 def test_a_rate_reads_the_targets_and_refuses_other_options(capsys):
     """Targets of every answer count for 95% of a load's; options that no simulation reads are named."""
-    load = [*ASKED[:-6], "--hardware", "h100:1x1", *ASKED[-4:], "--engine", "vllm", "--rate", "1"]
+    load = [*MODEL, "--hardware", "h100:1x1", *LENGTHS, "--engine", "vllm", "--rate", "1"]
     assert document(capsys, *load, "--ttft", "2s", "--tpot", "90ms")["ttft_p95_seconds"] == 2.0
     assert main([*load, "--chunk", "512"]) == 2
     assert "leave out --chunk" in capsys.readouterr().err
@@ -156,7 +157,7 @@ def test_a_rate_reads_the_targets_and_refuses_other_options(capsys):
 @pytest.mark.parametrize("load", [[], ["--rate", "1"]])
 def test_an_engine_keeps_its_tables_wide(capsys, tmp_path, load: list[str]):
     path = tmp_path / "plan.toml"
-    asked = [*ASKED[:-6], "--hardware", "h100:1x1", *ASKED[-4:], "--engine", "vllm", "--weights-dtype", "fp8"]
+    asked = [*MODEL, "--hardware", "h100:1x1", *LENGTHS, "--engine", "vllm", "--weights-dtype", "fp8"]
     document(capsys, *asked, *load, "-o", str(path))
     assert load_plan(path).layout.precision.tables_dtype == "bf16"
 
@@ -181,7 +182,7 @@ def test_prompts_are_split_by_position_where_a_target_needs_it(capsys, tmp_path)
 
 @pytest.mark.parametrize("layout", ["fsdp=4", "pipe=2,tensor=2", "context=4", "context=2,tensor=2"])
 def test_a_layout_that_is_never_searched_is_priced_alone(capsys, layout: str):
-    found = document(capsys, *MODEL, "--hardware", "h100:1x4", *ASKED[6:], "--layout", layout)
+    found = document(capsys, *MODEL, "--hardware", "h100:1x4", *LENGTHS, "--layout", layout)
     assert all(word in found["best"]["layout"] for word in layout.split(","))
     assert (found["best"]["why_not_run"] is None) == ("pipe" not in layout)
 
@@ -194,7 +195,7 @@ def test_drafts_lower_the_batch_from_which_matmuls_are_compute_bound(capsys):
 
 def test_groups_of_chips_have_a_batch_each(capsys):
     """B_crit of all: as many sequences for each of the data ranks, which multiply their own."""
-    asked = [*MODEL, "--hardware", "h100:1x4", *ASKED[6:], "--explain"]
+    asked = [*MODEL, "--hardware", "h100:1x4", *LENGTHS, "--explain"]
     one = document(capsys, *asked, "--layout", "tensor=4")
     four = document(capsys, *asked, "--layout", "data=4")
     assert four["critical_batch"] == pytest.approx(4 * one["critical_batch"])

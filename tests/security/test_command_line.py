@@ -14,13 +14,12 @@ import sys
 import time
 import traceback
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
+from meshwright.cli.commands import command_in
 from meshwright.cli.faults import logger
 from meshwright.cli.main import main
 from meshwright.errors import PlanError
@@ -113,7 +112,7 @@ def options() -> dict[str, list[str]]:
     """The options of each command, by its first word."""
     found: dict[str, list[str]] = {}
     for name in (*_PLANNERS, "validate", "report"):
-        waiting: list[Any] = [get_command(import_module(f"meshwright.cli.{name}").app)]
+        waiting: list[Any] = [command_in(name)]
         for command in waiting:
             waiting += getattr(command, "commands", {}).values()
             found.setdefault(name, []).extend(

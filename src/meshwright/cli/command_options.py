@@ -22,6 +22,8 @@ from meshwright.cli.other_values import LISTS
 from meshwright.errors import MeshwrightError
 from meshwright.options import Option, as_option, options_of
 
+# Keys of a context's `meta`: the parameters of the line in order, and the notes on repeated ones.
+_ORDER, _REPEATED = "meshwright.order", "meshwright.repeated"
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -46,6 +48,7 @@ class _StrictCommand(TyperCommand):
     """A command that drops no value of a repeated option silently, as click's parser does."""
 
     def make_parser(self, ctx: Any) -> Any:
+        """click's parser, which keeps the order of the line's parameters in the context, too."""
         parser = super().make_parser(ctx)
         parse = parser.parse_args
 
@@ -67,9 +70,6 @@ class _StrictCommand(TyperCommand):
         for text in ctx.meta.get(_REPEATED, ()):  # not while parsing, since lines to offer are parsed too
             note(text)
         return super().invoke(ctx)
-
-
-_ORDER, _REPEATED = "meshwright.order", "meshwright.repeated"  # keys of a context's values
 
 
 def _repeated(given: Sequence[Any]) -> list[str]:

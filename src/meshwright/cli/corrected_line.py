@@ -18,18 +18,14 @@ from meshwright.cli.line_conversions import converted
 from meshwright.cli.line_examples import completed, with_numbers
 from meshwright.cli.line_forms import of_its_command, on_all_chips
 from meshwright.cli.line_intents import without_fillers
-from meshwright.cli.line_launches import is_for_its_hosts, launched, launching, parts_of_launch
+from meshwright.cli.line_launches import is_for_its_hosts, launch_line, launched, parts_of_launch
 from meshwright.cli.line_merging import merged
 from meshwright.cli.line_notes import left_out
 from meshwright.cli.line_options import asks_for_price, joined_words, placed, replaced, with_types_parted
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_steps import downloaded, parted
 from meshwright.cli.line_values import RANGE, is_no_value, is_unknown_name, with_a_right_value
-from meshwright.cli.other_notation import (
-    AXES,
-    expression_here,
-    sizes_here,
-)
+from meshwright.cli.other_notation import AXES, expression_here, sizes_here
 from meshwright.cli.other_subjects import HOSTS, words_of
 from meshwright.cli.other_values import LISTS, in_words, plain_words
 from meshwright.cli.other_words import command_here
@@ -68,7 +64,7 @@ def corrected_line(args: Sequence[str], commands: Collection[str]) -> str:
         return ""
     words = unpasted(typed)
     if "--" in words:  # the words after it are another command's
-        return launching(words)
+        return launch_line(words)
     if term := term_asked(words):
         return f"mw help {term}"
     if words and command_here(words[0], commands) == "mw help":
@@ -293,9 +289,8 @@ def _repaired(command: Command, rest: Sequence[str], *, drops: bool = False, com
     inner: list[str] = []
     if command.path[0] == "launch":
         rest, inner = parts_of_launch(rest, command)
-    for piece in _listed(
-        with_types_parted(joined_words(pieces_of(rest, command), command), command), command
-    ):
+    typed = with_types_parted(joined_words(pieces_of(rest, command), command), command)
+    for piece in _listed(typed, command):
         ours = _in_our_words(piece, command)
         if ours is None and not drops:
             return ""

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from meshwright.cli.commands import command_in
-from meshwright.cli.other_subjects import HOSTS, meant, subject, words_of
+from meshwright.cli.other_subjects import HOSTS, meaning_with_value, subject, words_of
 from meshwright.cli.other_values import KINDS_OF_CHIPS, VERBS, in_words, plain_words, strategy
 from meshwright.cli.other_words import (
     ALIKE,
@@ -162,7 +162,7 @@ def value_fault(message: str, args: Sequence[str]) -> str:
         value = next((setting[1] for setting in settings if setting), "")
         options = ["--given"], ["--batch-tokens", "--seq-len", "--set", "--hardware"]
         ours = next(filter(None, (option_here(given, each, value) for each in options)), "")
-        ours = ours or meant(given, ["--given"], value)
+        ours = ours or meaning_with_value(given, ["--given"], value)
         ours = "" if get_close_matches(match[1], WORDS, cutoff=TYPO) else ours
         return f"layout: {match[1]} is {ours.removeprefix('--given ')} here" if ours else message
     if match := _OTHER_VALUE.search(message):
@@ -240,7 +240,7 @@ def _agreeing(answer: str, given: str, value: str, context: Any) -> str:
     if not command or not pieces or not all(piece.option in command.options for piece in pieces):
         return answer
     words = shlex.join(word for piece in pieces for word in piece.words)
-    # An answer about the subject of an option may name ours with other values.
+    # `--x: ...` explains a subject, and may name our options with values of another case than the line's.
     of_subject = answer.startswith(f"{given}: ")
     is_said = any(piece.option in answer and (not of_subject or piece.value in answer) for piece in pieces)
     return answer if is_said or "=all" in words else f"{f'{given} {value}'.rstrip()} is {words} here"
@@ -255,7 +255,7 @@ def _named_option(given: str, context: Any, args: Sequence[str], commands: Seque
         return answer
     if argument := _argument(given, context):
         return f"{given} has no dashes here: {path} {argument}"
-    if ours := meant(given, options, value):
+    if ours := meaning_with_value(given, options, value):
         return f"{given} is {ours} here"
     if len(given) <= _LONGEST_VAGUE and (answer := _by_value(value, options, given)):
         return answer
@@ -355,7 +355,7 @@ def _of_one_dash(given: str, context: Any, args: Sequence[str]) -> str:
     for word in args:
         if re.fullmatch(r"-[A-Za-z][A-Za-z-]+", word) and word.startswith(given):
             value = _value_of(word, args)
-            ours = option_here(f"-{word}", options, value) or meant(word, options, value)
+            ours = option_here(f"-{word}", options, value) or meaning_with_value(word, options, value)
             return f"{word} is {ours} here" if ours else ""
     return ""
 

@@ -24,7 +24,6 @@ from meshwright.hardware.catalog import load as load_hardware
 from meshwright.hardware.catalog import usual
 
 _FIRST_WORDS = 3  # of a line, within which a collective is named: time an allgather
-
 _BYTES = r"[\d.]+ ?[kmgt]i?b"  # an array's size
 
 

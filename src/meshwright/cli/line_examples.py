@@ -20,17 +20,9 @@ _CHECKPOINT = "runs/demo"
 # (bf16 weights; for training also a bf16 gradient, and weights and two moments in float32), the share of the
 # memory that these may take, and the MFU of the run.
 _LEAST_CHIPS = {"train": 8, "serve": 1}
-
 _RUN_SECONDS = 30 * 86_400
-
 _PARAMETER_BYTES = {"train": 16, "serve": 2}
-
 _MEMORY_SHARE, _MFU = 0.5, 0.4
-
-
-def devices_of(mesh: str) -> int:
-    return prod(int(size) for size in re.findall("=([0-9]+)", mesh))
-
 
 # Options of mw plan serve that one step does not take.
 OF_REQUESTS = {
@@ -44,6 +36,11 @@ OF_REQUESTS = {
     "-o",
     "--output",
 }
+
+
+def num_devices_of(mesh: str) -> int:
+    """The devices of the text of a mesh or a layout: the product of its sizes."""
+    return prod(int(size) for size in re.findall("=([0-9]+)", mesh))
 
 
 def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) -> str:
@@ -62,7 +59,7 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
     if "--hardware" in names and any(piece.option == "--smallest" for piece in pieces):
         return "h100"  # a chip, since its number is searched
     if "--hardware" in names and mesh:
-        return f"h100:{devices_of(mesh)}"
+        return f"h100:{num_devices_of(mesh)}"
     if "--mesh" in names and (of_machine := _mesh_of_machine(pieces)):
         return of_machine
     if "--hardware" in names and command.path in (("plan", "train"), ("plan", "serve")):
@@ -74,7 +71,8 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
 def _mesh_of_machine(pieces: Sequence[Piece]) -> str:
     """The mesh of the line's machine with the axes of its expression; "" without a machine.
 
-    Axes are those of the machine's topology, or all chips are one if its letter is no axis of the topology.
+    It has the axes of the machine's topology; if a letter of the expression is no axis of these, the first
+    letter has all chips.
     """
     given = by_option(pieces)
     letters = re.findall(r"_\{?([A-Z](?:,[A-Z])*)", given.get("", ""))
@@ -131,7 +129,7 @@ def with_numbers(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         bare = [spec for spec in machines if ":" not in spec and not spec.endswith(".toml")]
         number = max((_num_chips(spec, pieces, command) for spec in bare), default=0)
         if command.path == ("plan", "serve") and "--layout" in given:  # one step of one layout
-            number = devices_of(given["--layout"])
+            number = num_devices_of(given["--layout"])
         if bare or machines != typed:
             sized = ",".join(f"{spec}:{number}" if spec in bare else spec for spec in machines)
             return [*pieces[:at], replace(pieces[at], value=sized), *pieces[at + 1 :]]

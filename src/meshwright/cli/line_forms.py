@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from meshwright.cli.line_examples import OF_REQUESTS, devices_of
+from meshwright.cli.line_examples import OF_REQUESTS, num_devices_of
 from meshwright.cli.line_merging import merged
 from meshwright.cli.line_pieces import Command, Piece, by_option
 from meshwright.errors import MeshwrightError
@@ -28,7 +28,7 @@ def on_all_chips(pieces: Sequence[Piece], command: Command) -> list[Piece]:
     machine = next((piece.value for piece in pieces if piece.option == "--hardware"), "")
     mesh = next((piece.value for piece in pieces if piece.option == "--mesh"), "")
     if machine and mesh and ":" not in usual(machine):
-        sized = f"{machine}:{devices_of(mesh)}"
+        sized = f"{machine}:{num_devices_of(mesh)}"
         pieces = [replace(each, value=sized) if each.option == "--hardware" else each for each in pieces]
     made = []
     for piece in pieces:
@@ -92,7 +92,7 @@ def _of_script(pieces: Sequence[Piece]) -> list[Piece]:
     kept = [piece for piece in pieces if piece.option != "--mesh"]
     if "--hardware" in given:
         return kept
-    return [*kept, Piece("--hardware", f"cpu:{devices_of(given['--mesh'])}")]
+    return [*kept, Piece("--hardware", f"cpu:{num_devices_of(given['--mesh'])}")]
 
 
 def _of_training_plan(pieces: Sequence[Piece]) -> list[Piece]:

@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.launch.cluster_job import cluster_job
 
 
-def launching(words: Sequence[str]) -> str:
+def launch_line(words: Sequence[str]) -> str:
     """The line of mw launch for `launch -n 4 -- COMMAND` or `launch local -n 4 -- train plan.toml`.
 
     The first lacks the way to launch, the second the `mw` before the command. Empty for other lines.

@@ -99,6 +99,7 @@ def _with_values_of(part: str, values: Mapping[str, str]) -> str:
     if " is --phase generate --batch " in part and "--phase" not in values:
         return f"{part.partition(' is ')[0]}: the batch follows from the load; leave it out"
 
+    # `with_types_parted` made --dtype the type of the computation.
     if part.startswith("--dtype is --weights-dtype") and "--compute-dtype" in values:
         return part.replace("--weights-dtype", "--compute-dtype")
 

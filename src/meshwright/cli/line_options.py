@@ -13,7 +13,7 @@ from meshwright.cli.line_examples import lacking
 from meshwright.cli.line_pieces import Command, Piece, pieces_of
 from meshwright.cli.line_values import layout_here, with_a_right_value
 from meshwright.cli.other_notation import AXES
-from meshwright.cli.other_subjects import is_of_users, meaning, meant, subject, words_of
+from meshwright.cli.other_subjects import is_of_users, meaning, meaning_with_value, subject, words_of
 from meshwright.cli.other_values import (
     BATCH_TOKENS,
     KINDS_OF_CHIPS,
@@ -34,7 +34,8 @@ _NONSENSE = "?!"  # refused except by options that take any text
 _SETTING = re.compile(r"\w+\s*[<>=!]")  # a word of --given or --layout
 _LETTER = 2  # characters, with its dash, of an option of one letter
 _LEAST_OF_PROMPT = 2  # words of a prompt without quotes
-_OF_SEVERAL = ("plan", "serve"), ("plan", "train"), ("fit",)  # commands of several machines
+# Commands whose --hardware may list several machines.
+_SEVERAL_MACHINES = ("plan", "serve"), ("plan", "train"), ("fit",)
 _MOST_JOINED = 4  # words of one value
 # Words in messages that the reader has to replace: NAME, N, C.
 PLACEHOLDER = re.compile(r"(?<![\w.])[A-Z]+(?![\w.=])")
@@ -109,7 +110,7 @@ def _as_named(piece: Piece, command: Command) -> list[Piece] | None:
     """An option that a table lists under the words of its name, with its value."""
     given, value, options = piece.option, piece.value, list(command.options)
     value = per_period(given, value)
-    words = option_here(given, options, value) or meant(given, options, value)
+    words = option_here(given, options, value) or meaning_with_value(given, options, value)
     return _bounded(given, _in_other_words(replace(piece, value=value), words, command)) if words else None
 
 
@@ -360,7 +361,7 @@ def joined_words(pieces: Sequence[Piece], command: Command) -> list[Piece]:
         if piece.option or before is None or not command.takes_value(before.option):
             joined.append(piece)
             continue
-        is_machine = before.option == "--hardware" and command.path in _OF_SEVERAL
+        is_machine = before.option == "--hardware" and command.path in _SEVERAL_MACHINES
         refused = command.fault(before.option, before.value)
         if is_machine and not refused and not command.fault(before.option, piece.value):
             joined[-1] = replace(before, value=f"{before.value},{piece.value}")

@@ -19,8 +19,8 @@ _USES: dict[str, Use] = {
     "--kv-dtype": "cache",
     "--compute-dtype": "activations",
 }
-# Commands whose --hardware is one machine with a number of chips, as for all of mw plot.
-_OF_ONE_MACHINE = ("plan", "train"), ("plan", "rl")
+# Commands that need the number of chips of each machine in --hardware, as all of mw plot do.
+_WITH_NUMBERS = ("plan", "train"), ("plan", "rl")
 # Commands of mw that several processes may run: `mw launch local -- train plan.toml` lacks the `mw`.
 LAUNCHED = "train", "serve", "bench", "audit", "generate"
 
@@ -82,8 +82,8 @@ class Command:
     def fault(self, option: str, value: str) -> str:
         """The message about a value that the option refuses; empty if it takes the value."""
         try:
-            is_one_machine = self.path in _OF_ONE_MACHINE or self.path[0] == "plot"
-            check_value(option, value, is_one_machine=is_one_machine)
+            needs_number = self.path in _WITH_NUMBERS or self.path[0] == "plot"
+            check_value(option, value, needs_number=needs_number)
             self.command.make_context(self.path[-1], [option, value])
         except (MeshwrightError, OSError, ValueError) as error:
             return str(error) or "?"
@@ -115,16 +115,16 @@ def by_option(pieces: Iterable[Piece]) -> dict[str, str]:
     return {piece.option: piece.value for piece in pieces}
 
 
-def check_value(option: str, value: str, *, is_one_machine: bool) -> None:
+def check_value(option: str, value: str, *, needs_number: bool) -> None:
     """Raise MeshwrightError for a value that a command refuses only when it runs.
 
-    is_one_machine: the command needs the number of chips.
+    needs_number: the command needs the number of chips of a machine.
     """
     if option == "--hardware":
         from meshwright.hardware.catalog import chip_of, load, specs, usual
 
         for spec in specs(value):
-            is_chip = ":" not in usual(spec) and not is_one_machine
+            is_chip = ":" not in usual(spec) and not needs_number
             chip_of(usual(spec)) if is_chip else load(spec)
     elif option in _CHECKS:
         _CHECKS[option](value)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright.cli.line_conversions import RUN_LENGTHS
-from meshwright.cli.line_pieces import Command, Piece
+from meshwright.cli.line_pieces import Command, Piece, by_option
 from meshwright.cli.spoken_names import environment
 from meshwright.cli.value_kinds import is_corpus, is_in_usual_folder, may_be_on_the_hub
 
@@ -61,7 +61,7 @@ def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tup
     for piece in pieces:
         is_elsewhere = piece.option in training.options or environment(piece.option, piece.value)
         planned = None if is_elsewhere else replaced(piece, planning)
-        if planned and planned[0].option in RUN_LENGTHS:  # which training has as --steps
+        if planned and planned[0].option in RUN_LENGTHS:  # mw train has --steps for these
             planned = None
         if piece.option in planning.options and piece.option not in training.options:
             planned = [piece]
@@ -101,7 +101,7 @@ def _examples(pieces: Sequence[Piece]) -> list[Piece]:
     """Examples of the machine, sequence length and batch that a plan lacks: this machine's CPUs."""
     from meshwright.models.presets import load_model
 
-    given = {piece.option: piece.value for piece in reversed(pieces)}  # the first value of each
+    given = by_option(reversed(pieces))  # the first value of each
     longest = min(load_model(given["--model"].lower()).max_seq_len, _LONGEST_SEQUENCE)
     length = int(given["--seq-len"]) if given.get("--seq-len", "").isdecimal() else longest
     batch = f"{_SEQUENCES * length}"

@@ -8,10 +8,7 @@ from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 
 from meshwright.cli.line_pieces import Command, Piece, check_value
-from meshwright.cli.other_notation import (
-    AXES,
-    sizes_here,
-)
+from meshwright.cli.other_notation import AXES, sizes_here
 from meshwright.cli.other_values import dtype_here
 from meshwright.cli.other_words import ALIKE
 from meshwright.cli.spoken_names import preset_alike, preset_of_size
@@ -89,7 +86,7 @@ def is_unknown_name(piece: Piece, command: Command) -> bool:
     """Whether a command takes a model or a chip as its argument, and this piece names none."""
     option = "" if piece.option else _named_by(command)
     try:
-        check_value(option, piece.value, is_one_machine=False)
+        check_value(option, piece.value, needs_number=False)
     except (MeshwrightError, OSError, ValueError):
         return True
     return False
@@ -111,7 +108,7 @@ def _with_a_right_name(argument: Piece, command: Command) -> Piece:
     value = argument.value
     for _ in range(_MOST_ROUNDS):
         try:
-            check_value(option, value, is_one_machine=False)
+            check_value(option, value, needs_number=False)
         except (MeshwrightError, OSError, ValueError) as error:
             message = str(error)
             better = (_other_form(option, value, message), *_better(option, value, message))

@@ -460,13 +460,16 @@ def meaning(given: str, options: Collection[str]) -> str:
     return ""
 
 
-def meant(given: str, options: Collection[str], value: str) -> str:
-    """The words of `meaning` with the value given in place of their example's.
+def meaning_with_value(given: str, options: Collection[str], value: str) -> str:
+    """The words of `meaning` with the value in the place of the example's.
 
-    The value of an option that names a number type is a variant of it: --fp8-format hybrid.
+    If the option's name is a number type, its value is a variant of the type, and is dropped:
+    --fp8-format hybrid.
 
-    >>> meant("--fp8-format", ["--given"], "hybrid"), meant("--gas", ["--given"], "4")
-    ('--given matmul_dtype=fp8', '--given microbatches=4')
+    >>> meaning_with_value("--fp8-format", ["--given"], "hybrid")
+    '--given matmul_dtype=fp8'
+    >>> meaning_with_value("--gas", ["--given"], "4")
+    '--given microbatches=4'
     """
     ours = meaning(given, options)
     is_variant = any(ours.endswith(f"dtype={word}") for word in words_of(given)) and not dtype_here(value)
@@ -490,10 +493,8 @@ def subject(given: str, command: str, value: str = "") -> str:
     '--use-flash-attn: attention is a fused kernel except with --software eager; leave it out'
     """
     words = words_of(given)
-    names = {
-        *words,
-        *(f"{first}-{second}" for pair in pairwise(words) for first, second in (pair, pair[::-1])),
-    }
+    pairs = [pair for each in pairwise(words) for pair in (each, each[::-1])]  # in either order
+    names = {*words, *map("-".join, pairs)}
     answers = _SUBJECTS.get(command) or _SUBJECTS.get(command.rpartition(" ")[0], {})
     answer = next((answer for answer, theirs in answers.items() if names & set(theirs.split())), "")
     if names & _USERS and value.isdecimal():

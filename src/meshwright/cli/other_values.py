@@ -46,7 +46,8 @@ def strategy(given: str, options: Collection[str], value: str) -> str:
     >>> strategy("--parallelism", ["--given"], "fsdp+tp"), strategy("--strategy", ["--given"], "tp_pp_zero1")
     ("--given 'fsdp>1,tensor>1'", "--given 'tensor>1,pipe>1,data>1,zero=1'")
     """
-    from meshwright.layout.short import axes_of_strategies, strategy_here  # most command lines are right
+    # Here, since most command lines are right.
+    from meshwright.layout.short import axes_of_strategies, strategy_here
 
     if not _STRATEGY_WORDS & set(re.split(r"[-_.]", given.lower())):
         return ""
@@ -69,7 +70,8 @@ def with_value(words: str, value: str) -> str:
     >>> with_value("--engine NAME", "sglang"), with_value("--tpot-p95 30ms, the percentile,", "20ms")
     ('--engine sglang', '--tpot-p95 20ms, the percentile,')
     """
-    if not value or (value.lower() == "true" and "=true" in words) or "--base-dtype" in words:
+    is_flag = value.lower() == "true" and "=true" in words
+    if not value or is_flag or "--base-dtype" in words:  # QLoRA's words have the type that it needs
         return words
     if words.startswith("--lengths") and (lengths := _lengths(value)) is not None:
         return lengths
@@ -288,9 +290,9 @@ def dtype_here(name: str) -> str:
     >>> dtype_here("aqt_int8"), dtype_here("modelopt-fp8"), dtype_here("rtx-4090")
     ('int8', 'fp8', '')
     """
-    parts = (part for part in re.split(r"[\W_]+", name.lower()) if part[:1].isalpha())
-    plain = (plain_name(name), *parts)
-    return next((ours for each in plain for pattern, ours in _DTYPES if re.match(pattern, each)), "")
+    words = (word for word in re.split(r"[\W_]+", name.lower()) if word[:1].isalpha())
+    names = (plain_name(name), *words)
+    return next((ours for each in names for pattern, ours in _DTYPES if re.match(pattern, each)), "")
 
 
 LISTS = "--given", "--layout", "--set", "--dims", "--mesh"  # options whose values are words joined by commas

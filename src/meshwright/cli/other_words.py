@@ -609,16 +609,16 @@ def _of_table(plain: str, value: str, options: Collection[str]) -> str:
 
 
 def _of_ranks(plain: str, value: str, options: Collection[str]) -> str:
-    """The words for a number of context ranks, such as --context 2; "" for the length of a context."""
-    is_few = plain == "--context" and value.isdecimal() and int(value) <= _MOST_RANKS
-    return f"--given context={value}" if is_few and "--given" in options else ""
+    """The words for a number of context ranks, such as --context 2 or --sequence-parallelism 2; else "".
 
-
-def _of_sequence_ranks(plain: str, value: str, options: Collection[str]) -> str:
-    """The words for a degree of sequence parallelism, which splits the context; "" for Megatron's flag."""
+    A large --context is a length, and --sequence-parallel without a degree is Megatron's flag.
+    """
+    if not value.isdecimal() or "--given" not in options:
+        return ""
     words = set(words_of(plain))
-    is_degree = "sp" in words and words <= {"sp", "ici", "size", "degree"} and value.isdecimal()
-    return f"--given context={value}" if is_degree and int(value) > 1 and "--given" in options else ""
+    is_degree = "sp" in words and words <= {"sp", "ici", "size", "degree"} and int(value) > 1
+    is_few = plain == "--context" and int(value) <= _MOST_RANKS
+    return f"--given context={value}" if is_degree or is_few else ""
 
 
 def _of_machine_price(plain: str, value: str, options: Collection[str]) -> str:
@@ -712,8 +712,8 @@ def _of_type(plain: str, value: str, options: Collection[str]) -> str:
 
 # Readers of options whose value decides; the first that knows the option counts.
 _BY_VALUE = (
-    _of_machine_price, _of_sequence_ranks, _of_ranks, _of_slices, _program_named, _phase, _target, _of_type,
-    _of_run_time, _of_remat, _of_mixed, _of_answers,
+    _of_machine_price, _of_ranks, _of_slices, _program_named, _phase, _target, _of_type, _of_run_time,
+    _of_remat, _of_mixed, _of_answers,
 )  # fmt: skip
 
 # Names of settings that are unclear without their group: --activation_checkpoint.mode.
@@ -734,8 +734,8 @@ def _plain(option: str) -> str:
     return f"--{name.replace('_', '-').lower()}"
 
 
-# Answers to options with values of a form, by command ("" for any): a word of the option's name ("" for any
-# name), the form, and the answer.
+# Answers that depend on the form of the value. Each row: the beginning of the command, the words of which the
+# option's name has one (any name if there are none), the form as a regular expression, and the answer.
 _BY_FORM: tuple[tuple[str, str, str, str], ...] = (
     ("mw fit", "max longest largest biggest", "",
      "it shows the largest batch and the longest context of every way; leave it out"),
@@ -762,7 +762,7 @@ def answer_here(given: str, command: str, value: str) -> str:
     '--max-context: it shows the largest batch and the longest context of every way; leave it out'
     """
     plain = _plain(given)
-    words = {*plain.strip("-").split("-")}
+    words = set(words_of(plain))
     for path, named, form, answer in _BY_FORM:
         is_named = not named or words & {*named.split()}
         if command.startswith(path) and is_named and re.fullmatch(form, value.lower()):

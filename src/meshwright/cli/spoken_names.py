@@ -10,10 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from meshwright.cli.amounts import FACTORS
-from meshwright.cli.other_notation import (
-    AXES,
-    is_collective,
-)
+from meshwright.cli.other_notation import AXES, is_collective
 from meshwright.cli.other_values import LISTS
 from meshwright.cli.value_kinds import is_machine
 from meshwright.errors import plain_name

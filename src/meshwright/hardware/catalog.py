@@ -149,7 +149,8 @@ def specs(text: str) -> list[str]:
     """
     parts = [part.strip() for part in text.split(",")]
     are_names = all(part.partition(":")[0].lower() in _aliases() for part in parts)
-    is_one = "," not in usual(text) and not (are_names and len({*parts}) > 1)
+    are_several = are_names and len({*parts}) > 1
+    is_one = not are_several and "," not in usual(text)  # `usual` reads one machine
     return [text.strip()] if is_one else parts
 
 
@@ -177,8 +178,8 @@ def _hosts(text: str) -> str:
 
 # Words next to a chip's name that do not tell it from others.
 _BESIDE_CHIPS = re.compile(
-    r"sxm\d?|pcie|hbm\de?|gddr\d\w?|nvidia|geforce|tesla|instinct|google|cloud|amd|intel|tpu|gpus?|chips?|cards?|devices?|"
-    r"nodes?|hosts?|servers?|machines?|of|with|each|and|x"
+    r"sxm\d?|pcie|hbm\de?|gddr\d\w?|nvidia|geforce|tesla|instinct|google|cloud|amd|intel|tpu|gpus?|chips?|"
+    r"cards?|devices?|nodes?|hosts?|servers?|machines?|of|with|each|and|x"
 )
 _MOST_PARTS = 3  # of a chip's name: rtx6000-ada, gb200-nvl72
 _MOST_NUMBERS = 2  # hosts, and chips of each
@@ -197,8 +198,8 @@ def _by_words(text: str) -> str:
     if re.fullmatch(r"[\w.*-]*:[\dx]+|[\w-]+", text) and not re.search(r"gb\b|hbm|\ds\b", text, re.I):
         return ""  # a chip with its number, or one word
     same = re.split(r"[+,\s]+", text.lower().strip())
-    if len(same) > 1 and len({*map(str.strip, same)}) == 1:
-        return _by_words(f"{len(same)} {same[0].strip()}")
+    if len(same) > 1 and len({*same}) == 1:
+        return _by_words(f"{len(same)} {same[0]}")
     if slices := re.fullmatch(r"(.*-\d+) *[x*] *(\d+)", text):
         single = usual(slices[1])
         return f"{slices[2]}*{single}" if ":" in single else ""

@@ -170,7 +170,8 @@ def strategy_here(name: str) -> str:
 def axes_of_strategies(names: str) -> str:
     """The conditions on a layout with several strategies, such as fsdp+tp; empty if one is unknown.
 
-    A pipeline or a ring of context needs no replicas, which its example in `_STRATEGIES` has.
+    The layouts of `_STRATEGIES` with `pipe` or `context` begin with `data=N`, which fills the eight chips of
+    the example; a pipeline or a ring does not need it.
 
     >>> axes_of_strategies("FSDP + TP"), axes_of_strategies("dp,pp"), axes_of_strategies("fsdp+other")
     ('fsdp>1,tensor>1', 'data>1,pipe>1', '')
@@ -180,8 +181,8 @@ def axes_of_strategies(names: str) -> str:
         return ""
     words: dict[str, None] = {}
     for layout in layouts:
-        each = layout.split(",")
-        needed = each[1:] if re.search("pipe|context", layout) else each
+        parts = layout.split(",")
+        needed = parts[1:] if re.search("pipe|context", layout) else parts
         words |= dict.fromkeys(
             re.sub(r"^(data|fsdp|tensor|pipe|context)=\d+", r"\1>1", word) for word in needed
         )
