@@ -73,7 +73,7 @@ def rl_settings(run: Path, given: Mapping[str, Any], *, resumes: bool) -> RlSett
     if not (resumes and path.is_file()):
         return RlSettings(**given)
     try:
-        stored = of_stored(RlSettings, parse_json(read_text(path, MeshwrightError)))
+        stored = of_stored(RlSettings, parse_json(read_text(path, MeshwrightError)), path)
     except (ValueError, TypeError, MeshwrightError) as error:
         raise MeshwrightError(f"{path}: cannot be read ({error}); give the options again") from None
     for name, value in given.items():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -163,10 +164,11 @@ def _same(name: str, stored: object, given: object) -> bool:
 _Stored = TypeVar("_Stored")
 
 
-def of_stored(kind: type[_Stored], values: Mapping[str, Any]) -> _Stored:
+def of_stored(kind: type[_Stored], values: Mapping[str, Any], path: Path) -> _Stored:
     """The dataclass of stored values by name. Raises ValueError for an unknown name, and for a missing one.
 
-    A field with a default may be missing, since earlier versions did not store it.
+    A field with a default may be missing, since earlier versions did not store it: a warning names the file
+    at `path` and these defaults.
     """
     known = {each.name: each for each in fields(cast(Any, kind))}
     for name in values:
@@ -175,7 +177,10 @@ def of_stored(kind: type[_Stored], values: Mapping[str, Any]) -> _Stored:
     needed = (name for name, each in known.items() if each.default is each.default_factory is MISSING)
     if missing := [name for name in needed if name not in values]:
         raise ValueError(f"it lacks {', '.join(map(repr, missing))}")
-    return kind(**values)
+    stored = kind(**values)
+    if taken := [f"{name} = {getattr(stored, name)!r}" for name in known if name not in values]:
+        warnings.warn(f"{path} leaves out settings, whose defaults hold: {', '.join(taken)}", stacklevel=3)
+    return stored
 
 
 def load_settings(run: Path) -> Settings | None:
@@ -185,7 +190,7 @@ def load_settings(run: Path) -> Settings | None:
         return None
     try:
         values = parse_json(read_text(path, MeshwrightError))
-        return of_stored(Settings, values)
+        return of_stored(Settings, values, path)
     except (OSError, ValueError, TypeError, MeshwrightError) as error:
         raise MeshwrightError(
             f"{path}: cannot be read ({error}); delete it and give the options again"
