@@ -46,9 +46,24 @@ def test_defaults_of_an_old_config() -> None:
         "vocab_size": 100,
         "max_position_embeddings": 256,
     }
-    config = from_hf(old, "old")
+    taken = (
+        r"^old: config\.json lacks keys, whose defaults hold: num_key_value_heads = 8, rms_norm_eps = 1e-06, "
+        r"tie_word_embeddings = False, hidden_act = 'silu', rope_theta = 10000\.0$"
+    )
+    with pytest.warns(UserWarning, match=taken):
+        config = from_hf(old, "old")
     assert (config.num_kv_heads, config.d_head, config.norm_eps, config.rope_theta) == (8, 64, 1e-6, 1e4)
     assert (config.tied_embeddings, config.rope_scaling) == (False, None)
+
+
+def test_a_file_with_every_key_takes_no_default(recwarn: pytest.WarningsRecorder) -> None:
+    """Under a family's own names of them; a base is in a key or, in transformers 5, in a table."""
+    whole = {key: value for key, value in HF.items() if not key.startswith("rope_")}
+    for rotary in ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}):
+        assert from_hf(whole | rotary, "llama-3.1-8b").rope_theta == 5e5
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"^llama-3\.1-8b: .* whose defaults hold: rope_theta = 10000\.0$"):
+        from_hf(whole, "llama-3.1-8b")
 
 
 def test_transformers_5_keeps_rotary_settings_in_one_table() -> None:

@@ -10,6 +10,7 @@ from meshwright.files import well_formed
 from meshwright.models.config import TABLES, ModelConfig, check_config_value
 from meshwright.models.families import PLAINEST, families, load_family
 from meshwright.models.families.family import Family, Fixed, Key
+from meshwright.models.families.rope import Rope
 from meshwright.models.mixers import MIXERS
 from meshwright.models.recognised import is_harmless, is_missing, recognised, refusal, rules_of, value_of
 from meshwright.models.stored import stored_dtype
@@ -34,6 +35,9 @@ def from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
         warnings.warn(f"{name}: config.json keys not known and ignored: {', '.join(unknown)}", stacklevel=2)
     with well_formed(f"{name}: config.json", ModelError):
         model = read_fitting(given, family, name)
+    if taken := _defaults_taken(given, family, model):
+        defaults = ", ".join(f"{key} = {value!r}" for key, value in taken.items())
+        warnings.warn(f"{name}: config.json lacks keys, whose defaults hold: {defaults}", stacklevel=2)
     towers = count_towers(config, model.d_model)
     if towers.assumed:
         counted_as = "a plain tower, without parts of its own such as a resampler"
@@ -75,6 +79,23 @@ def _written(config: ModelConfig) -> tuple[Family, dict[str, Any]]:
 
 
 # Reading
+
+# Fields that change what a model computes, whatever its family, and that have defaults.
+_DECIDING = ("num_kv_heads", "norm_eps", "activation", "tied_embeddings")
+
+
+def _defaults_taken(given: Mapping[str, Any], family: Family, model: ModelConfig) -> dict[str, Any]:
+    """The keys of `_DECIDING` fields and of the rotary base that a file lacks, with the default of each."""
+    taken = {
+        key: field_of(model, field) if rule.default is None else rule.default
+        for key, rule in family.keys.items()
+        if isinstance(rule, Key) and not rule.null_is_none and not rule.needed
+        for field in rule.all_fields
+        if field in _DECIDING and all(given.get(each) is None for each in (key, *rule.also))
+    }
+    if any(isinstance(group, Rope) and not group.has_theta(given) for group in family.groups):
+        taken["rope_theta"] = model.rope_theta
+    return taken
 
 
 def read_fitting(given: Mapping[str, Any], family: Family, name: str) -> ModelConfig:

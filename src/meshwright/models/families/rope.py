@@ -105,6 +105,13 @@ class Rope:
             read["rotary_dim"] = _rotary_dim(share, fields["d_head"], name)
         return read
 
+    def has_theta(self, given: Mapping[str, Any]) -> bool:
+        """Whether a file gives the base, in a key or in a table."""
+        tables = [each for key in ("rope_scaling", "rope_parameters") if (each := given.get(key))]
+        inner = [each for table in tables for each in table.values() if isinstance(each, Mapping)]
+        bases = ("rope_theta", "rotary_emb_base")
+        return any(table.get(key) is not None for table in (given, *tables, *inner) for key in bases)
+
     def write(self, model: ModelConfig) -> dict[str, Any]:
         """In the form that transformers 4 and 5 both take."""
         written: dict[str, Any] = {"rope_theta": model.rope_theta, "rope_scaling": None}
