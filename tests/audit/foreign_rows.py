@@ -12,14 +12,29 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from tests.audit.foreign_cases import Case, array, constrained, mesh
 
-_NARROW = jnp.bfloat16
+
+def _of_experts(local: Callable[[Any, Any, Any], Any]) -> Any:
+    """A step of each device's rows, x[B_data, D], router[D, E] and w[E, D, F], with its arguments."""
+    m = mesh("data")
+    specs = P("data"), P(), P()
+    mapped = jax.shard_map(local, mesh=m, in_specs=specs, out_specs=P("data"), check_vma=False)
+    return jax.jit(mapped), (array(m, (2048, 256), "data"), array(m, (256, 8)), array(m, (8, 256, 512)))
+
+
+def _updated(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that updates weights, its first argument, by the gradients of a loss."""
+
+    def step(w: Any, *batch: Any) -> Any:
+        return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w, *batch))
+
+    return step
 
 
 def _experts(*, dense: bool) -> Callable[[], Any]:
     """Experts on each device that multiply all rows and mask them, or only the rows in their buffers."""
 
     def run() -> Any:
-        m, count, room = mesh("data"), 8, 96
+        count, capacity = 8, 96
 
         def local(x: Any, router: Any, w: Any) -> Any:
             gate, chosen = lax.top_k(jax.nn.softmax(x @ router), 2)
@@ -31,13 +46,11 @@ def _experts(*, dense: bool) -> Callable[[], Any]:
                 return out
             expert, row = chosen.reshape(-1), jnp.repeat(jnp.arange(x.shape[0]), 2)
             place = jnp.cumsum(expert[:, None] == jnp.arange(count), 0)[jnp.arange(expert.size), expert] - 1
-            rows = jnp.zeros((count, room, x.shape[1])).at[expert, place].set(x[row], mode="drop")
+            rows = jnp.zeros((count, capacity, x.shape[1])).at[expert, place].set(x[row], mode="drop")
             made = jnp.tanh(jnp.einsum("ecd,efd->ecf", jnp.tanh(jnp.einsum("ecd,edf->ecf", rows, w)), w))
             return jnp.zeros_like(x).at[row].add(made[expert, place] * gate.reshape(-1)[:, None])
 
-        specs = P("data"), P(), P()
-        mapped = jax.shard_map(local, mesh=m, in_specs=specs, out_specs=P("data"), check_vma=False)
-        return jax.jit(mapped), (array(m, (2048, 256), "data"), array(m, (256, 8)), array(m, (8, 256, 512)))
+        return _of_experts(local)
 
     return run
 
@@ -46,7 +59,7 @@ def _chosen(*, dense: bool) -> Callable[[], Any]:
     """Rows of the expert that an argmax chooses: of all experts' rows, or of its own buffer."""
 
     def run() -> Any:
-        m, count, room = mesh("data"), 8, 64
+        count, capacity = 8, 64
 
         def local(x: Any, router: Any, w: Any) -> Any:
             chosen = jnp.argmax(x @ router, -1)
@@ -57,12 +70,10 @@ def _chosen(*, dense: bool) -> Callable[[], Any]:
                 return out
             hits = chosen[:, None] == jnp.arange(count)
             place = jnp.cumsum(hits, 0)[jnp.arange(x.shape[0]), chosen] - 1
-            rows = jnp.zeros((count, room, x.shape[1])).at[chosen, place].set(x, mode="drop")
+            rows = jnp.zeros((count, capacity, x.shape[1])).at[chosen, place].set(x, mode="drop")
             return jnp.einsum("ecf,edf->ecd", jnp.tanh(jnp.einsum("ecd,edf->ecf", rows, w)), w)[chosen, place]
 
-        specs = P("data"), P(), P()
-        mapped = jax.shard_map(local, mesh=m, in_specs=specs, out_specs=P("data"), check_vma=False)
-        return jax.jit(mapped), (array(m, (2048, 256), "data"), array(m, (256, 8)), array(m, (8, 256, 512)))
+        return _of_experts(local)
 
     return run
 
@@ -116,12 +127,9 @@ def _one_position(*, early: bool) -> Callable[[], Any]:
             score = (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]) @ w[2])[..., 0]
             return jnp.mean(score if early else jnp.take_along_axis(score, last[:, None], 1))
 
-        def step(w: Any, x: Any, last: Any) -> Any:
-            return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w, x, last))
-
         w = array(m, (256, 512)), array(m, (512, 512)), array(m, (512, 1))
         rows = array(m, (64, 64, 256), "data"), array(m, (64,), "data", dtype=jnp.int32)
-        return jax.jit(step, donate_argnums=0), (w, *rows)
+        return jax.jit(_updated(loss), donate_argnums=0), (w, *rows)
 
     return run
 
@@ -155,11 +163,8 @@ def _positions(*, narrow: bool) -> Callable[[], Any]:
             scores = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", q.astype(jnp.float32), k))
             return jnp.einsum("bnts,bsnh->btnh", scores, k)
 
-        def narrow_array(shape: tuple[int, ...], *spec: Any) -> Any:
-            return jax.ShapeDtypeStruct(shape, _NARROW, sharding=array(m, shape, *spec).sharding)
-
-        w = narrow_array((256, 4, 64))
-        return jax.jit(step), ((w, w), narrow_array((2, 1024, 256), None, "context"))
+        w = array(m, (256, 4, 64), dtype=jnp.bfloat16)
+        return jax.jit(step), ((w, w), array(m, (2, 1024, 256), None, "context", dtype=jnp.bfloat16))
 
     return run
 
@@ -205,11 +210,8 @@ def _hard_rows(*, within: bool) -> Callable[[], Any]:
 
             return jax.shard_map(own, mesh=m, in_specs=(P(), P("data")), out_specs=P())(w, x)
 
-        def step(w: Any, x: Any) -> Any:
-            return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w, x))
-
         w = array(m, (256, 1024)), array(m, (1024, 256))
-        return jax.jit(step, donate_argnums=0), (w, array(m, (4096, 256), "data"))
+        return jax.jit(_updated(loss), donate_argnums=0), (w, array(m, (4096, 256), "data"))
 
     return run
 
@@ -250,11 +252,8 @@ def _table(*, whole: bool) -> Callable[[], Any]:
             x = constrained(m, table[tokens], "fsdp")
             return jnp.mean(constrained(m, jnp.tanh(x @ constrained(m, w[1], None, None)), "fsdp") ** 2)
 
-        def step(w: Any, tokens: Any) -> Any:
-            return jax.tree.map(lambda a, g: a - 0.1 * g, w, jax.grad(loss)(w, tokens))
-
         w = array(m, (16384, 256), None, "fsdp"), array(m, (256, 256), "fsdp")
-        return jax.jit(step, donate_argnums=0), (w, array(m, (64, 32), "fsdp", dtype=jnp.int32))
+        return jax.jit(_updated(loss), donate_argnums=0), (w, array(m, (64, 32), "fsdp", dtype=jnp.int32))
 
     return run
 

@@ -444,12 +444,9 @@ def test_rows_gathered_by_hand_for_means_are_to_be_reduced() -> None:
 
 def test_a_batch_that_leaves_out_an_axis_without_inputs_is_to_be_split_over_both() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("node", "gpu"))
-
-    def of(shape: tuple[int, ...], *spec: str) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, PartitionSpec(*spec)))
-
-    step = jax.jit(jax.grad(lambda w, x, y: ((jax.numpy.tanh(x @ w) - y) ** 2).mean()))
-    args = of((256, 256)), of((1024, 256), "node"), of((1024, 256), "node")
+    step = jax.jit(jax.grad(lambda w, x, y: ((jnp.tanh(x @ w) - y) ** 2).mean()))
+    rows = array(mesh, (1024, 256), "node")
+    args = array(mesh, (256, 256)), rows, rows
     (finding,) = meshwright.audit(step, *args)["warnings"]
     assert "PartitionSpec(('node', 'gpu'))" in finding["change"]
 
