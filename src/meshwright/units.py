@@ -250,6 +250,15 @@ def format_number_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def and_more(number: int) -> str:
+    """The end of a list that leaves out `number` of its entries; "" if it leaves out none.
+
+    >>> and_more(2), and_more(0)
+    (' and 2 more', '')
+    """
+    return f" and {number} more" if number > 0 else ""
+
+
 def _with_unit(value: float, units: tuple[tuple[float, str], ...]) -> str | None:
     """Three digits in the largest unit that gives at least 1 after rounding, None if there is none."""
     for factor, suffix in units:

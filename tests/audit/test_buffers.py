@@ -69,7 +69,7 @@ def test_the_peak_is_inside_the_loop() -> None:
     ]
     assert found.num_bytes - 6 * MIB < 100
     assert found.to_dict()["buffers"][0]["shape"] == "f32[4,262144]"
-    assert found.by_tensor() == ("`layers/w_in` (2 buffers, 5.24 MB), `layers/mlp_norm` (1 buffer, 1.05 MB)")
+    assert found.by_tensor() == "`layers/w_in` (2 buffers, 5.24 MB), `layers/mlp_norm` (1 buffer, 1.05 MB)"
 
 
 SHARED = """HloModule test, is_scheduled=true

@@ -8,9 +8,10 @@ constraint makes whole, or leaves the constraint out. The step computes the same
 
     seconds = communication + max(matrix products, reads of the inputs)
 
-An alternative counts only if a device needs no more memory with it. If it changes only arguments and leaves a
-device less of a result, the time to gather the result counts too: what reads it would gather it. Other steps
-may read the same arrays and suffer from the change, so the audit reports it and the user decides.
+An alternative counts only if a device needs no more memory with it. One that changes only arguments may leave
+each device a smaller part of a result. The time to gather that result then counts too, since the code that
+reads it would gather it. Other steps may read the same arrays and suffer from the change, so the audit
+reports it and the user decides.
 """
 
 import inspect
@@ -36,7 +37,7 @@ from meshwright.dtypes import NUMBER_TYPES
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.topology import Hardware
 from meshwright.notation.mesh import Mesh
-from meshwright.units import format_seconds
+from meshwright.units import and_more, format_seconds
 
 if TYPE_CHECKING:
     import jax
@@ -369,7 +370,7 @@ def cheaper_shardings(
         if cost is None or cost.num_bytes > _SAME_MEMORY * before.num_bytes:
             continue
         if all(one.is_argument for one in tried.places):
-            gathers = _gathered_results(program, step, tried.places[0].spec, prices)
+            gathers = _result_gather_seconds(program, step, tried.places[0].spec, prices)
             cost = replace(cost, communication=cost.communication + gathers)
         saved = before.seconds - cost.seconds
         if saved > _SHARE_OF_STEP * before.seconds and saved > _SHARE_OF_COMMUNICATION * before.communication:
@@ -379,12 +380,12 @@ def cheaper_shardings(
     return [_remark(best[0], best[1], before)] if best else []
 
 
-def _gathered_results(program: Program, step: Program, spec: Spec, prices: Prices) -> float:
-    """Seconds to gather the results of which a device gets less than in `step`, over the axes of `spec`."""
+def _result_gather_seconds(program: Program, step: Program, spec: Spec, prices: Prices) -> float:
+    """Seconds to gather, over the axes of `spec`, the results of which a device has less than in `step`."""
     axes = tuple(axis for several in spec for axis in several or ())
     pairs = zip(step.main.result.shapes, program.main.result.shapes, strict=True)
-    less = (old for old, new in pairs if new.num_elements < old.num_elements)
-    return sum(prices.gather_seconds(old.num_bytes, axes) for old in less)
+    smaller = (old for old, new in pairs if new.num_elements < old.num_elements)
+    return sum(prices.gather_seconds(old.num_bytes, axes) for old in smaller)
 
 
 def _remark(chosen: Alternative, after: Cost, before: Cost) -> Remark:
@@ -394,7 +395,7 @@ def _remark(chosen: Alternative, after: Cost, before: Cost) -> Remark:
     old, new = _text(first.spec), _text(chosen.spec) if chosen.spec else ""
     subjects = []
     if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        more = and_more(len(names) - 1)
         subjects.append(f"argument `{names[0]}`{more}")
     if lines:
         subjects.append(f"the constraint at {', '.join(lines[:3])}")

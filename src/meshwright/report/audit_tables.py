@@ -5,7 +5,7 @@ from collections.abc import Callable
 from meshwright.report.run_documents import JsonDocument, audit_rows, collective_text
 from meshwright.report.table import Cell, Table
 from meshwright.report.text import ABSENT, UNAVAILABLE, bytes_text
-from meshwright.units import format_bytes, format_count, format_seconds
+from meshwright.units import and_more, format_bytes, format_count, format_seconds
 
 STATUS_TONE = {
     "match": "good",
@@ -113,7 +113,7 @@ def overlap_table(audit: JsonDocument) -> Table | str | None:
     rows = []
     for name in sorted((name for name in moved if moved[name] >= least), key=lambda name: -moved[name]):
         named = list(products[name])
-        more = f" and {len(named) - 2} more" if len(named) > 2 else ""
+        more = and_more(len(named) - 2)
         rows.append((name, Cell(", ".join(named[:2]) + more) if named else Cell("nothing", "warn")))
     columns = ("collective|code", "products meanwhile|code")
     return Table.of("Overlap of the largest collectives", columns, rows)

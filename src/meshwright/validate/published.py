@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 
 from meshwright.errors import PlanError
 from meshwright.files import read_text
+from meshwright.units import and_more
 from meshwright.validate.load_test_row import MAX_BATCH, ROW_MODES, LoadTestRow
 from meshwright.validate.read_row import ReadRow, column_fields
 
@@ -201,7 +202,7 @@ def read_rows(path: Path) -> list[TableRow | UnreadRow]:
     if missing := [name for name in needed if name not in columns]:
         if _REPLACED in head:
             read_text(path, PlanError)
-        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        more = and_more(len(missing) - _MOST_NAMED)
         raise PlanError(
             f"{path}: lacks the column {', '.join(missing[:_MOST_NAMED])}{more}; its first line must name "
             "the columns, as in benchmarks/published/training.csv"

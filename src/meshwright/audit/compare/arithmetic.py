@@ -17,7 +17,7 @@ from meshwright.audit.hlo.trace import known_runs, places
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import number_type
 from meshwright.layout import Layout
-from meshwright.units import format_bytes
+from meshwright.units import and_more, format_bytes
 
 # Scopes whose whole forward pass is in float32: the loss of logits, and the choice of experts.
 _WIDE_SCOPES = ("loss", "top_k", "router_losses")
@@ -132,7 +132,7 @@ def _of_host(transfers: Sequence[HostTransfer]) -> list[Remark]:
     largest = max(transfers, key=lambda one: one.num_bytes)
     size = sum(transfer.num_bytes for transfer in transfers)
     name = largest.instruction.label
-    others = f" and {len(transfers) - 1} more" if len(transfers) > 1 else ""
+    others = and_more(len(transfers) - 1)
     what = f"`{name}`{others} {largest.what}: {format_bytes(size)} a step, and the device waits"
     change = _RETURN_IT if largest.is_call else "keep it on the device"
     return [Remark("host", name, what, largest.instruction.where, change, size)]

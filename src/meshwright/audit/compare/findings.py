@@ -29,7 +29,7 @@ from meshwright.audit.hlo.read import Instruction, Program, arrays
 from meshwright.audit.hlo.trace import CallPath, TracedValue, resolve
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import dtype_bytes
-from meshwright.units import format_bytes
+from meshwright.units import and_more, format_bytes
 
 # Products in a wider type than planned are reported above this share of all FLOPs.
 WIDE_SHARE = 0.01
@@ -138,7 +138,7 @@ def kept_findings(program: Program) -> list[Remark]:
     if not kept:
         return []
     largest = max(kept, key=lambda buffer: buffer.shapes[0].num_bytes)
-    name, others = largest.label, f" and {len(kept) - 1} more" if len(kept) > 1 else ""
+    name, others = largest.label, and_more(len(kept) - 1)
     num_bytes = sum(one.shapes[0].num_bytes for one in kept)
     what = f"`{name}`{others}, {format_bytes(num_bytes)}: given back as it came, not updated"
     return [Remark("state", name, what, "", "return the optimizer's result", 0)]
@@ -334,7 +334,7 @@ def state_findings(passes: Iterable[StatePass], planned: PlannedStep, prices: Pr
         return []
     largest = max(passes, key=lambda collective: collective.num_bytes)
     name, inputs = largest.state.label, {one.state.name for one in passes}
-    others = f" and {len(inputs) - 1} more" if len(inputs) > 1 else ""
+    others = and_more(len(inputs) - 1)
     what = f"`{name}`{others}: {format_bytes(num_bytes)} pass through memory outside of products"
     where = largest.by.label
     return [
@@ -383,8 +383,8 @@ def compare_memory(
             _finding(
                 "temporaries",
                 f"the program takes {format_bytes(total)}, {total / planned.memory_total:.2f} times the "
-                f"planned {format_bytes(planned.memory_total)}; its largest buffers are "
-                + (f"{peak.by_tensor()}, and others, in memory.peak" if peak else "in memory.peak"),
+                f"planned {format_bytes(planned.memory_total)}; its largest buffers are in memory.peak"
+                + (f": {peak.by_tensor()}" if peak else ""),
                 "",
                 total - planned.memory_total,
             )

@@ -220,7 +220,7 @@ def _instruction(
     piece: one tensor among several in one array, its share of the array, and its name if known.
     """
     instruction = value.instruction
-    sent = [operand.instruction.shapes[operand.path[0] if operand.path else 0] for operand in operands]
+    sent = [operand.shape for operand in operands]
     first, share, own_name = piece or (operands[0], _share_of_tile(program, operands[0]), "")
     origin = list(history(program, first, MOVED))
     groups = groups_of(instruction, program.num_devices)
@@ -288,8 +288,7 @@ def _together_bytes(value: TracedValue, op: Op, share: Fraction) -> int:
     count = _num_tensors(value.instruction, op)
     if count == 1 and share == 1:
         return 0
-    operands = [value.operand(i) for i in range(count)]
-    sent = [one.instruction.shapes[one.path[0] if one.path else 0] for one in operands]
+    sent = [value.operand(i).shape for i in range(count)]
     return sum(shape.num_bytes for shape in (_results(value, op) if op == "all_gather" else sent))
 
 

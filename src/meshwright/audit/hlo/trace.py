@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from meshwright.audit.hlo.op_names import OF_BLOCKS
-from meshwright.audit.hlo.read import Computation, Instruction, Program
+from meshwright.audit.hlo.read import ArrayShape, Computation, Instruction, Program
 from meshwright.models.scopes import at_most, by_even_load, in_extra_passes
 
 COPIES = frozenset({"copy", "bitcast", "reshape", "copy-done", "copy-start", "opt-barrier"})
@@ -15,6 +15,8 @@ SLICES = frozenset({"slice", "dynamic-slice", "slice-start", "slice-done"})
 # Operations that return their first operand with a part of it written.
 WRITES = ("dynamic-update-slice", "scatter")
 MOVES = COPIES | SLICES | {"convert", "transpose", "bitcast-convert"}
+# Moves, and operations that repeat their operand along further dimensions.
+MOVES_OR_REPEATS = MOVES | {"broadcast"}
 # Custom calls of XLA for TPU that concatenate arrays or cut off padding of zeros.
 _MOVING_CALLS = ("ConcatBitcast", "ZeroCrop")
 _CALLS = frozenset({"fusion", "call", "async-start"})
@@ -73,6 +75,11 @@ class TracedValue:
     def is_input(self) -> bool:
         """Whether it is an input of the program: a parameter of the entry, not of a called computation."""
         return self.instruction.opcode == "parameter" and not self.place.frames
+
+    @property
+    def shape(self) -> ArrayShape:
+        """The shape of the array, or of the tuple's element."""
+        return self.instruction.shapes[self.path[0] if self.path else 0]
 
     def operand(self, index: int, path: tuple[int, ...] = ()) -> "TracedValue":
         name = self.instruction.operands[index]

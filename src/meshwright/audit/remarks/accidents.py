@@ -18,18 +18,26 @@ from meshwright.audit.facts.groups import first_split_over, split_over, tiles_of
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, WRITES, TracedValue, entered_as, places, resolve
+from meshwright.audit.hlo.trace import (
+    MOVES_OR_REPEATS,
+    WRITES,
+    TracedValue,
+    entered_as,
+    places,
+    resolve,
+)
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.activations import UNCONSTRAINED
 from meshwright.audit.remarks.fault_rule import Fault, ProgramContext, is_integer
 from meshwright.audit.remarks.necessity import NEED_RULES
 from meshwright.audit.remarks.origins import ORIGIN_RULES
 from meshwright.audit.remarks.patterns import FAULT_RULES, exposed
-from meshwright.audit.remarks.sums import REPLICATED_STATE
+from meshwright.audit.remarks.sums import REPLICATED_STATE, SUMMED_WHOLE
 from meshwright.audit.remarks.whole_dimension import SCAN, WHOLE_DIMENSION
 from meshwright.audit.remarks.widened import widened_send
 from meshwright.cost.reshard_seconds import sent_bytes
 from meshwright.notation.mesh import Mesh
+from meshwright.units import and_more
 
 
 class ProgramBatch(NamedTuple):
@@ -118,7 +126,7 @@ def written_in_part(program: Program) -> set[str]:
 
 def _chooses_whole(program: Program, select: TracedValue) -> bool:
     """Whether a select takes one of its arrays whole, by a single condition."""
-    condition = resolve(program, select.operand(0), MOVES | {"broadcast"})
+    condition = resolve(program, select.operand(0), MOVES_OR_REPEATS)
     return not condition.instruction.shapes[0].dims
 
 
@@ -263,13 +271,12 @@ def _of_several(alike: list[Remark]) -> Remark:
     names = list(dict.fromkeys(f"`{one.tensor}`" for one in others if one.tensor != first.tensor))
     if not names:
         return first
-    rest = len(names) - _MOST_NAMES
-    text = ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    text = ", ".join(names[:_MOST_NAMES]) + and_more(len(names) - _MOST_NAMES)
     return replace(first, what=f"{first.what}; so {'is' if len(names) == 1 else 'are'} {text}")
 
 
 # Consequences of activations that are not constrained to the batch's axes.
-_FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_resharded", "summed_whole",
+_FOLLOWING = ("contraction_gathered", "activation_gathered", "activation_resharded", SUMMED_WHOLE,
               "computed_repeatedly", "moved_there_and_back")  # fmt: skip
 
 

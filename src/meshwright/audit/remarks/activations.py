@@ -126,8 +126,8 @@ _APART = (
 def _gathered_to_merge(emitted: Emitted, context: ProgramContext) -> Fault | None:
     """An activation gathered by a reshape that merges its dimensions, so that all devices have all rows.
 
-    FSDP gathers a weight at its reshape, too. A reshape of other dimensions, as by jnp.repeat of heads,
-    leaves the split one apart.
+    No fault for a weight, which FSDP may gather at a reshape; nor if a reader still has the split dimension
+    as one of its own, as after jnp.repeat of heads.
     """
     if len(emitted.dimensions) != 1 or emitted.dimensions == [0] or not _is_activation(emitted, context):
         return None
@@ -144,7 +144,7 @@ def _gathered_to_merge(emitted: Emitted, context: ProgramContext) -> Fault | Non
 
 
 def _is_activation(emitted: Emitted, context: ProgramContext) -> bool:
-    """Whether it moves a computed value, a part of the batch, or an input in the shape of a result."""
+    """Whether a collective moves a computed value, a part of the batch, or an input shaped like a result."""
     stored = resolve(context.program, emitted.operand(), MOVES)
     if not stored.is_input:
         return is_computed(context.program, emitted.operand())

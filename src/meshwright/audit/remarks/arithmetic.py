@@ -9,7 +9,7 @@ from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, resolve, sources
+from meshwright.audit.hlo.trace import MOVES, MOVES_OR_REPEATS, TracedValue, resolve, sources
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import of_hlo
 
@@ -167,7 +167,7 @@ def is_scaled_one_hot(program: Program, value: TracedValue) -> bool:
     for _ in range(_MOST_FACTORS):
         if not left:
             return False
-        origin = resolve(program, left.pop(), MOVES | {"broadcast"})
+        origin = resolve(program, left.pop(), MOVES_OR_REPEATS)
         if _is_one_hot(program, origin):
             return True
         if origin.instruction.opcode in ("multiply", "and", "concatenate") or op_of(origin.instruction):
@@ -184,7 +184,7 @@ def _is_one_hot(program: Program, value: TracedValue) -> bool:
     origin = resolve(program, value, MOVES)
     if origin.instruction.opcode != "compare" or origin.instruction.attributes.get("direction") != "EQ":
         return False
-    sides = (resolve(program, origin.operand(at), MOVES | {"broadcast"}) for at in (0, 1))
+    sides = (resolve(program, origin.operand(at), MOVES_OR_REPEATS) for at in (0, 1))
     return any(side.instruction.opcode == "iota" for side in sides)
 
 

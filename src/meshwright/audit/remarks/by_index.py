@@ -9,7 +9,7 @@ from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.shards import device_values
 from meshwright.audit.hlo.op_names import primitive_of
 from meshwright.audit.hlo.read import Instruction, Program
-from meshwright.audit.hlo.trace import MOVES, TracedValue, ancestors, resolve, sources
+from meshwright.audit.hlo.trace import MOVES, MOVES_OR_REPEATS, TracedValue, ancestors, resolve, sources
 from meshwright.audit.remarks.fault_rule import (
     BATCH_SHUFFLED,
     CONSTRAINTS,
@@ -100,13 +100,13 @@ def _chosen_among_all(emitted: Emitted, context: ProgramContext) -> str:
 
 
 def _chooser(program: Program, indices: TracedValue) -> str:
-    """The primitive that draws indices or chooses them by scores: "top_k" or "sort"; otherwise "".
+    """The source of chosen indices: "jax.random", or a "top_k" or "sort" of scores; "" for others.
 
-    A sort whose order all rows take, or of integers such as the numbers of experts, chooses none.
+    A sort chooses no rows if it keeps all of them, or sorts integers such as the numbers of experts.
     """
     left, seen = [indices], 0
     while left and seen < MOST_VALUES:
-        origin = resolve(program, left.pop(), MOVES | {"broadcast"})
+        origin = resolve(program, left.pop(), MOVES_OR_REPEATS)
         instruction = origin.instruction
         seen += 1
         if DRAWS.search(instruction.op_name):
@@ -122,7 +122,8 @@ def _chooser(program: Program, indices: TracedValue) -> str:
     return ""
 
 
-# Operations on indices beyond the elementwise ones: their bounds, and the parts of a flattened index.
+# Operations that a choice passes before it is an index, beyond the elementwise ones: they keep indices in
+# bounds, join them, or cut a flattened index into its parts.
 _OF_INDICES = ("compare", "clamp", "concatenate", "remainder", "and", "shift-right-logical")
 
 
@@ -171,7 +172,7 @@ _SHARD_COLUMNS = (
 )
 
 
-# If a constraint gathers the table.
+# The remedy if a constraint gathers the table.
 _LEAVE_IN_SHARDS = (
     "leave out the constraint that makes the table whole, and constrain only the rows that are looked up: a "
     "table split along its columns, P(None, axis), is then looked up in shards, and the rows are exchanged "
@@ -180,7 +181,7 @@ _LEAVE_IN_SHARDS = (
 
 
 def _is_made_whole(emitted: Emitted, context: ProgramContext) -> bool:
-    """Whether a constraint gathers a stored table of floating-point numbers, no part of the batch."""
+    """Whether a constraint gathers a stored array that is no part of the batch."""
     if emitted.op != "all_gather" or primitive_of(emitted.collective.op_name) not in CONSTRAINTS:
         return False
     stored = resolve(context.program, emitted.operand(), MOVES)
@@ -282,7 +283,7 @@ def _counts(program: Program, indices: TracedValue, groups: Sequence[Sequence[in
     counted: set[int] = set()
     whole: set[int] = set()
     while left and seen < MOST_VALUES:
-        origin = resolve(program, left.pop(), MOVES | {"broadcast"})
+        origin = resolve(program, left.pop(), MOVES_OR_REPEATS)
         instruction = origin.instruction
         if instruction.opcode == "concatenate":
             columns = list(enumerate(origin.operands()))
@@ -318,8 +319,8 @@ def _is_count(program: Program, part: TracedValue) -> bool:
 def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | None:
     """The input whose rows a collective sends: all of them, or those that a gather looks up.
 
-    None if the input is neither of the batch nor in the shape of a result, and not sent over the batch's axes
-    either.
+    Over other axes than the batch's, only an input that is of the batch or has the shape of a result counts.
+    None without such an input.
     """
     program = context.program
     left, seen = [emitted.operand()], 0
@@ -327,8 +328,8 @@ def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | No
         origin = resolve(program, left.pop(), MOVES)
         instruction = origin.instruction
         if origin.is_input:
-            is_sent = context.is_of_batch(instruction) or is_like_a_result(instruction, context)
-            return instruction if is_sent or set(emitted.axes) & context.batch_axes else None
+            are_rows = context.is_of_batch(instruction) or is_like_a_result(instruction, context)
+            return instruction if are_rows or set(emitted.axes) & context.batch_axes else None
         if instruction.opcode == "gather":
             left = [origin.operand(0)]
         elif instruction.opcode in ELEMENTWISE:

@@ -8,14 +8,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshwright.audit.facts.communication import narrowest_dtype
-from meshwright.audit.facts.matmuls import innermost_name, products
+from meshwright.audit.facts.matmuls import products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.facts.shards import device_values
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import (
-    MOVES,
+    MOVES_OR_REPEATS,
     CallPath,
     TracedValue,
     ancestors,
@@ -26,10 +25,9 @@ from meshwright.audit.hlo.trace import (
     value_key,
 )
 from meshwright.audit.remarks import Remark
+from meshwright.audit.remarks.unnecessary_products import is_reported, remark_on_products
 
 _Key = tuple[object, ...]
-# Dropped products are reported if they take a larger share of the program's FLOPs.
-_LEAST_SHARE = 0.05
 
 
 def dropped_products(program: Program, prices: Prices) -> list[Remark]:
@@ -53,23 +51,22 @@ def dropped_products(program: Program, prices: Prices) -> list[Remark]:
         if (key := value_key(product.value)) in kept_by and key not in needed
     ]
     excess = sum(flops for _, flops in dropped)
-    if excess <= _LEAST_SHARE * sum(one.flops for one in of_program):
+    if not is_reported(excess, sum(one.flops for one in of_program)):
         return []
     largest, _ = max(dropped, key=lambda pair: pair[1])
-    instruction = largest.value.instruction
-    name = innermost_name(instruction)
-    others = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
     kept = round(kept_by[value_key(largest.value)] * program.num_devices)
     drop, change = "replace the result by zeros", _SHARE
     if value_key(largest.value) in in_turns:
         drop, change = "drop the result in each turn: they work one after another", _MICROBATCHES
     what = (
-        f"the matmul `{name}`{others}: all {program.num_devices} devices compute it, and all but {kept} "
-        f"{drop}, which wastes {excess:.3g} FLOPs per device"
+        f"all {program.num_devices} devices compute it, and all but {kept} {drop}, which wastes {excess:.3g} "
+        "FLOPs per device"
     )
-    seconds = prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0)))
-    where, at = instruction.op_name, instruction.name
-    return [Remark("computed_repeatedly", name, what, where, change, 0, seconds, instruction=at)]
+    return [
+        remark_on_products(
+            "computed_repeatedly", largest, len(dropped), what, change, excess, program, prices
+        )
+    ]
 
 
 _SHARE = (
@@ -117,7 +114,7 @@ def zeros_elsewhere(program: Program, select: TracedValue) -> Chosen | None:
     zeros = [is_zero(program, select.operand(at)) for at in (1, 2)]
     if zeros.count(True) != 1:
         return None
-    condition = resolve(program, select.operand(0), MOVES | {"broadcast"})
+    condition = resolve(program, select.operand(0), MOVES_OR_REPEATS)
     takes_first = device_values(program, condition)
     if not takes_first or len(set(takes_first)) == 1:
         return None
@@ -129,7 +126,7 @@ def zeros_elsewhere(program: Program, select: TracedValue) -> Chosen | None:
 def _of_mask(program: Program, product: TracedValue) -> Chosen | None:
     """The value that a mask of 0 and 1, by the device's number and the loop's turn, multiplies."""
     for at in (0, 1):
-        mask = resolve(program, product.operand(at), MOVES | {"broadcast"})
+        mask = resolve(program, product.operand(at), MOVES_OR_REPEATS)
         if mask.instruction.opcode == "compare" and (share := _share_of_turn(program, mask, product)):
             return Chosen(product.operand(1 - at), 1 - at, share, in_turns=True)
     return None
@@ -140,7 +137,7 @@ def _of_turns(program: Program, select: TracedValue) -> Chosen | None:
 
     A condition of inequality chooses the value by its third operand.
     """
-    condition = resolve(program, select.operand(0), MOVES | {"broadcast"})
+    condition = resolve(program, select.operand(0), MOVES_OR_REPEATS)
     share = _share_of_turn(program, condition, select)
     kept = 2 if condition.instruction.attributes.get("direction") == "NE" else 1
     return Chosen(select.operand(kept), kept, share, in_turns=True) if share else None
@@ -170,7 +167,7 @@ def _share_of_turn(program: Program, condition: TracedValue, user: TracedValue) 
 
 def is_zero(program: Program, value: TracedValue) -> bool:
     """Whether a value is the constant 0, also broadcast to an array."""
-    origin = resolve(program, value, MOVES | {"broadcast"})
+    origin = resolve(program, value, MOVES_OR_REPEATS)
     literal = origin.instruction.literal
     return origin.instruction.opcode == "constant" and literal in ("0", "-0", "0.0", "{0}")
 

@@ -71,9 +71,9 @@ MOVED = ("permute", "all_to_all", "all_gather")
 CONSTRAINTS = ("sharding_constraint", "reshard")
 # JAX's primitives by which a loop reads the row of its turn.
 TURN_BY_TURN = ("dynamic_slice", "dynamic_index_in_dim", "squeeze")
-# The kind of a batch's or activations' gathers, after which all devices repeat the work on all rows.
+# Kind of a fault: the batch, or activations, are gathered, so that all devices repeat the work on all rows.
 BATCH_GATHERED = "batch_gathered"
-# The kind of rows of the batch that other devices read by index.
+# Kind of a fault: devices read rows of the batch, or of activations, by index from other devices.
 BATCH_SHUFFLED = "batch_shuffled"
 # Opcodes of reductions.
 REDUCES = ("reduce", "reduce-window")

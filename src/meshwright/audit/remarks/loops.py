@@ -1,15 +1,12 @@
 """Work that a loop repeats in each turn, although its operands are the same in all of them."""
 
-from meshwright.audit.facts.communication import narrowest_dtype
-from meshwright.audit.facts.matmuls import Product, innermost_name, products
+from meshwright.audit.facts.matmuls import Product, products
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import Program
 from meshwright.audit.hlo.trace import TracedValue, callers, same_each_turn, trip_count
 from meshwright.audit.remarks import Remark
+from meshwright.audit.remarks.unnecessary_products import is_reported, remark_on_products
 from meshwright.units import format_number_of
-
-# Repeated products are reported if they have a larger share of the program's FLOPs.
-_SHARE = 0.05
 
 
 def repeated_in_loops(program: Program, prices: Prices) -> list[Remark]:
@@ -24,25 +21,22 @@ def repeated_in_loops(program: Program, prices: Prices) -> list[Remark]:
         if turns > 1:
             repeated.append((product, turns))
     excess = sum(product.flops * (1 - 1 / turns) for product, turns in repeated)
-    if excess <= _SHARE * total:
+    if not is_reported(excess, total):
         return []
     largest, turns = max(repeated, key=lambda pair: pair[0].flops)
-    instruction = largest.value.instruction
-    name = innermost_name(instruction)
-    others = f" and {len(repeated) - 1} more" if len(repeated) > 1 else ""
-    num_bytes = instruction.shapes[0].num_bytes
+    num_bytes = largest.value.instruction.shapes[0].num_bytes
     return [
-        Remark(
+        remark_on_products(
             "computed_repeatedly",
-            name,
-            f"the matmul `{name}`{others}: computed in each of {format_number_of(turns, 'turn')} of a loop "
-            f"from operands that do not change, {excess:.3g} FLOPs per device for the same values",
-            instruction.where,
+            largest,
+            len(repeated),
+            f"computed in each of {format_number_of(turns, 'turn')} of a loop from operands that do not "
+            f"change, {excess:.3g} FLOPs per device for the same values",
             f"compute it once before the loop, and let the loop read the result ({num_bytes:,} B for each "
             "run): keys and values of an encoder's output are a cache, like those of earlier tokens",
-            0,
-            prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0))),
-            instruction=instruction.name,
+            excess,
+            program,
+            prices,
         )
     ]
 

@@ -13,10 +13,18 @@ from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.op_names import phase_of, primitive_of
 from meshwright.audit.hlo.read import Program, dtype_bits
-from meshwright.audit.hlo.trace import MOVES, TracedValue, history, resolve, sources, value_key
+from meshwright.audit.hlo.trace import (
+    MOVES,
+    MOVES_OR_REPEATS,
+    TracedValue,
+    history,
+    resolve,
+    sources,
+    value_key,
+)
 from meshwright.audit.remarks import Remark
 from meshwright.dtypes import of_hlo
-from meshwright.units import format_number_of
+from meshwright.units import and_more, format_number_of
 
 # Promoted matmuls are reported if they have a larger share of the program's FLOPs: routers may be promoted.
 _SHARE = 0.05
@@ -44,7 +52,7 @@ def promoted_products(program: Program, prices: Prices, sent: Iterable[Emitted])
     largest, narrow, wide = max(promoted, key=lambda one: one[0].flops)
     instruction = largest.value.instruction
     name = innermost_name(instruction)
-    others = f" and {len(promoted) - 1} more" if len(promoted) > 1 else ""
+    others = and_more(len(promoted) - 1)
     kept, given = _narrow_type(program, narrow), of_hlo(wide.instruction.shapes[0].dtype)
     origin = next((promoter for _, _, each in promoted if (promoter := _promoter(program, each))), None)
     by, change = _of_origin(program, origin, kept)
@@ -87,7 +95,7 @@ def _of_origin(program: Program, origin: TracedValue | None, kept: str) -> tuple
     name = primitive_of(origin.instruction.op_name) or origin.instruction.opcode
     by = f", since {name} has promoted an operand"
     operands = origin.operands()
-    ends = [resolve(program, each, MOVES | {"broadcast"}) for each in operands]
+    ends = [resolve(program, each, MOVES_OR_REPEATS) for each in operands]
     if not any(one.instruction.opcode == "constant" for one in ends):
         return by, f"cast the 32-bit operand of that {name} to {kept}, or its result back (.astype({kept}))"
     return f"{by}: its constant has {_WIDE} bits", (
@@ -136,7 +144,7 @@ def _was_narrow(program: Program, value: TracedValue) -> bool:
     """Whether a value is a 16-bit one, or a matmul of two whose result has not been rounded to them."""
     origin = resolve(program, value, MOVES)
     if not is_product(origin):
-        return bool(_narrow_type(program, value, MOVES | {"broadcast"}))  # also rows that are repeated
+        return bool(_narrow_type(program, value, MOVES_OR_REPEATS))  # also rows that are repeated
     operands = origin.operands()
     return all(_narrow_type(program, each) for each in operands)
 
@@ -165,7 +173,7 @@ def _wide_before(program: Program, wide: TracedValue) -> Iterator[tuple[TracedVa
     """
     left, seen = [wide], set[tuple[object, ...]]()
     while left and len(seen) < _MOST_STEPS:
-        value = resolve(program, left.pop(0), MOVES | {"broadcast"})
+        value = resolve(program, left.pop(0), MOVES_OR_REPEATS)
         opcode, is_moved = value.instruction.opcode, op_of(value.instruction) is not None
         is_followed = opcode in (*ELEMENTWISE, *_BY_INDEX, "reduce") or is_moved or is_product(value)
         if value_key(value) in seen or not is_followed:

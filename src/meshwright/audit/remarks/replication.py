@@ -41,7 +41,7 @@ from meshwright.audit.remarks.fault_rule import BATCH_GATHERED, BATCH_SHUFFLED, 
 from meshwright.audit.remarks.origins import DRAWS
 from meshwright.audit.remarks.sums import REPLICATED_STATE
 from meshwright.notation.mesh import Mesh
-from meshwright.units import format_seconds
+from meshwright.units import and_more, format_seconds
 
 REPEATED = "computed_repeatedly"
 _CACHE = re.compile(r"(?i)cache|(?:^|[^a-z])kv(?:$|[^a-z])")
@@ -55,8 +55,8 @@ def replicated_state(
 ) -> list[Remark]:
     """A warning for unsharded optimizer state or, in inference, unsharded caches.
 
-    state: its inputs (`state_of`). peak_bytes: of one device's temporaries. State that is a small part of a
-    device's memory is not reported.
+    state: the inputs to check (`state_of`). peak_bytes: of one device's temporaries. State that is a small
+    part of a device's memory is not reported.
     """
     training = is_differentiated(program)
     total = sum(one.shapes[0].num_bytes for one in _arrays(program) if one.shapes)
@@ -129,7 +129,7 @@ def _of_state(replicated: list[tuple[Instruction, int]], prices: Prices, *, trai
     name = largest.label
     excess = round(sum(one.shapes[0].num_bytes * (1 - 1 / count) for one, count in replicated))
     over = prices.over(copied_over(largest, prices.mesh), copies)
-    others = f" and {len(replicated) - 1} more" if len(replicated) > 1 else ""
+    others = and_more(len(replicated) - 1)
     what = f"`{name}`{others}: replicated on {copies} devices over {over}, {excess:,} B a device more"
     if training:
         kind, change = REPLICATED_STATE, f"shard the optimizer state over {over} too (ZeRO-1)"
@@ -223,14 +223,12 @@ def gathered_operands(remarks: Iterable[Remark], sent: Iterable[Emitted]) -> lis
 
     All devices of such a gather compute the same product with it, which needs no warning of its own.
     """
-    gathered, summed = set[str](), set[str]()
-    for remark in remarks:
-        if remark.kind in ("contraction_gathered", BATCH_GATHERED, BATCH_SHUFFLED):
-            gathered.add(remark.tensor)
-        if remark.kind == BATCH_SHUFFLED:  # rows read by index may be sums with other devices' zeros
-            summed.add(remark.tensor)
-    tensors = {"all_gather": gathered, "all_reduce": summed}
-    return [one for one in sent if one.tensor in tensors.get(one.op, ())]
+    tensors = {(remark.kind, remark.tensor) for remark in remarks}
+    kinds = {
+        "all_gather": ("contraction_gathered", BATCH_GATHERED, BATCH_SHUFFLED),
+        "all_reduce": (BATCH_SHUFFLED,),  # rows read by index, summed with the other devices' zeros
+    }
+    return [one for one in sent if any((kind, one.tensor) in tensors for kind in kinds.get(one.op, ()))]
 
 
 def _is_cheaper_than_results(
@@ -459,7 +457,7 @@ def _of_sum(gather: Emitted, result_bytes: int, prices: Prices) -> Remark:
 
 def _of_equal(equal: Sequence[Emitted], prices: Prices) -> Remark:
     largest = max(equal, key=prices.sent)
-    others = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
+    others = and_more(len(equal) - 1)
     size = largest.collective.groups.size
     primitive = largest.collective.primitive
     return Remark(
@@ -496,7 +494,7 @@ def _of_call(gathers: Sequence[Emitted], prices: Prices) -> Remark:
     largest = max(gathers, key=prices.sent)
     over = prices.over(largest.axes, largest.collective.groups.size)
     num_bytes = largest.collective.gathered_bytes
-    others = f" and {len(gathers) - 1} more" if len(gathers) > 1 else ""
+    others = and_more(len(gathers) - 1)
     names = ", ".join(f'"{axis}"' for axis in largest.axes) if prices.named else ""
     spec = f" (P({names}))" if names else ""
     return Remark(
@@ -526,7 +524,7 @@ def _of_products(repeated: list[Alike], program: Program, prices: Prices) -> Rem
     instruction = largest.product.value.instruction
     name = innermost_name(instruction)
     over, excess = prices.over(largest.axes, largest.copies), sum(one.excess_flops for one in repeated)
-    others = f" and {len(repeated) - 1} more" if len(repeated) > 1 else ""
+    others = and_more(len(repeated) - 1)
     change = _to_share(repeated, largest, program, prices)
     return Remark(
         REPEATED,

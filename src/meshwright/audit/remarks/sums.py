@@ -10,6 +10,7 @@ from meshwright.audit.hlo.read import ArrayShape, Instruction, Program
 from meshwright.audit.hlo.trace import (
     COPIES,
     MOVES,
+    MOVES_OR_REPEATS,
     TracedValue,
     readers,
     resolve,
@@ -131,7 +132,7 @@ def after_scaling(
     """
     for user, at in uses:
         if (user.instruction.opcode, at) in _SCALINGS:
-            other = resolve(program, user.operand(1 - at), MOVES | {"broadcast"})
+            other = resolve(program, user.operand(1 - at), MOVES_OR_REPEATS)
             if other.instruction.opcode == "constant":
                 yield from after_scaling(program, readers(program, user))
                 continue
@@ -234,7 +235,7 @@ def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     product = resolve(context.program, emitted.operand(), MOVES)
     if only and not sliced and is_forward and emitted.is_written and is_product(product):
         return (
-            "summed_whole",
+            SUMMED_WHOLE,
             f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, and each device keeps a slice "
             "of what it computes from it element by element",
             "split the matmul's weight by columns, in place of the rows that the matmul sums over, and the "
@@ -263,7 +264,7 @@ def whole_sum(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if reader:
         change += _FROM_SLICES.get(SAME_REMEDY.get(reader, reader), _FROM_SLICES_OTHERWISE)
     return (
-        "summed_whole",
+        SUMMED_WHOLE,
         f"`{emitted.tensor}` is all-reduced over {context.over(emitted)}, but each device keeps a slice"
         f"{also}",
         change,
@@ -282,6 +283,7 @@ _FROM_SLICES = {
 _FROM_SLICES_OTHERWISE = "; compute the other use from the slices, too"
 
 REPLICATED_STATE = "replicated_optimizer_state"
+SUMMED_WHOLE = "summed_whole"
 
 
 def _whole_state(
@@ -348,7 +350,7 @@ def summed_for_one(emitted: Emitted, context: ProgramContext) -> Fault | None:
     if chosen is None or round(chosen.share * c.groups.size) != 1:
         return None
     return (
-        "summed_whole",
+        SUMMED_WHOLE,
         f"`{emitted.tensor}` ({c.gathered_bytes:,} B) is all-reduced over {context.over(emitted)}, although "
         "it is zeros on all devices but one: the sum only copies that device's array to all",
         "compute what reads it, such as the head and the loss, on the device that has it, and sum the small "

@@ -94,25 +94,22 @@ def whole_weights_note(program: Program, prices: Prices, multiplied: Collection[
     num_bytes = sum(one.shapes[0].num_bytes for one in whole)
     size = prices.mesh.size(tuple(axes))
     alike = next((one for one in arrays if one is not largest and _is_shard_of(one, largest)), None)
-    how = f", as `{alike.label}` of the same shape is" if alike else ""
+    example = f", as `{alike.label}` of the same shape is" if alike else ""
     return (
         f"`{largest.label}`{which} whole on each device, {format_bytes(num_bytes)}, although other weights "
-        f"are sharded over {prices.over(tuple(sorted(axes)), size)}{how}; if memory is short, shard it "
+        f"are sharded over {prices.over(tuple(sorted(axes)), size)}{example}; if memory is short, shard it "
         "there too"
     )
 
 
 def _is_shard_of(parameter: Instruction, whole: Instruction) -> bool:
-    """Whether an input is a shard of an array of the same shape and type as a whole one."""
+    """Whether an input is a shard of an array with the shape and type of `whole`."""
     shard, array = parameter.shapes[0], whole.shapes[0]
     tiles = tiles_of(parameter.attributes.get("sharding", ""))
-    is_alike = len(shard.dims) == len(array.dims) and shard.dtype == array.dtype and tiles > 1
-    pairs = zip(array.dims, shard.dims, strict=False)
-    return (
-        is_alike
-        and all(b and a % b == 0 for a, b in pairs)
-        and shard.num_elements * tiles == array.num_elements
-    )
+    if tiles <= 1 or len(shard.dims) != len(array.dims) or shard.dtype != array.dtype:
+        return False
+    divides = all(part and size % part == 0 for size, part in zip(array.dims, shard.dims, strict=True))
+    return divides and shard.num_elements * tiles == array.num_elements
 
 
 def _axes_of_weights(

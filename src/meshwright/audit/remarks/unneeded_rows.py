@@ -8,14 +8,14 @@ computes the logits of all positions, and reads the last ones, computes T times 
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from meshwright.audit.facts.communication import narrowest_dtype
 from meshwright.audit.facts.emitted import ELEMENTWISE, is_product
-from meshwright.audit.facts.matmuls import Product, innermost_name, products
+from meshwright.audit.facts.matmuls import Product, products
 from meshwright.audit.facts.opcodes import op_of
 from meshwright.audit.facts.seconds import Prices
 from meshwright.audit.hlo.read import Instruction, Program
 from meshwright.audit.hlo.trace import (
     MOVES,
+    MOVES_OR_REPEATS,
     SLICES,
     TracedValue,
     places,
@@ -27,20 +27,20 @@ from meshwright.audit.hlo.trace import (
 from meshwright.audit.remarks import Remark
 from meshwright.audit.remarks.dropped import is_zero
 from meshwright.audit.remarks.fault_rule import REDUCES, written_rows
+from meshwright.audit.remarks.unnecessary_products import is_reported, remark_on_products
 from meshwright.audit.remarks.whole_dimension import needs_whole
 
 DROPPED_ROWS = "computed_and_dropped"
-# Such products are reported if the dropped part is a larger share of the program's FLOPs.
-_LEAST_SHARE = 0.05
-# Limit of the values between a mask and its choice, and between masked rows and their products.
+# Limit of the values that a search from a mask, or from a product, visits.
 _MOST_STEPS = 64
-_COMPUTES = ELEMENTWISE | {"erf", "abs", "compare"}
-# Sliced products are reported if at least this many times more rows are multiplied than are read.
-_FEWER = 8
+# Operations that compute each number of a result from the same number of their operands.
+_BY_NUMBER = ELEMENTWISE | {"erf", "abs", "compare"}
+# A sliced product is reported if at most this share of its rows is necessary.
+_MOST_NECESSARY = 1 / 8
 
 
 def masked_products(program: Program, prices: Prices) -> list[Remark]:
-    """A warning for products of all rows, of which a mask of a router's choice keeps a part."""
+    """A warning for products of all rows, of which a mask of each row's top k keeps a part."""
     of_program = {value_key(one.value): one for one in products(program)}
     masked: dict[tuple[object, ...], tuple[Product, float]] = {}
     for place in places(program):
@@ -60,26 +60,22 @@ def masked_products(program: Program, prices: Prices) -> list[Remark]:
                 if product and _rows_of(product.value) >= mask.instruction.shapes[0].num_elements:
                     masked[key] = product, 1 - kept
     excess = sum(product.flops * share for product, share in masked.values())
-    if excess <= _LEAST_SHARE * sum(one.flops for one in of_program.values()):
+    if not is_reported(excess, sum(one.flops for one in of_program.values())):
         return []
     largest, share = max(masked.values(), key=lambda pair: pair[0].flops)
-    instruction = largest.value.instruction
-    name = innermost_name(instruction)
-    others = f" and {len(masked) - 1} more" if len(masked) > 1 else ""
     return [
-        Remark(
+        remark_on_products(
             DROPPED_ROWS,
-            name,
-            f"the matmul `{name}`{others}: all {_rows_of(largest.value):,} rows are multiplied, and a mask "
-            f"of a top k then keeps {1 - share:.1%} of them: {excess:.3g} FLOPs per device for rows that "
-            "become zeros",
-            instruction.where,
+            largest,
+            len(masked),
+            f"all {_rows_of(largest.value):,} rows are multiplied, and a mask of a top k then keeps "
+            f"{1 - share:.1%} of them: {excess:.3g} FLOPs per device for rows that become zeros",
             "give each expert only its rows: sort the rows by expert and multiply them in groups "
             "(jax.lax.ragged_dot), or write them by index into one buffer for each expert; if devices hold "
             "different experts, exchange the rows (jax.lax.all_to_all) in place of a gather of all rows",
-            0,
-            prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0))),
-            instruction=instruction.name,
+            excess,
+            program,
+            prices,
         )
     ]
 
@@ -94,26 +90,23 @@ def sliced_products(program: Program, prices: Prices) -> list[Remark]:
         (product, min(_share_read(program, product.value), *map(written.share, product.value.operands())))
         for product in of_program
     ]
-    sliced = [(product, share) for product, share in shares if share * _FEWER <= 1]
+    sliced = [(product, share) for product, share in shares if share <= _MOST_NECESSARY]
     excess = sum(product.flops * (1 - share) for product, share in sliced)
-    if excess <= _LEAST_SHARE * sum(one.flops for one in of_program):
+    if not is_reported(excess, sum(one.flops for one in of_program)):
         return []
     largest, share = max(sliced, key=lambda pair: pair[0].flops)
-    instruction = largest.value.instruction
-    name = innermost_name(instruction)
-    others = f" and {len(sliced) - 1} more" if len(sliced) > 1 else ""
     return [
-        Remark(
+        remark_on_products(
             DROPPED_ROWS,
-            name,
-            f"the matmul `{name}`{others}: only {share:.2%} of the rows are read from the result, or are not "
-            f"zeros: {excess:.3g} FLOPs per device for the others",
-            instruction.where,
+            largest,
+            len(sliced),
+            f"only {share:.2%} of the rows are read from the result, or are not zeros: {excess:.3g} FLOPs "
+            "per device for the others",
             "take the rows before the matmul, not from its result: for the last position's logits, "
             "x[:, -1:] @ head in place of (x @ head)[:, -1:]; for rows by index, x[rows, index] @ w",
-            0,
-            prices.product_seconds(excess, narrowest_dtype(program, largest.value.operand(0))),
-            instruction=instruction.name,
+            excess,
+            program,
+            prices,
         )
     ]
 
@@ -142,19 +135,20 @@ def _share_read(program: Program, product: TracedValue) -> float:
 
 
 class _Written:
-    """The shares of arrays that are not the zeros around a slice, or around rows written by index."""
+    """Shares of arrays, without the zeros around a slice or around rows that are written by index."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._known: dict[tuple[object, ...], float] = {}
 
     def share(self, value: TracedValue, depth: int = 0) -> float:
+        """The share of an array's numbers that may differ from zero; 1 if it is unknown."""
         origin = resolve(self._program, value, MOVES - SLICES)
         key = value_key(origin)
         if depth > _MOST_STEPS:
             return 1.0
         if key not in self._known:
-            self._known[key] = 1.0  # of a loop's carry, which depends on itself
+            self._known[key] = 1.0  # for a loop's carry, which depends on itself
             self._known[key] = self._of(origin, depth + 1)
         return self._known[key]
 
@@ -178,12 +172,8 @@ class _Written:
         """The share of the written rows, rows[1:], in an array that was rows[0] before."""
         if not is_zero(self._program, rows[0]):
             return 1.0
-        written, size = sum(map(_num_elements, rows[1:])), _num_elements(whole)
+        written, size = sum(each.shape.num_elements for each in rows[1:]), whole.shape.num_elements
         return min(1.0, written / size) if size else 1.0
-
-
-def _num_elements(value: TracedValue) -> int:
-    return value.instruction.shapes[value.path[0] if value.path else 0].num_elements
 
 
 def _rows_of(value: TracedValue) -> int:
@@ -191,17 +181,20 @@ def _rows_of(value: TracedValue) -> int:
 
 
 def _is_followed(instruction: Instruction) -> bool:
-    opcode = instruction.opcode
-    return opcode in (*_COMPUTES, *REDUCES, "broadcast") or op_of(instruction) == "all_reduce"
+    by_opcode = instruction.opcode in (*_BY_NUMBER, *REDUCES, "broadcast")
+    return by_opcode or op_of(instruction) == "all_reduce"
 
 
 def _mask_and_rows(program: Program, value: TracedValue) -> tuple[TracedValue, TracedValue] | None:
-    """The operand with fewer numbers and the other one; None if they have equally many."""
-    if value.instruction.opcode == "select":  # (mask, rows, the others' rows)
-        return resolve(program, value.operand(0), MOVES | {"broadcast"}), value.operand(1)
+    """The mask and the rows that it keeps; None if a value has no mask.
+
+    The mask of a multiplication is the operand with fewer numbers.
+    """
+    if value.instruction.opcode == "select":  # its operands are the mask, the rows, and values for the others
+        return resolve(program, value.operand(0), MOVES_OR_REPEATS), value.operand(1)
     if len(value.instruction.operands) != 2:
         return None
-    pair = [resolve(program, value.operand(at), MOVES | {"broadcast"}) for at in (0, 1)]
+    pair = [resolve(program, value.operand(at), MOVES_OR_REPEATS) for at in (0, 1)]
     mask = min((0, 1), key=lambda at: pair[at].instruction.shapes[0].num_elements)
     rows = value.operand(1 - mask)
     if pair[mask].instruction.shapes[0].num_elements >= rows.instruction.shapes[0].num_elements:
@@ -213,11 +206,11 @@ def _share_kept(program: Program, mask: TracedValue) -> float | None:
     """k / E of a mask that compares the choice of a top k; None for other values."""
     left, seen = [mask], 0
     while left and seen < _MOST_STEPS:
-        origin = resolve(program, left.pop(), MOVES | {"broadcast"})
+        origin = resolve(program, left.pop(), MOVES_OR_REPEATS)
         seen += 1
         if origin.instruction.opcode == "compare":
             for side in (origin.operand(0), origin.operand(1)):
-                chosen = resolve(program, side, MOVES | {"broadcast"})
+                chosen = resolve(program, side, MOVES_OR_REPEATS)
                 if (share := _share_chosen(program, chosen)) is not None:
                     return share
         elif origin.instruction.opcode in (*ELEMENTWISE, *REDUCES):
@@ -226,12 +219,14 @@ def _share_kept(program: Program, mask: TracedValue) -> float | None:
 
 
 def _share_chosen(program: Program, chosen: TracedValue) -> float | None:
-    """The share of a dimension that a top k, or an argmax, takes; None for other values."""
-    instruction = chosen.instruction
-    is_argmax = instruction.opcode == "reduce" and bool(chosen.path)
-    if not (is_argmax or needs_whole(chosen) in ("top_k", "sort")) or not chosen.path:
+    """The share of a dimension whose indices a top k, or an argmax, returns; None for other values.
+
+    XLA reduces (values, indices) together for an argmax, so that both choices are elements of a tuple.
+    """
+    is_choice = chosen.instruction.opcode == "reduce" or needs_whole(chosen) in ("top_k", "sort")
+    if not is_choice or not chosen.path:
         return None
-    before, after = chosen.operand(0).instruction.shapes[0], instruction.shapes[chosen.path[0]]
+    before, after = chosen.operand(0).instruction.shapes[0], chosen.shape
     share = after.num_elements / max(before.num_elements, 1)
     return share if after.dtype.startswith(("s", "u")) and share < 1 else None
 
@@ -257,5 +252,5 @@ def _products_only_for(
             accepted.add(key)
             if is_product(result):
                 yield key
-            if is_product(result) or result.instruction.opcode in _COMPUTES:
+            if is_product(result) or result.instruction.opcode in _BY_NUMBER:
                 waiting += [resolve(program, each, MOVES) for each in result.operands()]

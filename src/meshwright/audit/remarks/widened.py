@@ -148,10 +148,10 @@ def _is_cast(emitted: Emitted, program: Program) -> bool:
 
 
 def _is_read_wide(emitted: Emitted, program: Program, pasts: Iterable[set[str]]) -> bool:
-    """Whether products read moved numbers as they were sent, so that the program itself has widened them.
+    """Whether the program itself has widened numbers that it moves: products read them as they were sent.
 
-    XLA for CPU gives the casts of a product's results no name. Around numbers that it widens itself it keeps
-    the cast back.
+    Only for XLA for CPU, in which the program's cast of a product's result has no name. If XLA widens numbers
+    itself, it casts them back before they are read.
     """
     is_multiplied = emitted.op in MOVED and any(emitted.products(program))
     return (
