@@ -100,7 +100,7 @@ SERVE = "--model llama-3-8b --hardware h100:1x8"
         ("plan serve $S --max_tokens_in_paged_kv_cache 9", "the size of the cache follows from the memory"),
         ("train my.txt --model small", "the size of the model follows from the text"),
         ("fit llama-3-8b --hardware 'V100 16GB'", "mw hardware --template v100 > v100-16gb.toml"),
-        ("plan serve $S --optimize cost", "with --rate 20 the cheapest service is planned"),
+        ("plan serve $S --optimize cost", "--rate 20 plans the cheapest service"),
         ("plan train $P --spot", "prices are list prices on demand"),
         ("plan train $P --mesh X=4,Y=2", "--mesh X=4,Y=2 is --layout fsdp=4,tensor=2 here"),
         ("fit llama-3-8b --max-context", "it shows the largest batch and the longest context"),

@@ -381,7 +381,7 @@ def cheaper_shardings(
 
 
 def _result_gather_seconds(program: Program, step: Program, spec: Spec, prices: Prices) -> float:
-    """Seconds to gather, over the axes of `spec`, the results of which a device has less than in `step`."""
+    """Seconds to gather, over the axes of `spec`, each result that a device has less of than in `step`."""
     axes = tuple(axis for several in spec for axis in several or ())
     pairs = zip(step.main.result.shapes, program.main.result.shapes, strict=True)
     smaller = (old for old, new in pairs if new.num_elements < old.num_elements)

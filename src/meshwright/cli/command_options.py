@@ -73,7 +73,7 @@ class _StrictCommand(TyperCommand):
 
 
 def _repeated(given: Sequence[Any]) -> list[str]:
-    """A note for each option that is given more than once, of which the last value counts.
+    """A note for each option that is given more than once; its last value counts.
 
     given: the parameters of the line, in order. Options with several values, and flags such as --json, may
     be repeated; flags with an opposite, such as --x/--no-x, get a note. Raises MeshwrightError for a list,

@@ -71,8 +71,8 @@ def _example(names: Sequence[str], pieces: Sequence[Piece], command: Command) ->
 def _mesh_of_machine(pieces: Sequence[Piece]) -> str:
     """The mesh of the line's machine with the axes of its expression; "" without a machine.
 
-    It has the axes of the machine's topology; if a letter of the expression is no axis of these, the first
-    letter has all chips.
+    It has the axes of the machine's topology; if the expression has any other letter, its first letter has
+    all chips.
     """
     given = by_option(pieces)
     letters = re.findall(r"_\{?([A-Z](?:,[A-Z])*)", given.get("", ""))

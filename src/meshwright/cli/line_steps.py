@@ -61,7 +61,7 @@ def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tup
     for piece in pieces:
         is_elsewhere = piece.option in training.options or environment(piece.option, piece.value)
         planned = None if is_elsewhere else replaced(piece, planning)
-        if planned and planned[0].option in RUN_LENGTHS:  # mw train has --steps for these
+        if planned and planned[0].option in RUN_LENGTHS:  # mw train takes --steps instead
             planned = None
         if piece.option in planning.options and piece.option not in training.options:
             planned = [piece]
@@ -82,7 +82,7 @@ def parted(pieces: Sequence[Piece], training: Command, planning: Command) -> tup
 
 
 def _own_heads(pieces: Sequence[Piece]) -> list[Piece]:
-    """As many KV heads as the query heads of --set, since those of `_OWN_MODEL` may not divide."""
+    """As many KV heads as --set gives query heads: the number in `_OWN_MODEL` may not divide them."""
     sizes = ",".join(piece.value for piece in pieces if piece.option == "--set")
     heads = re.search(r"\bnum_heads=(\d+)", sizes)
     return [Piece("--set", f"num_kv_heads={heads[1]}")] if heads and "num_kv_heads" not in sizes else []

@@ -260,7 +260,7 @@ _SUBJECTS: dict[str, dict[str, str]] = {
             "prefix radix caching hicache"
         ),
         "the size of the cache follows from the memory; leave it out": "paged-kv kv-blocks gpu-blocks",
-        "with --rate 20 the cheapest service is planned, else all prices and speeds; leave it out": (
+        "--rate 20 plans the cheapest service, no rate shows prices and speeds; leave it out": (
             "optimize optimise objective minimize maximize sort order"
         ),
         "each engine has a share of memory to use; --engine vllm plans with vLLM's": (

@@ -734,8 +734,8 @@ def _plain(option: str) -> str:
     return f"--{name.replace('_', '-').lower()}"
 
 
-# Answers that depend on the form of the value. Each row: the beginning of the command, the words of which the
-# option's name has one (any name if there are none), the form as a regular expression, and the answer.
+# Answers that depend on the form of the value. Each row: the beginning of the command; words, one of them in
+# the option's name (no words: any name); the form as a regular expression; the answer.
 _BY_FORM: tuple[tuple[str, str, str, str], ...] = (
     ("mw fit", "max longest largest biggest", "",
      "it shows the largest batch and the longest context of every way; leave it out"),

@@ -94,7 +94,7 @@ def _chosen_among_all(emitted: Emitted, context: ProgramContext) -> str:
     if not name:
         return ""
     return (
-        f"{name} chooses rows among those of all devices: choose within each device's own rows in "
+        f"{name} chooses among the rows of all devices: choose within each device's own rows in "
         "jax.shard_map (the tokens of an expert, hard examples, negatives), so that no row leaves its device"
     )
 
@@ -317,9 +317,9 @@ def _is_count(program: Program, part: TracedValue) -> bool:
 
 
 def _rows_read_by(emitted: Emitted, context: ProgramContext) -> Instruction | None:
-    """The input whose rows a collective sends: all of them, or those that a gather looks up.
+    """The input whose rows a collective sends: all rows, or only the rows that a gather looks up.
 
-    Over other axes than the batch's, only an input that is of the batch or has the shape of a result counts.
+    Over other axes than the batch's, it must be of the batch or have the shape of a result.
     None without such an input.
     """
     program = context.program

@@ -1,4 +1,4 @@
-"""The form of a remark on products that a program need not compute, and the share from which it counts."""
+"""The form of a remark on products that a program need not compute, and the least share that counts."""
 
 from meshwright.audit.facts.communication import narrowest_dtype
 from meshwright.audit.facts.matmuls import Product, innermost_name

@@ -40,7 +40,7 @@ _MOST_NECESSARY = 1 / 8
 
 
 def masked_products(program: Program, prices: Prices) -> list[Remark]:
-    """A warning for products of all rows, of which a mask of each row's top k keeps a part."""
+    """A warning for products of all rows when a mask of each row's top k keeps only a part."""
     of_program = {value_key(one.value): one for one in products(program)}
     masked: dict[tuple[object, ...], tuple[Product, float]] = {}
     for place in places(program):

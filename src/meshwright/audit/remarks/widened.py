@@ -148,7 +148,7 @@ def _is_cast(emitted: Emitted, program: Program) -> bool:
 
 
 def _is_read_wide(emitted: Emitted, program: Program, pasts: Iterable[set[str]]) -> bool:
-    """Whether the program itself has widened numbers that it moves: products read them as they were sent.
+    """Whether the program itself has widened numbers that it moves: products read them without a cast.
 
     Only for XLA for CPU, in which the program's cast of a product's result has no name. If XLA widens numbers
     itself, it casts them back before they are read.

@@ -1,7 +1,7 @@
 """The forward passes of steps, before they are compiled: of rows of tokens, and of whole prompts.
 
-Arrays of a step, for N tokens, R rows, G groups of layers and P pages a row, are those of
-`InferencePrograms.step`.
+A step has N tokens in R rows, G groups of layers and P pages a row. `InferencePrograms.step` says what its
+arrays hold.
 """
 
 from collections.abc import Callable, Mapping
@@ -97,7 +97,7 @@ class _Forward:
         )
 
     def _states(self, pools: Pools) -> dict[str, list[Array]]:
-        """The pools of states, without those of pages."""
+        """The pools that hold states; others hold pages."""
         return {name: cast("list[Array]", pools[name]) for name in self.cache.states}
 
 
