@@ -113,9 +113,9 @@ def test_the_scores_of_prompts_in_an_answer_are_limited(server: Served):
 
 def test_memory_is_given_back(server: Served):
     before = server.resident_bytes
-    for name, request in COUNTS.items():
+    for name, make_request in COUNTS.items():
         if name not in LONG:
-            server.post(*request)
+            server.post(*make_request())
     assert server.resident_bytes - before < 100e6  # 10 MB the first time, 5 and 0 after that
 
 
